@@ -1,0 +1,80 @@
+# `make run` shows it, `make test` checks it; both make what they need. Everything else is for those who build it.
+PYTHON ?= python3
+BIN := .venv/bin
+SEED ?= 1
+SIMULATED ?= 32
+ONCE ?= 0
+
+.PHONY: run test lint types unit fix ext proto bench fuzz wheel clean system
+
+run: .venv/ready
+	$(BIN)/gangline run --simulated $(SIMULATED) --seed $(SEED) $(if $(filter 1,$(ONCE)),--once)
+
+test: .venv/ready-dev lint types unit
+
+lint: .venv/ready-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: .venv/ready-dev
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+unit: .venv/ready-dev
+	$(BIN)/pytest -q
+
+bench: .venv/ready-dev
+	$(BIN)/python -m bench --seed $(SEED)
+
+fuzz: .venv/ready-dev
+	$(BIN)/python -m tests.fuzz --seconds 60 --seed $(SEED)
+
+fix: .venv/ready-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# What pip cannot install, named with the line that installs it.
+system:
+	@command -v $(PYTHON) >/dev/null || { echo "missing: Python 3.11 or later; install it with: sudo apt-get install python3 python3-venv python3-dev" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "missing: venv; install it with: sudo apt-get install python3-venv" >&2; exit 1; }
+	@command -v $${CC:-cc} >/dev/null || { echo "missing: a C compiler; install it with: sudo apt-get install gcc libc6-dev" >&2; exit 1; }
+	@$(PYTHON) -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || { echo "missing: Python.h; install it with: sudo apt-get install python3-dev" >&2; exit 1; }
+
+SOURCES := pyproject.toml packaging/constraints.txt $(wildcard ext/*.pyx ext/*.pxd)
+PIP := PYTHONWARNINGS=ignore $(BIN)/pip --disable-pip-version-check -q
+
+.venv/made: | system
+	$(PYTHON) -m venv .venv
+	$(PIP) install -c packaging/constraints.txt 'pip>=25.1' 'setuptools>=80' 'Cython>=3.1,<4'
+	touch $@
+
+# Compiles ext/ and installs gangline, editable, into .venv.
+.venv/ready: .venv/made $(SOURCES)
+	@echo "making the environment and the Cython parts (about a minute the first time)"
+	$(PIP) install -c packaging/constraints.txt --no-build-isolation -e '.[agent,aggregator,simulate]'
+	touch $@
+
+.venv/ready-dev: .venv/ready build/names/gangline
+	$(PIP) install -c packaging/constraints.txt --group dev
+	touch $@
+
+# One link gives path-minded tools (mypy, pyright, protoc) the import name `gangline`.
+build/names/gangline:
+	mkdir -p build/names
+	ln -sfn ../.. build/names/gangline
+
+# Compile ext/ again without asking pip about anything else.
+ext: .venv/made
+	$(PIP) install --no-build-isolation --no-deps -e .
+
+proto: .venv/ready-dev
+	$(BIN)/python -m grpc_tools.protoc -I build/names --python_out=build/names --pyi_out=build/names \
+		--grpc_python_out=build/names build/names/gangline/fingerprints/wire/telemetry.proto \
+		build/names/gangline/fingerprints/wire/score.proto
+
+wheel: .venv/ready-dev
+	$(BIN)/python -m build
+
+clean:
+	git clean -fdX -e '!.venv'

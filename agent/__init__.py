@@ -1,0 +1,1 @@
+"""The daemon on every GPU host: samples, spools, streams."""

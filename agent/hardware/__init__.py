@@ -1,0 +1,1 @@
+"""Typed raw readers of the kernel and the driver; they know no metric names."""

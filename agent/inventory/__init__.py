@@ -1,0 +1,1 @@
+"""What changes rarely, read by a short-lived child that may import what the daemon must not."""

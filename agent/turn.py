@@ -1,0 +1,79 @@
+"""A turn: one pass of one collector, timed and judged in one place for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from ..fingerprints.block import Block
+from ..fingerprints.catalogue import Pace
+from .clock import Clock
+
+#: An error's words are cut here, so that one sensor cannot fill a log.
+WORDS_CHARACTERS_MAX = 240
+
+
+class NoData(Exception):
+    """There is nothing of this kind on this host. Not a failure."""
+
+
+class Blind(Exception):
+    """The host has it but will not show it; the words say what would open it."""
+
+
+class Outcome(IntEnum):
+    """How a turn ended; the number travels as `collector.outcome_state`."""
+
+    OK = 0
+    NO_DATA = 1
+    BLIND = 2
+    ERROR = 3
+    HUNG = 4
+
+
+class Collector(Protocol):
+    """One source of signals at one pace.
+
+    `collect` fills and returns the collector's own blocks, the same objects every turn: read them
+    before the next turn. It raises NoData, Blind or OSError and the like; `take_turn` judges.
+    A collector that reads through a driver sets `enters_driver`: it is called from a thread of its
+    own that the daemon can leave behind.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def pace(self) -> Pace: ...
+    @property
+    def enters_driver(self) -> bool: ...
+    def collect(self) -> Sequence[Block]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What came of a pass. Blocks are empty unless the outcome is OK."""
+
+    collector: str
+    blocks: Sequence[Block]
+    seconds: float
+    outcome: Outcome
+    words: str = ""
+
+
+def take_turn(collector: Collector, clock: Clock) -> Turn:
+    """Run one pass. Never raises: one broken sensor must not end the daemon."""
+    begin = clock.boottime_ns()
+    blocks: Sequence[Block] = ()
+    words = ""
+    try:
+        blocks, outcome = collector.collect(), Outcome.OK
+    except NoData as reason:
+        outcome, words = Outcome.NO_DATA, str(reason)
+    except Blind as reason:
+        outcome, words = Outcome.BLIND, str(reason)
+    except Exception as error:
+        outcome, words = Outcome.ERROR, f"{type(error).__name__}: {error}"
+    seconds = (clock.boottime_ns() - begin) / 1e9
+    return Turn(collector.name, blocks, seconds, outcome, words[:WORDS_CHARACTERS_MAX])

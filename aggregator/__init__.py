@@ -1,0 +1,1 @@
+"""The service: durable store, fleet state, judgement, API, SQL."""

@@ -1,0 +1,1 @@
+"""One file per gRPC service, and the table of errors."""

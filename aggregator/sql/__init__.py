@@ -1,0 +1,1 @@
+"""Migrations, views and macros as .sql files."""

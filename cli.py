@@ -1,0 +1,78 @@
+"""The one `gangline` command: a table of commands, each imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+#: Exit codes that scripts may rely on.
+OK, FAILED, USAGE, NO_ANSWER, NOT_FOUND = 0, 1, 2, 3, 4
+
+#: Command -> (module with `main(arguments) -> exit code`, the extra it needs, what it does).
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "hosts": (".aggregator.commands.hosts", "aggregator", "every host with score, state, reason"),
+    "explain": (".aggregator.commands.explain", "aggregator", "why a host stands where it stands"),
+    "watch": (".aggregator.commands.watch", "aggregator", "the table of hosts, kept fresh"),
+    "sql": (".aggregator.commands.sql", "aggregator", "ask the store in SQL, read-only"),
+    "run": (".aggregator.commands.run", "aggregator", "try it: aggregator, agent, simulated hosts"),
+    "aggregator": (".aggregator.commands.aggregator", "aggregator", "run the service"),
+    "agent": (".agent.commands.agent", "agent", "run the daemon of this host"),
+    "simulate": (".agent.commands.simulate", "simulate", "run hosts that do not exist"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return OK if arguments else USAGE
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"gangline {version('gangline')}")
+        return OK
+    name, rest = arguments[0], arguments[1:]
+    if name not in COMMANDS:
+        print(f"gangline: no command {name!r}\n\n{_help()}", file=sys.stderr)
+        return USAGE
+    return _dispatch(name, rest)
+
+
+def _dispatch(name: str, rest: list[str]) -> int:
+    module, extra, _ = COMMANDS[name]
+    try:
+        command = importlib.import_module(module, __package__)
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.partition(".")[0] == "gangline":
+            raise
+        print(
+            f"gangline {name} needs {error.name}, which is not installed; "
+            f"install it with: pip install 'gangline[{extra}]'",
+            file=sys.stderr,
+        )
+        return FAILED
+    try:
+        return int(command.main(rest))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `gangline hosts | head`
+        sys.stderr.close()
+        return FAILED
+
+
+def _help() -> str:
+    rows = [f"  {name:<11} {what}" for name, (_, _, what) in COMMANDS.items()]
+    return "\n".join(
+        (
+            "usage: gangline COMMAND [--help] ...",
+            "",
+            *rows,
+            "",
+            "exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers, 4 no such host",
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""The agent about itself. Device of `collector.*`: the collector's name. Device of `agent.*`: `agent`."""
+
+from .signal import Kind, Pace, Signal
+
+SIGNALS = (
+    Signal(1, "collector.turn_seconds", Kind.GAUGE, Pace.SECOND, "agent.turn", "what a collector's pass took"),
+    Signal(2, "collector.outcome_state", Kind.STATE, Pace.SECOND, "agent.turn", "0 ok, 1 no-data, 2 blind, 3 error, 4 hung; the words are in the event collector.outcome"),
+    Signal(3, "collector.skipped_events", Kind.COUNTER, Pace.SECOND, "agent.pace", "turns left out because the one before was late"),
+    Signal(4, "collector.outcome", Kind.EVENT, Pace.EVENT, "agent.turn", "a collector's outcome changed, with its words"),
+    Signal(20, "agent.spool_bytes", Kind.GAUGE, Pace.SECOND, "agent.spool", "frames on disk that have no receipt yet"),
+    Signal(21, "agent.spool_dropped_frames", Kind.COUNTER, Pace.SECOND, "agent.spool", "frames lost: the spool was full (oldest first) or a segment was torn"),
+    Signal(22, "agent.spool_write_errors", Kind.COUNTER, Pace.SECOND, "agent.spool", "frames that could not be written to disk and lived in memory only"),
+    Signal(23, "agent.refused_frames", Kind.COUNTER, Pace.SECOND, "agent.client", "frames the aggregator refused with words"),
+    Signal(24, "agent.unacknowledged_frames", Kind.GAUGE, Pace.SECOND, "agent.spool", "frames without a receipt"),
+    Signal(25, "agent.reconnects_count", Kind.COUNTER, Pace.SECOND, "agent.client", "connections made to the aggregator"),
+    Signal(26, "agent.cpu_seconds", Kind.GAUGE, Pace.SECOND, "getrusage(RUSAGE_SELF)", "user and system time of the agent since its start"),
+    Signal(27, "agent.memory_bytes", Kind.GAUGE, Pace.SECOND, "/proc/self/statm", "resident memory of the agent"),
+    Signal(28, "agent.dropped_events", Kind.COUNTER, Pace.SECOND, "agent.events", "events lost because too many waited"),
+)

@@ -1,0 +1,1 @@
+"""How readings travel: the .proto files and what protoc makes of them."""
