@@ -73,7 +73,7 @@ def take_turn(collector: Collector, clock: Clock) -> Turn:
         outcome, words = Outcome.NO_DATA, str(reason)
     except Blind as reason:
         outcome, words = Outcome.BLIND, str(reason)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever a sensor raises is its outcome
         outcome, words = Outcome.ERROR, f"{type(error).__name__}: {error}"
     seconds = (clock.boottime_ns() - begin) / 1e9
     return Turn(collector.name, blocks, seconds, outcome, words[:WORDS_CHARACTERS_MAX])
