@@ -1,0 +1,185 @@
+"""The rules of the house that no linter knows: who may import whom, what is shipped, how light the agent is."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline import cli
+from gangline.fingerprints.wire import score_pb2
+
+ROOT = Path(__file__).parent.parent
+PARTS = ("agent", "aggregator", "fingerprints", "ext")
+
+#: part -> the parts it may import
+ALLOWED = {
+    "ext": {"ext"},
+    "fingerprints": {"fingerprints", "ext"},
+    "agent": {"agent", "fingerprints", "ext"},
+    "aggregator": {"aggregator", "fingerprints", "ext"},
+}
+
+#: Too heavy, or too entangled with the driver, for a daemon on every host.
+HEAVY = {"duckdb", "grpc", "numpy", "pandas", "psutil", "pyarrow", "pynvml", "pyroute2", "sklearn"}
+
+SOURCES = [p for part in PARTS for p in (ROOT / part).rglob("*.py") if "_pb2" not in p.name]
+LINES_OF_A_FUNCTION_MAX = 70
+
+
+def imported_from_the_house(path: Path) -> Iterator[str]:
+    """Yield what *path* imports from the house; within it, every such import is relative."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            base = (*base, *node.module.split(".")) if node.module else base
+            yield from (".".join((*base, alias.name)) for alias in node.names)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                assert name.split(".")[0] not in ("gangline", *PARTS), f"{path}: absolute {name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_arrows_run_one_way(path: Path) -> None:
+    """Agent and aggregator never meet: either can be installed, upgraded and broken alone."""
+    part = path.relative_to(ROOT).parts[0]
+    for name in imported_from_the_house(path):
+        top = name.partition(".")[0]
+        assert top in ALLOWED[part] or top == "cli", f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_fingerprints_without_numpy_stay_without() -> None:
+    """What the agent uses of fingerprints is standard library only (and protobuf in wire/)."""
+    for path in (ROOT / "fingerprints").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        names = {
+            name.partition(".")[0]
+            for node in ast.walk(tree)
+            for name in (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom) and not node.level
+                else []
+            )
+        }
+        assert not names & HEAVY or "_pb2_grpc" in path.name, f"{path}: {names & HEAVY}"
+
+
+def test_every_package_and_extension_is_shipped() -> None:
+    """A module that runs from the checkout but is missing from the wheel breaks users only."""
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {
+        ".".join(["gangline", *init.parent.relative_to(ROOT).parts])
+        for part in PARTS
+        for init in (ROOT / part).rglob("__init__.py")
+    }
+    assert set(setuptools["packages"]) == found | {"gangline"}
+    modules = {e["name"] for e in setuptools["ext-modules"]}
+    assert modules == {f"gangline.ext.{pyx.stem}" for pyx in (ROOT / "ext").glob("*.pyx")}
+    for pyx in (ROOT / "ext").glob("*.pyx"):
+        assert pyx.with_suffix(".pyi").exists(), f"{pyx.name} has no .pyi"
+
+
+def loaded_by(module: str) -> set[str]:
+    """Return the top-level modules that a fresh interpreter holds after importing *module*."""
+    code = f"import sys, {module}; print(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
+    out = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd="/"
+    )
+    return set(out.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["gangline.agent.main", "gangline.agent.commands.agent"])
+def test_the_agent_stays_light(module: str) -> None:
+    """grpcio alone costs 26 MB and a dozen wake-ups a second on each of ten thousand hosts."""
+    assert not loaded_by(module) & HEAVY
+
+
+def test_the_command_line_imports_nothing_until_asked() -> None:
+    """`gangline --help` must answer on a host that has one extra installed, or none."""
+    assert not loaded_by("gangline.cli") & (HEAVY | {"google", "h2"})
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_exists(name: str) -> None:
+    """The table of commands promises; each module keeps it."""
+    module, _, what = cli.COMMANDS[name]
+    assert callable(importlib.import_module(module, "gangline").main)
+    assert what
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_helps(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` answers with exit code 0, names the command and never needs an aggregator."""
+    try:
+        code = cli.main([name, "--help"])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    assert code == cli.OK
+    assert f"gangline {name}" in capsys.readouterr().out
+
+
+def test_packaging_is_no_python_package() -> None:
+    """An __init__.py in packaging/ would hide the library `packaging` from tools run at the root."""
+    assert not list((ROOT / "packaging").rglob("*.py"))
+
+
+def test_functions_fit_a_screen() -> None:
+    """Where one function became the project, its own maintainers struggle."""
+    for path in [*SOURCES, ROOT / "cli.py"]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert lines <= LINES_OF_A_FUNCTION_MAX, f"{path}:{node.lineno} {node.name}"
+
+
+def test_every_public_thing_says_what_it_is() -> None:
+    """A reader should not have to read the body to learn what a module or a class is for."""
+    for path in SOURCES:
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree), f"{path} has no docstring"
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{path}: class {node.name} has no docstring"
+
+
+def test_generated_code_is_of_the_proto_files(tmp_path: Path) -> None:
+    """Editing a .proto without `make proto` would ship an API that no document describes."""
+    names = tmp_path / "gangline"
+    names.symlink_to(ROOT)
+    wire = ROOT / "fingerprints" / "wire"
+    out = tmp_path / "out"
+    out.mkdir()
+    protos = sorted(wire.glob("*.proto"))
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "grpc_tools.protoc", "-I", str(tmp_path)),
+            *(f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}"),
+            *(str(names / p.relative_to(ROOT)) for p in protos),
+        ],
+        check=True,
+        cwd=tmp_path,
+    )
+    made = {p.name: p.read_text() for p in out.rglob("*_pb2*")}
+    assert made == {p.name: p.read_text() for p in wire.glob("*_pb2*")}, "run `make proto`"
+
+
+def test_verdicts_speak_as_the_wire_does() -> None:
+    """A state that the judge calls 3 and the scheduler reads as 4 drains the wrong hosts."""
+    from gangline.aggregator.verdicts import SEVERITY, Reason, State
+
+    states = {k: v for k, v in score_pb2.HealthState.items() if v}
+    assert states == {s.name: s.value for s in State}
+    reasons = {k: v for k, v in score_pb2.ReasonCode.items() if v}
+    assert reasons == {f"REASON_{r.name}": r.value for r in Reason if r}
+    assert sorted(SEVERITY) == sorted(State)
