@@ -5,7 +5,7 @@ SEED ?= 1
 SIMULATED ?= 32
 ONCE ?= 0
 
-.PHONY: run test lint types unit fix ext proto bench fuzz wheel clean system
+.PHONY: run test lint types unit fix ext proto docs bench fuzz wheel clean system
 
 run: .venv/ready
 	$(BIN)/gangline run --simulated $(SIMULATED) --seed $(SEED) $(if $(filter 1,$(ONCE)),--once)
@@ -72,6 +72,9 @@ proto: .venv/ready-dev
 	$(BIN)/python -m grpc_tools.protoc -I build/names --python_out=build/names --pyi_out=build/names \
 		--grpc_python_out=build/names build/names/gangline/fingerprints/wire/telemetry.proto \
 		build/names/gangline/fingerprints/wire/score.proto
+
+docs: .venv/ready
+	$(BIN)/python -m gangline.fingerprints.catalogue > docs/signals.md
 
 wheel: .venv/ready-dev
 	$(BIN)/python -m build

@@ -59,3 +59,11 @@ def test_a_name_without_a_unit_is_refused() -> None:
         Signal(9999, "gpu.sm_clock", Kind.GAUGE, Pace.SECOND, "somewhere", "something")
     with pytest.raises(ValueError, match="16 bits"):
         Signal(70000, "gpu.sm_clock_hertz", Kind.GAUGE, Pace.SECOND, "somewhere", "something")
+
+
+def test_the_signals_page_is_of_this_catalogue() -> None:
+    """An operator who looks a column up must find what the agent really sends."""
+    from gangline.fingerprints.catalogue.__main__ import page
+
+    docs = Path(__file__).parents[2] / "docs" / "signals.md"
+    assert docs.read_text() == page(), "run `make docs`"

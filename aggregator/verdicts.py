@@ -1,0 +1,131 @@
+"""What judging a fleet yields: evidence, a score per host, and a snapshot of all, immutable.
+
+The enumerations follow `fingerprints/wire/score.proto`, number by number (a test holds it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class State(IntEnum):
+    """HealthState of the wire."""
+
+    HEALTHY = 1
+    WATCH = 2
+    DEGRADED = 3
+    SUSPECT = 4
+    UNHEALTHY = 5
+    PROBATION = 6
+    MAINTENANCE = 7
+    STALE = 8
+    UNKNOWN = 9
+
+
+#: Bad to good: how tables are sorted before the score decides.
+SEVERITY = (
+    State.UNHEALTHY,
+    State.SUSPECT,
+    State.DEGRADED,
+    State.STALE,
+    State.WATCH,
+    State.PROBATION,
+    State.UNKNOWN,
+    State.MAINTENANCE,
+    State.HEALTHY,
+)
+
+
+class Reason(IntEnum):
+    """ReasonCode of the wire."""
+
+    NONE = 0
+    XID_FATAL = 1
+    ECC_TREND = 2
+    NVLINK_ERRORS = 3
+    RAIL_DOWN = 4
+    THERMAL_THROTTLE = 5
+    POWER_CAP = 6
+    STRAGGLER = 7
+    STORAGE = 8
+    LEMON = 9
+    STALE_TELEMETRY = 10
+    POLICY = 11
+    PCIE = 12
+    HBM_REMAP = 13
+    DRIVER_HUNG = 14
+    FABRIC = 15
+    HOST_CPU = 16
+    BLIND = 17
+    IDENTITY = 18
+    CLOCK = 19
+    DATA_LOST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One contribution to a score. Deltas of one host add up to ln(hazard / base hazard)."""
+
+    signal: str
+    device: str
+    value: float
+    unit: str
+    normal: str  # what is normal, in words: "below 83"
+    log_hazard_delta: float
+    relative_speed_factor: float  # 1.0 costs no speed
+    score_delta: float  # what taking it away would give back; zero or negative
+    reason: Reason
+    words: str  # for a person: "GPU-3f.. clock at 68 % of its peers, held down by heat"
+    observed_ns: int  # aggregator's clock
+    sql: str  # returns the rows it was computed from
+
+
+@dataclass(frozen=True, slots=True)
+class HostScore:
+    """What is known of one host at one time."""
+
+    host: str
+    node_index: int
+    simulated: bool
+    score: float  # P(no health-caused interruption over the horizon)
+    score_lower: float
+    score_upper: float
+    state: State
+    hazard_per_hour: float
+    relative_speed: float  # NaN where nothing is known
+    reason: Reason
+    reason_words: str
+    clears_when: str
+    heard_ns: int  # last live frame, aggregator's clock; 0: never
+    evidence: tuple[Evidence, ...] = ()
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Sort key, worst first."""
+        return SEVERITY.index(self.state), self.score
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All hosts as judged at one time; swapped whole. `hosts` is ordered by node index."""
+
+    version: int
+    computed_ns: int
+    horizon_seconds: float
+    hosts: tuple[HostScore, ...]
+    degraded_reason: str = ""  # not empty: old, frozen, or not complete
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong that is not a reading: two hosts of one name, a clock an hour off."""
+
+    host: str
+    name: (
+        str  # identity.duplicate_name, clock.offset, data.lost: one of a kind per host and subject
+    )
+    subject: str  # what else it is about: the other's address, a device; may be empty
+    words: str  # what is wrong and what to do
+    since_ns: int
+    cleared_ns: int = 0  # 0: still so

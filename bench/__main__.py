@@ -1,0 +1,48 @@
+"""`make bench`: each figure against its floor or its peer, measured in the same run, as a ratio."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import os
+import platform
+import sys
+
+from .measure import HEADING, Result
+
+#: Name -> what it measures. Each is a module of this package with `run(seed) -> list[Result]`.
+BENCHES = {
+    "codec": "the frame codec against protobuf and Arrow",
+    "agent_cost": "the agent's CPU and memory against a C program with the same reads",
+    "ingest_cost": "the aggregator's CPU a row, from the wire to durable, against a raw Arrow insert",
+    "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes",
+}
+
+
+def machine() -> str:
+    """Say what this ran on; ratios travel, absolutes do not."""
+    day = datetime.date.today().isoformat()
+    return (
+        f"{day}, {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    )
+
+
+def main() -> int:
+    """Run the benches named, or all; print one table."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("bench", nargs="*", choices=[*BENCHES, []], default=[])
+    options = parser.parse_args()
+    results: list[Result] = []
+    names = options.bench or list(BENCHES)
+    for at, name in enumerate(names, 1):
+        print(f"[{at}/{len(names)}] {name}: {BENCHES[name]}", file=sys.stderr, flush=True)
+        results += importlib.import_module(f".{name}", __package__).run(options.seed)
+    print(f"{machine()}\n\n{HEADING}")
+    print("\n".join(result.row() for result in results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
