@@ -1,0 +1,208 @@
+"""The simulated fleet in time: never a burst, real spools, a clean end."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gangline.agent.folder import FolderError
+from gangline.agent.simulated import SimulatedFleet
+from gangline.agent.simulated.host import SimulatedHost
+from gangline.agent.simulated.runner import Runner, allow_files
+from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.wire import telemetry_pb2
+from tests.processes import Process, free_port, until
+from tests.simulation.readings import Reading
+
+SECOND_NS = 1_000_000_000
+WALL_NS = 1_700_000_000 * SECOND_NS
+
+
+@dataclass
+class HandedClock:
+    """Time that stands still until it is moved."""
+
+    now_ns: int = 5_000 * SECOND_NS
+
+    def boottime_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return WALL_NS + self.now_ns
+
+
+@dataclass
+class Recorder:
+    """Notes what it is told to send."""
+
+    sent: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def send(
+        self,
+        boottime_ns: int,
+        wall_ns: int,
+        blocks: Sequence[Block],
+        events: Sequence[telemetry_pb2.HealthEvent],
+    ) -> None:
+        self.sent.append((boottime_ns, wall_ns, len(blocks)))
+
+
+def test_a_late_tick_is_one_longer_step_and_no_burst() -> None:
+    """After a pause of seven seconds a loop that caught up would send seven frames that all say now."""
+    fleet, clock, host = SimulatedFleet(1, 1), HandedClock(), Recorder()
+    runner = Runner(fleet, [host], clock)
+    begin = clock.now_ns
+    assert runner.tick() == begin + SECOND_NS
+    clock.now_ns += SECOND_NS // 2
+    assert runner.tick() == begin + SECOND_NS, "not yet"
+    assert len(host.sent) == 1
+    clock.now_ns = begin + 7 * SECOND_NS + 300_000_000
+    assert runner.tick() == begin + 8 * SECOND_NS, "back on the grid"
+    assert len(host.sent) == 2
+    assert fleet.now_seconds == 8.0
+    assert host.sent[-1][:2] == (clock.boottime_ns(), clock.wall_ns())
+
+
+def open_host(folder: Path, fleet: SimulatedFleet, clock: HandedClock) -> SimulatedHost:
+    return SimulatedHost(
+        "sim-000",
+        fleet.devices("sim-000"),
+        folder=folder,
+        aggregator=f"127.0.0.1:{free_port()}",
+        clock=clock,
+    )
+
+
+def test_frames_and_events_wait_on_disk(tmp_path: Path) -> None:
+    """With no aggregator there, what the model said is in the spool, through the real codec."""
+    fleet, clock = SimulatedFleet(1, 1), HandedClock()
+    host = open_host(tmp_path, fleet, clock)
+    event = telemetry_pb2.HealthEvent(event_id="xid-1", name="gpu.xid", code=95)
+    for _, blocks, _ in fleet.step(1.0):
+        host.send(clock.boottime_ns(), clock.wall_ns(), blocks, [event])
+    ((sequence, data),) = host.spool.pending(0, 10)
+    frame = frames.decode(data)
+    assert frame.stamp == frames.Stamp(
+        host.spool.run_id, host.spool.boot_id, sequence, clock.boottime_ns(), clock.wall_ns()
+    )
+    said = Reading(frame.blocks)
+    assert said.numbers("gpu.sm_clock_hertz")[0] > 1e9
+    assert said.column("agent.spool_bytes") == [0.0]
+    assert said.column("agent.cpu_seconds") == [None], "the process is shared by all hosts"
+    (waiting,) = host.events.pending(10)
+    assert waiting.event_id == f"{host.spool.boot_id.hex()}-xid-1"
+    assert waiting.boottime_ns == clock.boottime_ns() and waiting.wall_time_ns == clock.wall_ns()
+    host.close(1.0)
+
+
+def test_each_start_is_a_boot_of_its_own(tmp_path: Path) -> None:
+    """After a restart with the same seed the faults have yet to come: what the aggregator holds
+    against the host must end, as it does when a real host reboots; frames left over must not."""
+    fleet, clock = SimulatedFleet(1, 1), HandedClock()
+    first = open_host(tmp_path, fleet, clock)
+    first.send(clock.boottime_ns(), clock.wall_ns(), [], [])
+    run_id, boot_id = first.spool.run_id, first.spool.boot_id
+    first.close(1.0)
+    second = open_host(tmp_path, fleet, clock)
+    assert second.spool.run_id == run_id and second.spool.boot_id != boot_id
+    assert len(second.spool.pending(0, 10)) == 1
+    request = second.request()
+    assert request.simulated and request.node == "sim-000"
+    assert request.labels == {"simulated": "true"}
+    assert request.run_id == run_id and request.boot_id == second.spool.boot_id
+    assert len(request.devices) == 17 and request.signals
+    second.close(1.0)
+
+
+def test_two_of_them_do_not_share_a_folder(tmp_path: Path) -> None:
+    """Two processes that append to one spool would give one sequence to two frames."""
+    fleet, clock = SimulatedFleet(1, 1), HandedClock()
+    first = open_host(tmp_path, fleet, clock)
+    with pytest.raises(FolderError, match="held by process"):
+        open_host(tmp_path, fleet, clock)
+    first.close(1.0)
+    open_host(tmp_path, fleet, clock).close(1.0)
+
+
+def test_too_few_open_files_are_said_before_anything_is_opened() -> None:
+    """512 hosts hold some thousands of descriptors; EMFILE in a thread would name nobody."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        allow_files(4096)
+        return
+    with pytest.raises(OSError, match=f"{hard} are allowed: name fewer hosts"):
+        allow_files(hard + 1)
+
+
+# The command, as a process. ---------------------------------------------------------------------
+
+
+def simulate(folder: Path, *more: str) -> Process:
+    arguments = ["simulate", "--hosts", "4", "--data", str(folder / "data")]
+    arguments += ["--aggregator", f"127.0.0.1:{free_port()}", *more]
+    return Process(arguments, folder / "log")
+
+
+def spooled(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("data/sim-003/spool/*.seg"))
+
+
+def test_it_runs_without_an_aggregator_and_ends_when_asked(tmp_path: Path) -> None:
+    """Started before its aggregator, it waits with its frames on disk; asked to end, it leaves no
+    process, no lock, and exit code 0."""
+    truth = tmp_path / "truth.jsonl"
+    with simulate(tmp_path, "--truth", str(truth), "--seed", "7") as process:
+        until(lambda: spooled(tmp_path) > 5000, "frames of the last host are on disk")
+        lines = [json.loads(line) for line in truth.read_text().splitlines()]
+        assert [line["kind"] for line in lines] == [f.kind for f in SimulatedFleet(7, 4).truth]
+        pid = process.pid
+        assert process.stop() == 0
+        assert not os.path.exists(f"/proc/{pid}")
+    said = (tmp_path / "log").read_text()
+    assert "4 simulated hosts, seed 7" in said and "Traceback" not in said
+    before = spooled(tmp_path)
+    with simulate(tmp_path) as process:  # the same folders serve again
+        until(lambda: spooled(tmp_path) > before, "the next run appends")
+        assert process.stop(signal.SIGINT) == 0
+
+
+def test_a_held_folder_is_named(tmp_path: Path) -> None:
+    """A second `make run` beside the first gets words, not a stack trace."""
+    with simulate(tmp_path) as first:
+        until(lambda: spooled(tmp_path) > 0, "the first runs")
+        with Process(first.arguments[3:], tmp_path / "second") as second:
+            assert second.child is not None
+            assert second.child.wait(60) == 1
+        assert "held by process" in (tmp_path / "second").read_text()
+        assert first.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--hosts", "0"], "0: expected 1 to 512 hosts"),
+        (["--hosts", "513"], "513: expected 1 to 512 hosts"),
+        (["--hosts", "many"], "'many': expected a whole number"),
+        (["--seed", "-1"], "-1: expected 0 or more"),
+        (["--faults-after", "soon"], "'soon': expected seconds, 0 or more"),
+        (["--aggregator", "nowhere"], "expected HOST:PORT"),
+    ],
+)
+def test_wrong_arguments_are_answered_in_words(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was wrong, what would be right, and exit code 2."""
+    from gangline.cli import USAGE, main
+
+    with pytest.raises(SystemExit) as stop:
+        main(["simulate", *arguments])
+    assert stop.value.code == USAGE
+    assert words in capsys.readouterr().err

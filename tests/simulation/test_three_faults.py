@@ -1,0 +1,109 @@
+"""The promise of `make run`: whatever the seed, the three broken hosts stand at the bottom, with the
+right reason, and nobody else is blamed.
+
+The whole way in one process with time handed in: physical model, the agent's framer, the wire's bytes,
+the aggregator's fleet, its judge once a second. All figures here are of *simulated* faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from gangline.agent.framing import Framer, dictionary
+from gangline.agent.simulated import SimulatedFleet
+from gangline.agent.simulated.faults import ECC_XID95, RDMA_RETRANSMISSIONS, THERMAL
+from gangline.aggregator.fleet import Fleet
+from gangline.aggregator.judge import judge
+from gangline.aggregator.verdicts import SEVERITY, HostScore, Reason, Snapshot, State
+from gangline.fingerprints import frames
+
+SEEDS = range(1, 11)
+CONTROL_SEEDS = range(1, 5)
+HOSTS = 32
+SECOND_NS = 1_000_000_000
+BOOTTIME_NS = 3_600 * SECOND_NS
+WALL_NS = 1_700_000_000 * SECOND_NS
+#: Seconds after the start by which all three must stand where they belong, and for how long at least.
+FOUND_SECONDS, WATCHED_SECONDS = 60, 110
+
+REASONS = {
+    THERMAL: Reason.THERMAL_THROTTLE,
+    RDMA_RETRANSMISSIONS: Reason.FABRIC,
+    ECC_XID95: Reason.XID_FATAL,
+}
+
+
+def watched(model: SimulatedFleet, seconds: int) -> Iterator[Snapshot]:
+    """Yield the judge's snapshot of every second."""
+    fleet, snapshot = Fleet(), None
+    framers = {name: Framer(name.encode().ljust(16), bytes(16)) for name in model.names}
+    for name in model.names:
+        fleet.register(
+            name,
+            simulated=True,
+            run_id=name.encode().ljust(16),
+            boot_id=bytes(16),
+            devices=cast(Any, model.devices(name)),  # a map field is no dict to the checker
+            received_ns=WALL_NS,
+            signals=dictionary(),
+        )
+    for second in range(1, seconds + 1):
+        passed_ns = second * SECOND_NS
+        for name, blocks, events in model.step(1.0):
+            data = framers[name].frame(second, BOOTTIME_NS + passed_ns, WALL_NS + passed_ns, blocks)
+            fleet.observe(name, frames.decode(data), WALL_NS + passed_ns)
+            for event in events:
+                fleet.event(name, event, WALL_NS + passed_ns)
+        snapshot = judge(fleet, WALL_NS + passed_ns, snapshot)
+        yield snapshot
+
+
+def worse_than_watch(host: HostScore) -> bool:
+    return SEVERITY.index(host.state) < SEVERITY.index(State.WATCH)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one seed."""
+
+    truth: dict[str, Reason]
+    bottoms: list[dict[str, Reason]]  # by second: the three worst and why
+    blamed: set[str]  # others that were worse than WATCH at any second
+
+
+def run(model: SimulatedFleet) -> Verdict:
+    truth = {fault.host: REASONS[fault.kind] for fault in model.truth}
+    bottoms, blamed = [], set()
+    for snapshot in watched(model, WATCHED_SECONDS):
+        worst = sorted(snapshot.hosts, key=lambda host: host.rank)
+        bottoms.append({host.host: host.reason for host in worst[: len(truth)]})
+        blamed |= {
+            f"{host.host} {host.state.name} {host.reason.name}: {host.reason_words}"
+            for host in worst
+            if worse_than_watch(host) and host.host not in truth
+        }
+    return Verdict(truth, bottoms, blamed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_three_stand_at_the_bottom(seed: int) -> None:
+    """And stay there: through the pause of the job, through checkpoints, while the others wait."""
+    verdict = run(SimulatedFleet(seed, HOSTS))
+    assert not verdict.blamed
+    right = [bottom == verdict.truth for bottom in verdict.bottoms]
+    assert True in right, verdict.bottoms[-1]
+    assert right.index(True) < FOUND_SECONDS, f"not before second {right.index(True) + 1}"
+    wrong = [s + 1 for s in range(FOUND_SECONDS, WATCHED_SECONDS) if not right[s]]
+    assert not wrong, verdict.bottoms[wrong[0] - 1]
+
+
+@pytest.mark.parametrize("seed", CONTROL_SEEDS)
+def test_a_healthy_fleet_has_nobody_to_blame(seed: int) -> None:
+    """Negative control: checkpoints, slow and hot parts, old errors, stray retransmissions, a job
+    that all wait for in turn. An alarm here is an alarm that operators learn to ignore."""
+    verdict = run(SimulatedFleet(seed, HOSTS, 1e6))
+    assert not verdict.blamed
