@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import tomllib
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,22 +23,38 @@ class SettingsError(ValueError):
     """A setting is wrong; the words name it and say what would be right."""
 
 
-def setting(default: Any, *, low: float | None = None, high: float | None = None, says: str) -> Any:
-    """Declare a field: its default, its range, and what it does (shown by `--help-settings`)."""
-    return dataclasses.field(default=default, metadata={"low": low, "high": high, "says": says})
+def setting(
+    default: Any,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    check: Callable[[Any], None] | None = None,
+    says: str,
+) -> Any:
+    """Declare a field: its default, its range, and what it does (shown by `--help-settings`).
+
+    *check* is called with a value of the right type and raises ValueError saying what is expected.
+    """
+    metadata = {"low": low, "high": high, "check": check, "says": says}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def load(kind: type[T], file: Path | None = None, assignments: Iterable[str] = ()) -> T:
-    """Return settings of dataclass *kind*: defaults, then *file*, then `key=value` *assignments*."""
+    """Return settings of dataclass *kind*: defaults, then *file*, then `key=value` *assignments*.
+
+    Fields are of type int, float, bool, str, Path or tuple[str, ...]. Of assignments of one key the
+    last counts. Raises SettingsError.
+    """
+    fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, kind))}
+    hints = typing.get_type_hints(kind)
     values = _read(file) if file else {}
     origin = dict.fromkeys(values, str(file))
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
+        key = key.strip()
         if not equals:
             raise SettingsError(f"--set {assignment}: expected key=value")
-        values[key], origin[key] = _literal(text), "--set"
-    fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, kind))}
-    hints = typing.get_type_hints(kind)
+        values[key], origin[key] = _literal(text.strip(), hints.get(key)), "--set"
     for key, value in values.items():
         if key not in fields:
             raise SettingsError(f"{origin[key]}: unknown setting {key!r}{_near(key, fields)}")
@@ -52,7 +68,7 @@ def describe(kind: type[Any]) -> str:
     lines = []
     for field in dataclasses.fields(kind):
         limits = _range(field.metadata)
-        lines.append(f"{field.name} = {field.default!r}{limits and f'  ({limits})'}")
+        lines.append(f"{field.name} = {_toml(field.default)}{limits and f'  ({limits})'}")
         lines.append(f"    {field.metadata['says']}")
     return "\n".join(lines)
 
@@ -64,16 +80,34 @@ def _read(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text())
     except OSError as error:
         raise SettingsError(f"{file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end
         raise SettingsError(f"{file}: not TOML: {error}") from error
 
 
-def _literal(text: str) -> Any:
-    """Take *text* as TOML if it is (numbers, booleans, lists), else as a string."""
+def _literal(text: str, kind: Any) -> Any:
+    """Take *text* as TOML if it is, else as it stands.
+
+    Where a text is wanted it needs no quotes, also when it looks like a number (a host named 1234);
+    where a list is wanted, commas do: `gpu,rdma`.
+    """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        value = text
+    if kind in (str, Path) and not isinstance(value, str):
         return text
+    if kind == tuple[str, ...] and not isinstance(value, list):
+        return [part.strip() for part in str(value).split(",") if part.strip()]
+    return value
+
+
+def _toml(value: Any) -> str:
+    """Return a default as one would write it in the file."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(_toml(one) for one in value)}]"
+    return f'"{value}"' if isinstance(value, (str, Path)) else repr(value)
 
 
 def _near(key: str, known: Iterable[str]) -> str:
@@ -81,18 +115,35 @@ def _near(key: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
 
-def _checked(where: str, value: Any, kind: type, metadata: Any) -> Any:
-    if kind is float and type(value) is int:
-        value = float(value)
-    if kind is Path and isinstance(value, str):
-        value = Path(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+def _checked(where: str, value: Any, kind: Any, metadata: Any) -> Any:
+    value = _converted(value, kind)
+    if not _is(value, kind):
         raise SettingsError(f"{where}: expected {_words(kind)}")
     low, high = metadata["low"], metadata["high"]
     # `not (low <= value)` also refuses NaN.
     if (low is not None and not low <= value) or (high is not None and not value <= high):
         raise SettingsError(f"{where}: expected {_range(metadata)}")
+    if metadata["check"]:
+        try:
+            metadata["check"](value)
+        except ValueError as error:
+            raise SettingsError(f"{where}: expected {error}") from error
     return value
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    """Return *value* as *kind* where TOML has no such type of its own."""
+    if kind is float and type(value) is int and abs(value) < 2**63:
+        return float(value)
+    if kind is Path and isinstance(value, str) and value:
+        return Path(value)
+    return tuple(value) if kind == tuple[str, ...] and isinstance(value, list) else value
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind == tuple[str, ...]:
+        return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def _range(metadata: Any) -> str:
@@ -102,6 +153,12 @@ def _range(metadata: Any) -> str:
     return f"at least {low}" if high is None else f"{low} to {high}"
 
 
-def _words(kind: type) -> str:
-    names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
-    return names.get(kind, "a text" if kind in (str, Path) else kind.__name__)
+def _words(kind: Any) -> str:
+    names: dict[Any, str] = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        Path: "a path",
+        tuple[str, ...]: 'a list of texts, as ["a", "b"]',
+    }
+    return names.get(kind, "a text")

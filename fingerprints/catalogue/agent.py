@@ -16,4 +16,5 @@ SIGNALS = (
     Signal(26, "agent.cpu_seconds", Kind.GAUGE, Pace.SECOND, "getrusage(RUSAGE_SELF)", "user and system time of the agent since its start"),
     Signal(27, "agent.memory_bytes", Kind.GAUGE, Pace.SECOND, "/proc/self/statm", "resident memory of the agent"),
     Signal(28, "agent.dropped_events", Kind.COUNTER, Pace.SECOND, "agent.events", "events lost because too many waited"),
+    Signal(29, "agent.left_out_count", Kind.COUNTER, Pace.SECOND, "agent.framing", "tables that no frame could carry"),
 )

@@ -1,0 +1,71 @@
+"""`gangline agent`: the daemon of this host, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from ... import cli
+from ...fingerprints.settings import SettingsError, describe, load
+from .. import log
+from ..config import AgentConfig, check_address
+from ..folder import FolderError
+from ..main import run
+
+#: Where the aggregator is, for every command of the house.
+ENVIRONMENT = "GANGLINE_AGGREGATOR"
+
+
+def main(arguments: list[str]) -> int:
+    """Run until SIGTERM or SIGINT. 0: ended as asked; 1: a folder cannot be used; 2: a setting."""
+    options = _parser().parse_args(arguments)
+    if options.help_settings:
+        print(describe(AgentConfig))
+        return cli.OK
+    handler = log.start(sys.stderr)
+    try:
+        run(load(AgentConfig, options.config, _assignments(options)))
+    except (SettingsError, FolderError) as error:
+        print(f"gangline agent: {error}", file=sys.stderr)
+        return cli.USAGE if isinstance(error, SettingsError) else cli.FAILED
+    finally:
+        log.stop(handler)
+    return cli.OK
+
+
+def _assignments(options: argparse.Namespace) -> list[str]:
+    """Later ones count: the environment, then `--set`, then `--aggregator`. Raises SettingsError."""
+    environment = _address(ENVIRONMENT, os.environ.get(ENVIRONMENT) or None)
+    return [*environment, *options.set, *_address("--aggregator", options.aggregator)]
+
+
+def _address(origin: str, address: str | None) -> list[str]:
+    """Return the assignment, once it is sure that an error will name where the address stood."""
+    if address is None:
+        return []
+    try:
+        check_address(address)
+    except ValueError as error:
+        raise SettingsError(f"{origin}: {address!r}: expected {error}") from error
+    return [f"aggregator={address}"]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline agent",
+        description="Sample this host's hardware, keep the readings on disk until the aggregator "
+        "has them for good, and send them.",
+        epilog=f"Settings: defaults, then the file, then {ENVIRONMENT} for the address, then "
+        "--set, then --aggregator.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; may repeat"
+    )
+    parser.add_argument("--aggregator", metavar="ADDRESS", help="host:port of the aggregator")
+    parser.add_argument(
+        "--help-settings", action="store_true", help="list every setting with default and range"
+    )
+    return parser

@@ -1,0 +1,135 @@
+"""What the agent tells the aggregator of itself, and the inventory that this is made from."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ..fingerprints.block import Block
+from ..fingerprints.catalogue import Pace
+from ..fingerprints.wire import telemetry_pb2
+from .clock import Clock
+from .framing import dictionary
+
+PROTOCOL_VERSION = 1
+#: The first connection waits this long for the first inventory, rather than being made twice.
+FIRST_INVENTORY_SECONDS_MAX = 5.0
+
+
+class Device(Protocol):
+    """A part of the host."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def attributes(self) -> Mapping[str, str]: ...
+
+
+class Inventory(Protocol):
+    """What `agent.inventory.read` returns; *words* say why it is not whole."""
+
+    @property
+    def devices(self) -> Sequence[Device]: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    @property
+    def words(self) -> str: ...
+
+
+def version() -> str:
+    """Return the installed version of gangline, or `unknown`.
+
+    From the name of its dist-info folder: importlib.metadata would cost the daemon 2.6 MB.
+    """
+    for folder in sys.path:
+        for info in Path(folder).glob("gangline-*.dist-info"):
+            return info.name.removeprefix("gangline-").removesuffix(".dist-info")
+    return "unknown"
+
+
+class Registration:
+    """The request of this run. `request` is for the client's thread, `update` for the inventory's."""
+
+    def __init__(self, host: str, run_id: bytes, boot_id: bytes, clock: Clock) -> None:
+        self._request = telemetry_pb2.RegisterNodeRequest(
+            protocol_version=PROTOCOL_VERSION,
+            node=host,
+            run_id=run_id,
+            boot_id=boot_id,
+            agent_version=version(),
+            signals=dictionary(),
+        )
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known = threading.Event()
+        self._told: bytes | None = None  # what the last request said of devices and labels
+
+    def request(self) -> telemetry_pb2.RegisterNodeRequest:
+        """Return the request as of now. Waits up to 5 s for the first inventory, and no longer."""
+        self._known.wait(FIRST_INVENTORY_SECONDS_MAX)
+        with self._lock:
+            request = telemetry_pb2.RegisterNodeRequest()
+            request.CopyFrom(self._request)
+            self._told = self._request.SerializeToString(deterministic=True)
+        request.boottime_ns = self._clock.boottime_ns()
+        request.wall_time_ns = self._clock.wall_ns()
+        return request
+
+    def update(self, inventory: Inventory) -> bool:
+        """Take over devices and labels; return whether the last request, if any, told others."""
+        with self._lock:
+            del self._request.devices[:]
+            for device in inventory.devices:
+                self._request.devices.add(
+                    kind=device.kind, key=device.key, attributes=device.attributes
+                )
+            self._request.labels.clear()
+            self._request.labels.update(inventory.labels)
+            now = self._request.SerializeToString(deterministic=True)
+            outdated = self._told is not None and self._told != now
+        self._known.set()
+        return outdated
+
+    def proceed(self) -> None:
+        """Do not wait for an inventory any more: there is none to be had now."""
+        self._known.set()
+
+
+class InventoryCollector:
+    """Reads the inventory as a collector takes its turn: every 600 s, in a thread of its own, with
+    its seconds and its outcome in `collector_1s`. It fills no block."""
+
+    name = "inventory"
+    pace = Pace.BOOT
+    enters_driver = True
+
+    def __init__(
+        self,
+        read: Callable[[], Inventory],
+        registration: Registration,
+        changed: Callable[[], None],
+    ) -> None:
+        """*changed* is called when devices or labels are not those that the last request told."""
+        self._read = read
+        self._registration = registration
+        self._changed = changed
+
+    def collect(self) -> Sequence[Block]:
+        try:
+            inventory = self._read()
+        except BaseException:
+            self._registration.proceed()
+            raise
+        if inventory.words and not inventory.devices:
+            # Nothing was read: what was known before stands.
+            self._registration.proceed()
+        elif self._registration.update(inventory):
+            self._changed()
+        if inventory.words:
+            raise RuntimeError(inventory.words)
+        return ()

@@ -1,0 +1,393 @@
+"""The loop under a clock that is handed in: whatever fails, the rest is sampled on the grid."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gangline.agent.daemon import Daemon, Patience
+from gangline.agent.framing import Framer
+from gangline.agent.spool import Spool
+from gangline.agent.turn import NoData, Outcome
+from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import TABLES, Pace
+from gangline.fingerprints.wire import telemetry_pb2
+
+SECOND = 1_000_000_000
+START = 1200 * SECOND  # on the grid of every pace but the slowest
+GUARD_SECONDS = 30.0
+RUN, BOOT = b"r" * 16, b"b" * 16
+
+
+@dataclass
+class HandedClock:
+    """Stands still until it is moved; the wall clock began at another time."""
+
+    now_ns: int = START
+
+    def boottime_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns + 1_700_000_000 * SECOND
+
+
+@dataclass
+class KeptFrames:
+    """A spool in memory. The true one has its own tests, and is in the day's test below."""
+
+    frames: list[frames.Frame] = field(default_factory=list)
+    sequence: int = 1
+    dropped_frames: int = 0
+    write_errors: int = 0
+    refused_frames: int = 0
+    unacknowledged_frames: int = 0
+
+    def next_sequence(self) -> int:
+        return self.sequence
+
+    def append(self, sequence: int, frame: bytes) -> None:
+        assert sequence == self.sequence
+        self.sequence += 1
+        self.frames.append(frames.decode(frame))
+
+    @property
+    def bytes(self) -> int:  # last: within the class it hides the type
+        return 77
+
+
+@dataclass
+class KeptEvents:
+    events: list[telemetry_pb2.HealthEvent] = field(default_factory=list)
+    dropped_events: int = 0
+
+    def put(self, event: telemetry_pb2.HealthEvent) -> None:
+        self.events.append(event)
+
+
+@dataclass
+class CountingClient:
+    reconnects: int = 0
+    notified: int = 0
+
+    def notify(self) -> None:
+        self.notified += 1
+
+
+class Numa:
+    """A collector of one table that does what the test says."""
+
+    enters_driver = False
+
+    def __init__(
+        self,
+        act: Callable[[], None] = lambda: None,
+        name: str = "numa",
+        table: str = "numa_10s",
+        pace: Pace = Pace.TEN_SECONDS,
+    ) -> None:
+        self.name, self.pace, self._act = name, pace, act
+        self._block = Block(table, ["0", "1"])
+        self.turns = 0
+
+    def collect(self) -> Sequence[Block]:
+        self.turns += 1
+        self._act()
+        for cell in range(len(self._block.valid)):
+            self._block.ints[cell] = self.turns
+            self._block.valid[cell] = 1
+        return [self._block]
+
+
+class InDriver(Numa):
+    enters_driver = True
+
+
+class Fixture:
+    """A daemon, all that it touches, and a wait that moves the clock."""
+
+    def __init__(self, *collectors: Numa, linger_seconds: float = GUARD_SECONDS) -> None:
+        self.clock = HandedClock()
+        self.spool, self.events, self.client = KeptFrames(), KeptEvents(), CountingClient()
+        self.stop = threading.Event()
+        self.framer = Framer(RUN, BOOT)
+        ids = (f"event-{number}" for number in itertools.count(1))
+        self.daemon = Daemon(
+            collectors,
+            clock=self.clock,
+            spool=self.spool,
+            events=self.events,
+            client=self.client,
+            framer=self.framer,
+            patience=Patience(linger_seconds=linger_seconds),
+            event_id=lambda: next(ids),
+        )
+
+    def run(self, seconds: int) -> None:
+        """Run the loop until that much time has passed, on the grid or not as the clock stands."""
+        end_ns = self.clock.now_ns + seconds * SECOND
+        self.stop.clear()
+
+        def wait(until_ns: int) -> None:
+            self.clock.now_ns = max(self.clock.now_ns, until_ns)
+            if self.clock.now_ns >= end_ns:
+                self.stop.set()
+
+        self.daemon.run(self.stop, wait)
+
+    def tables(self, name: str) -> list[tuple[int, Block]]:
+        """All blocks of a table with the time of their readings."""
+        return [
+            (frame.stamp.boottime_ns + block.offset_ns, block)
+            for frame in self.spool.frames
+            for block in frame.blocks
+            if block.table == name
+        ]
+
+    def outcomes(self) -> list[tuple[str, str, int, str]]:
+        return [(e.event_id, e.device, e.code, e.message) for e in self.events.events]
+
+
+def cell(block: Block, row: int, column: int) -> float | int | None:
+    return list(block.values(row))[column][1]
+
+
+@pytest.fixture(autouse=True)
+def records(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.INFO, "gangline"):
+        yield caplog
+
+
+def test_each_collector_at_its_own_pace_in_one_frame_a_second() -> None:
+    fast = Numa(name="host", table="host_1s", pace=Pace.SECOND)
+    made = Fixture(fast, Numa())
+    made.clock.now_ns = START - 400_000_000
+    made.run(31)
+    assert [at for at, _ in made.tables("host_1s")] == [START + s * SECOND for s in range(31)]
+    assert [at for at, _ in made.tables("numa_10s")] == [
+        START + s * SECOND for s in (0, 10, 20, 30)
+    ]
+    stamps = [frame.stamp for frame in made.spool.frames]
+    assert [stamp.sequence for stamp in stamps] == list(range(1, 32))
+    assert {stamp.wall_ns - stamp.boottime_ns for stamp in stamps} == {1_700_000_000 * SECOND}
+    assert made.client.notified == 31
+
+
+def test_the_agent_tells_of_itself() -> None:
+    made = Fixture(Numa())
+    made.spool.dropped_frames, made.events.dropped_events = 3, 4
+    made.client.reconnects = 5
+    made.run(1)
+    ((_, own),) = made.tables("agent_1s")
+    values = {s.column: cell(own, 0, i) for i, s in enumerate(TABLES["agent_1s"])}
+    assert values["spool_bytes"] == 77.0
+    assert (values["spool_dropped_frames"], values["dropped_events"]) == (3, 4)
+    assert values["reconnects_count"] == 5
+    memory, seconds = values["memory_bytes"], values["cpu_seconds"]
+    assert memory is not None and 1 << 20 < memory < 1 << 34
+    assert seconds is not None and 0 < seconds < 1e5
+    ((_, turns),) = made.tables("collector_1s")
+    assert (turns.devices, [v for _, v in turns.values(0)]) == (("numa",), [0.0, 0, 0])
+
+
+def test_one_broken_sensor_ends_nothing_and_its_outcome_is_told_once() -> None:
+    """A kernel upgrade changed one file's format; the other collectors' readings matter all the
+    more, and the words must not come 86,400 times a day."""
+
+    def fail() -> None:
+        raise ValueError("expected MemTotal, got ''")
+
+    healthy = Numa(name="host", table="host_1s", pace=Pace.SECOND)
+    made = Fixture(Numa(fail), healthy)
+    made.run(60)
+    assert (healthy.turns, made.tables("numa_10s")) == (60, [])
+    words = "ValueError: expected MemTotal, got ''"
+    assert made.outcomes() == [("event-1", "numa", Outcome.ERROR, words)]
+    event = made.events.events[0]
+    assert (event.name, event.device_kind) == ("collector.outcome", "collector")
+    assert (event.boottime_ns, event.wall_time_ns) == (START, START + 1_700_000_000 * SECOND)
+    _, turns = made.tables("collector_1s")[-1]
+    assert [cell(turns, row, 1) for row in range(2)] == [Outcome.ERROR, Outcome.OK]
+
+
+def test_no_hardware_is_told_and_a_return_to_health_too() -> None:
+    answers: list[Exception | None] = [NoData("no RDMA device"), NoData("still none"), None, None]
+
+    def act() -> None:
+        if error := answers.pop(0):
+            raise error
+
+    made = Fixture(Numa(act))
+    made.run(40)
+    assert made.outcomes() == [
+        ("event-1", "numa", Outcome.NO_DATA, "no RDMA device"),
+        ("event-2", "numa", Outcome.OK, ""),
+    ]
+
+
+def test_a_flapping_sensor_is_reported_at_most_every_ten_seconds() -> None:
+    """A loose riser made one fan answer every other second; its outcome filled the event queue and
+    an XID was dropped for it."""
+    turns = itertools.count()
+
+    def act() -> None:
+        if next(turns) % 2 == 0:
+            raise OSError("read failed")
+
+    made = Fixture(Numa(act, name="host", table="host_1s", pace=Pace.SECOND))
+    made.run(600)
+    assert 2 <= len(made.events.events) <= 61
+
+
+def test_a_stall_is_counted_in_the_signal_of_every_collector_that_missed_turns() -> None:
+    """The host's disk froze the agent for 25 s: the gap must be visible as ours."""
+    host = Numa(name="host", table="host_1s", pace=Pace.SECOND)
+    made = Fixture(host, Numa())
+    made.run(5)
+    made.clock.now_ns += 25 * SECOND
+    made.run(20)
+    _, turns = made.tables("collector_1s")[-1]
+    skipped = {device: cell(turns, row, 2) for row, device in enumerate(turns.devices)}
+    assert skipped == {"host": 25, "numa": 2}
+
+
+def test_a_driver_that_hangs_costs_only_its_own_readings() -> None:
+    """One GPU of eight blocked in an ioctl for a minute and the host's CPU, network and disks went
+    dark with it; and the late result must not be taken for a reading of now."""
+    gate, inside = threading.Event(), threading.Event()
+
+    def block() -> None:
+        inside.set()
+        assert gate.wait(GUARD_SECONDS)
+
+    gpu = InDriver(block, name="gpu", table="gpu_1s", pace=Pace.SECOND)
+    host = Numa(name="host", table="host_1s", pace=Pace.SECOND)
+    made = Fixture(gpu, host, linger_seconds=0.0)
+    made.run(60)
+    assert inside.is_set()
+    assert (host.turns, gpu.turns, made.tables("gpu_1s")) == (60, 1, [])
+    words = "did not return for 3.0 s in gpu"
+    assert made.outcomes() == [("event-1", "gpu", Outcome.HUNG, words)]
+    assert made.events.events[0].boottime_ns == START + 3 * SECOND
+    _, turns = made.tables("collector_1s")[-1]
+    assert [v for _, v in turns.values(0)] == [
+        59.0,
+        Outcome.HUNG,
+        58,
+    ]  # that of this very second is told next
+    probe = made.daemon._probes["gpu"]
+    gate.set()
+    assert probe._returned.wait(GUARD_SECONDS)
+    made.run(1)
+    assert made.tables("gpu_1s") == []  # the late one is thrown away, and the next one begun
+    assert probe.wait(GUARD_SECONDS)
+    made.run(1)
+    assert [at for at, _ in made.tables("gpu_1s")] == [START + 60 * SECOND]
+    assert made.outcomes()[1:] == [("event-2", "gpu", Outcome.OK, "")]
+
+
+def test_a_driver_that_answers_in_time_is_in_the_same_frame() -> None:
+    made = Fixture(InDriver(name="gpu", table="gpu_1s", pace=Pace.SECOND))
+    made.run(3)
+    assert [at for at, _ in made.tables("gpu_1s")] == [START + s * SECOND for s in range(3)]
+    assert len(made.spool.frames) == 3
+
+
+def test_a_slow_driver_is_a_frame_late_and_its_readings_keep_their_time() -> None:
+    """A sweep that takes 0.8 s comes back after its frame has left: the readings of second N travel
+    under N, and never mixed with those of the sweep that follows in the same block."""
+    gpu = InDriver(name="gpu", table="gpu_1s", pace=Pace.SECOND)
+    made = Fixture(gpu, linger_seconds=0.0)
+    back = threading.Semaphore(0)
+    collect = gpu.collect
+
+    def slow() -> Sequence[Block]:
+        assert back.acquire(timeout=GUARD_SECONDS)
+        return collect()
+
+    gpu.collect = slow  # type: ignore[method-assign]
+    for _ in range(3):
+        made.run(1)
+        back.release()
+        assert made.daemon._probes["gpu"]._returned.wait(GUARD_SECONDS)
+    made.run(1)
+    assert [at for at, _ in made.tables("gpu_1s")] == [START + s * SECOND for s in range(3)]
+    assert [cell(block, 0, 3) for _, block in made.tables("gpu_1s")] == [1, 2, 3]
+    back.release()
+
+
+def test_a_tick_that_fails_in_ourselves_is_logged_and_the_loop_goes_on(
+    records: pytest.LogCaptureFixture,
+) -> None:
+    """An event queue on a broken disk raised; the daemon must outlive its own faults."""
+    host = Numa(name="host", table="host_1s", pace=Pace.SECOND)
+    made = Fixture(host)
+
+    def refuse(*_: object) -> bytes:
+        raise MemoryError("not now")
+
+    made.framer.frame = refuse  # type: ignore[method-assign, assignment]
+    made.run(3)
+    del made.framer.frame
+    made.run(2)
+    assert host.turns == 5
+    assert len(made.spool.frames) == 2
+    failed = [r for r in records.records if getattr(r, "cause", "") == "daemon.tick"]
+    assert len(failed) == 3
+
+
+def test_a_table_left_out_is_said_and_counted(records: pytest.LogCaptureFixture) -> None:
+    many = Numa(name="net", table="net_1s", pace=Pace.SECOND)
+    many._block = Block("net_1s", [f"eth{n}" for n in range(5000)])
+    made = Fixture(many)
+    made.run(2)
+    assert "5000 rows" in records.text
+    _, own = made.tables("agent_1s")[-1]
+    column = [s.name for s in TABLES["agent_1s"]].index("agent.left_out_count")
+    assert cell(own, 0, column) == 1  # as of the frame before
+
+
+def test_a_day_leaves_memory_and_spool_bounded_and_every_sample_on_the_grid(
+    tmp_path: Path,
+) -> None:
+    """Nobody answers for a day (the aggregator is gone) and one sensor fails all day: the agent must
+    be as small in the evening as in the morning, and the newest frames must still be there."""
+
+    def fail() -> None:
+        raise OSError("no such sensor")
+
+    collectors = [
+        Numa(name="host", table="host_1s", pace=Pace.SECOND),
+        Numa(name="net", table="net_1s_changes", pace=Pace.SECOND),
+        Numa(fail),
+        Numa(name="filesystem", table="filesystem_60s", pace=Pace.MINUTE),
+    ]
+    bytes_max = 1 << 20
+    spool = Spool.open(tmp_path, bytes_max=bytes_max, boot_id=BOOT, owner="here")
+    made = Fixture(*collectors)
+    made.daemon._spool = spool
+    kept = []
+    for _ in range(24):
+        made.run(3600)
+        gc.collect()
+        kept.append(sys.getallocatedblocks())
+        assert spool.bytes <= bytes_max
+    assert [c.turns for c in collectors] == [86_400, 86_400, 8_640, 1_440]
+    assert kept[-1] - kept[2] < 2_000
+    assert len(made.events.events) == 1
+    on_disk = [frames.read_stamp(frame) for _, frame in spool.pending(0, 1 << 20)]
+    newest = spool.pending(spool.next_sequence() - 11, 10)
+    stamps = [frames.read_stamp(frame).boottime_ns for _, frame in newest]
+    assert stamps == [START + s * SECOND for s in range(86_390, 86_400)]
+    assert all(stamp.boottime_ns % SECOND == 0 for stamp in on_disk)
+    assert spool.dropped_frames + spool.unacknowledged_frames == 86_400
+    spool.close()

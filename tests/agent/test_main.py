@@ -1,0 +1,311 @@
+"""The whole agent as a process: what it samples, spools and sends, and how it ends."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gangline import cli
+from gangline.agent.collectors import COLLECTORS
+from gangline.agent.config import AgentConfig
+from gangline.agent.main import Broken, collectors_of
+from gangline.agent.spool import Spool
+from gangline.agent.turn import Outcome, take_turn
+from gangline.fingerprints import frames
+from gangline.fingerprints.catalogue import BY_NAME
+from gangline.fingerprints.settings import SettingsError
+from gangline.fingerprints.wire import telemetry_pb2, telemetry_pb2_grpc
+from tests.processes import GUARD_SECONDS, Process, free_port, until
+
+#: What the daemon must never load; h2 and protobuf are all that it may.
+HEAVY = {
+    "asyncio", "duckdb", "email", "grpc", "importlib.metadata", "multiprocessing", "numpy",
+    "pandas", "psutil", "pyarrow", "pynvml", "pyroute2", "sklearn",
+}  # fmt: skip
+
+
+def agent(folder: Path, *arguments: str, module: str = "gangline.cli") -> Process:
+    """An agent with its data in *folder*; its address is that of nobody unless *arguments* say."""
+    command = ["agent"] if module == "gangline.cli" else []
+    command += ["--aggregator", "127.0.0.1:9", "--set", "host=here"]
+    command += ["--set", f"spool_folder={folder / 'spool'}"]
+    command += ["--set", f"events_folder={folder / 'events'}"]
+    return Process([*command, *arguments], folder / "log", module)
+
+
+def spooled(folder: Path) -> list[frames.Frame]:
+    """What a spool that nobody holds any more has kept."""
+    spool = Spool.open(folder / "spool", bytes_max=1 << 24, boot_id=b"x" * 16, owner=owner(folder))
+    try:
+        kept = spool.pending(0, 10_000)
+    finally:
+        spool.close()
+    return [frames.decode(frame) for _, frame in kept]
+
+
+def owner(folder: Path) -> str:
+    return str(json.loads((folder / "spool/meta.json").read_text())["owner"])
+
+
+def spool_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in (folder / "spool").glob("*.seg"))
+
+
+class Aggregator(telemetry_pb2_grpc.TelemetryServiceServicer):
+    """Takes everything, gives a receipt for each frame, keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.registered: list[telemetry_pb2.RegisterNodeRequest] = []
+        self.frames: list[frames.Frame] = []
+        self.events: list[telemetry_pb2.HealthEvent] = []
+
+    def RegisterNode(self, request, context):  # type: ignore[no-untyped-def]
+        self.registered.append(request)
+        return telemetry_pb2.RegisterNodeResponse(session="s", credit_frames=16)
+
+    def StreamTelemetry(self, request_iterator, context):  # type: ignore[no-untyped-def]
+        for batch in request_iterator:
+            self.frames.append(frames.decode(batch.frame))
+            one = telemetry_pb2.SequenceRange(first=batch.sequence, last=batch.sequence)
+            yield telemetry_pb2.IngestAck(durable=[one], credit_frames=16)
+
+    def ReportEvents(self, request, context):  # type: ignore[no-untyped-def]
+        self.events.extend(request.events)
+        return telemetry_pb2.ReportEventsResponse(accepted=len(request.events))
+
+
+@contextmanager
+def serving(port: int) -> Iterator[Aggregator]:
+    aggregator = Aggregator()
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    telemetry_pb2_grpc.add_TelemetryServiceServicer_to_server(aggregator, server)  # type: ignore[no-untyped-call]
+    assert server.add_insecure_port(f"127.0.0.1:{port}") == port
+    server.start()
+    try:
+        yield aggregator
+    finally:
+        server.stop(0).wait(GUARD_SECONDS)
+
+
+def test_an_agent_without_an_aggregator_samples_spools_and_ends_when_asked(tmp_path: Path) -> None:
+    """Most agents start before their aggregator; and a rolling update waits for each one's end."""
+    with agent(tmp_path) as process:
+        until(lambda: spool_bytes(tmp_path) > 4000, "several frames in the spool")
+        began = time.monotonic()
+        assert process.stop() == cli.OK
+        assert time.monotonic() - began < 5.0
+    said = process.said()
+    assert "stopping on SIGTERM" in said
+    assert "trace=" not in said
+    kept = spooled(tmp_path)
+    sequences = [frame.stamp.sequence for frame in kept]
+    assert sequences == list(range(1, len(kept) + 1))
+    tables = {block.table for frame in kept for block in frame.blocks}
+    assert {"host_1s", "host_10s", "collector_1s", "agent_1s"} <= tables
+    gaps = {
+        round((b.stamp.boottime_ns - a.stamp.boottime_ns) / 1e8)
+        for a, b in itertools.pairwise(kept)
+    }
+    assert min(gaps, default=10) >= 5  # on the grid: late on a busy machine, never a burst
+
+
+def test_a_killed_agent_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The kernel killed the agent for a job's memory: what it had sampled is still sent, once."""
+    with agent(tmp_path) as process:
+        until(lambda: spool_bytes(tmp_path) > 4000, "several frames in the spool")
+        process.kill()
+        size = spool_bytes(tmp_path)
+        process.start()
+        until(lambda: spool_bytes(tmp_path) > size, "a frame after the restart")
+        assert process.stop(signal.SIGINT) == cli.OK
+    kept = spooled(tmp_path)
+    assert len({frame.stamp.run_id for frame in kept}) == 1
+    sequences = [frame.stamp.sequence for frame in kept]
+    assert sequences == list(range(1, len(kept) + 1))
+
+
+def test_an_agent_registers_sends_and_forgets_what_has_a_receipt(tmp_path: Path) -> None:
+    port = free_port()
+    arguments = ("--aggregator", f"127.0.0.1:{port}")
+    with (
+        serving(port) as aggregator,
+        agent(tmp_path, *arguments, module="gangline.agent") as process,
+    ):
+        until(lambda: len(aggregator.frames) >= 3, "three frames at the aggregator")
+        until(lambda: aggregator.events, "the outcome of a collector with nothing to read")
+        assert process.stop() == cli.OK
+        said = process.said()
+    assert "trace=" not in said and " connected" in said.replace('"', " ")
+    request = aggregator.registered[0]
+    assert (request.node, len(request.run_id), len(request.boot_id)) == ("here", 16, 16)
+    assert {signal.name for signal in request.signals} >= {"host.memory_available_bytes"}
+    assert any(device.kind for device in request.devices)
+    assert len(aggregator.registered) == 1
+    event = aggregator.events[0]
+    assert (event.name, event.code) == ("collector.outcome", Outcome.NO_DATA)
+    assert len({event.event_id for event in aggregator.events}) == len(aggregator.events)
+    sequences = {frame.stamp.sequence for frame in aggregator.frames}
+    assert sequences == set(range(1, len(sequences) + 1))
+    assert unacknowledged(aggregator.frames[-1]) < len(sequences)
+
+
+def unacknowledged(frame: frames.Frame) -> float:
+    """What the agent said in this frame of frames without a receipt."""
+    (own,) = [block for block in frame.blocks if block.table == "agent_1s"]
+    return float(dict(own.values(0))[BY_NAME["agent.unacknowledged_frames"].signal_id] or 0)
+
+
+def test_an_aggregator_that_says_nothing_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """The aggregator was stopped in a debugger; every agent's unit ran into its stop timeout and was
+    killed, spool and all."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with agent(tmp_path, "--aggregator", address) as process:
+            until(lambda: spool_bytes(tmp_path) > 0, "a frame in the spool")
+            began = time.monotonic()
+            assert process.stop() == cli.OK
+            assert time.monotonic() - began < 5.0
+
+
+def test_a_second_agent_on_the_same_folder_is_told_so(tmp_path: Path) -> None:
+    """Two agents with one run id would overwrite each other's sequences."""
+    with agent(tmp_path) as first:
+        until(lambda: spool_bytes(tmp_path) > 0, "a frame of the first")
+        with agent(tmp_path) as second:
+            assert second.child is not None
+            assert second.child.wait(GUARD_SECONDS) == cli.FAILED
+        assert f"is held by process {first.pid}" in first.said()
+        assert first.alive()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "spool_byte_max=5"], "unknown setting 'spool_byte_max'; did you mean"),
+        (["--set", "spool_bytes_max=5"], "spool_bytes_max = 5: expected 1048576 to"),
+        (["--aggregator", "nowhere"], "--aggregator: 'nowhere': expected host:port"),
+        (["--aggregator", "192.0.2.1:1"], "is not on loopback"),
+        (["--set", "collectors_off=gpus"], "collectors_off: no 'gpus'; there are: host_1s, "),
+        (["--config", "absent.toml"], "absent.toml: No such file or directory"),
+    ],
+)
+def test_a_wrong_setting_ends_with_two_and_words(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["agent", *arguments]) == cli.USAGE
+    error = capfd.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
+
+
+def test_where_the_aggregator_is_comes_from_the_environment_last_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GANGLINE_AGGREGATOR", "nowhere")
+    assert cli.main(["agent"]) == cli.USAGE
+    assert "GANGLINE_AGGREGATOR: 'nowhere': expected host:port" in capfd.readouterr().err
+    monkeypatch.setenv("GANGLINE_AGGREGATOR", "192.0.2.1:1")
+    assert cli.main(["agent"]) == cli.USAGE
+    assert "'192.0.2.1:1' is not on loopback" in capfd.readouterr().err
+    assert cli.main(["agent", "--aggregator", "192.0.2.2:1"]) == cli.USAGE
+    assert "'192.0.2.2:1' is not on loopback" in capfd.readouterr().err
+
+
+def test_settings_are_listed_without_a_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["agent", "--help-settings"]) == cli.OK
+    assert 'aggregator = "127.0.0.1:7600"' in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_made_ends_with_one_and_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "spool"
+    arguments = ["--set", f"spool_folder={folder}", "--set", f"events_folder={tmp_path / 'events'}"]
+    assert cli.main(["agent", *arguments]) == cli.FAILED
+    assert f"{folder} cannot be used: Not a directory" in capfd.readouterr().err
+
+
+def test_collectors_are_switched_off_by_name_or_by_kind() -> None:
+    every = {c.name for c in collectors_of(AgentConfig())}
+    assert every == COLLECTORS.keys()
+    off = AgentConfig(collectors_off=("gpu", "host_10s", "inventory"))
+    assert every - {c.name for c in collectors_of(off)} == {"gpu_1s", "gpu_10s", "host_10s"}
+    with pytest.raises(SettingsError, match="collectors_off: no 'gp'; there are: host_1s"):
+        collectors_of(AgentConfig(collectors_off=("gp",)))
+
+
+def test_a_collector_that_cannot_be_made_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver's library crashed in its own constructor when it was looked for."""
+
+    def crash(_: object) -> Broken:
+        raise OSError("libnvidia-ml.so.1: invalid ELF header")
+
+    monkeypatch.setitem(COLLECTORS, "gpu_1s", crash)
+    (broken,) = [c for c in collectors_of(AgentConfig()) if c.name == "gpu_1s"]
+
+    class StoppedClock:
+        def boottime_ns(self) -> int:
+            return 0
+
+        def wall_ns(self) -> int:
+            return 0
+
+    turn = take_turn(broken, StoppedClock())
+    assert turn.outcome is Outcome.ERROR
+    assert turn.words.endswith("could not be made: OSError: libnvidia-ml.so.1: invalid ELF header")
+
+
+LIGHT = """
+import json, sys
+from contextlib import ExitStack
+from pathlib import Path
+from gangline.agent import commands, main
+from gangline.agent.clock import SystemClock
+from gangline.agent.config import AgentConfig
+import gangline.agent.commands.agent
+folder = Path(sys.argv[1])
+config = AgentConfig(
+    aggregator="127.0.0.1:9", spool_folder=folder / "spool", events_folder=folder / "events"
+)
+with ExitStack() as stack:
+    daemon = main.build(config, SystemClock(), stack)
+    for _ in range(3):
+        daemon.tick()
+json.dump(sorted(sys.modules), sys.stdout)
+"""
+
+
+def test_the_daemon_is_light_when_it_runs(tmp_path: Path) -> None:
+    """An import within a function cost each of ten thousand hosts 26 MB, an hour after its start."""
+    out = subprocess.run(
+        [sys.executable, "-c", LIGHT, str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=GUARD_SECONDS,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+    loaded = set(json.loads(out.stdout))
+    assert "gangline.agent.client" in loaded
+    assert not loaded & HEAVY

@@ -1,0 +1,130 @@
+"""What the agent tells of itself, and when it has to tell it again."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from gangline.agent import registration as module
+from gangline.agent.registration import InventoryCollector, Registration, version
+from gangline.fingerprints.catalogue import SIGNALS
+
+RUN, BOOT = b"r" * 16, b"b" * 16
+
+
+class StoppedClock:
+    def boottime_ns(self) -> int:
+        return 7
+
+    def wall_ns(self) -> int:
+        return 8
+
+
+@dataclass
+class Gpu:
+    key: str
+    kind: str = "gpu"
+    attributes: dict[str, str] = field(default_factory=lambda: {"name": "H100", "serial": "1"})
+
+
+@dataclass
+class Found:
+    devices: list[Gpu]
+    labels: dict[str, str] = field(default_factory=lambda: {"kernel": "6.1"})
+    words: str = ""
+
+
+class Counted:
+    """An inventory collector and how often it found that the aggregator must be told."""
+
+    def __init__(self) -> None:
+        self.registration = Registration("gpu-7", RUN, BOOT, StoppedClock())
+        self.found: Found | Exception = Found([Gpu("GPU-a")])
+        self.changes = 0
+        self.collector = InventoryCollector(self._read, self.registration, self._changed)
+
+    def _read(self) -> Found:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def keys(self) -> list[str]:
+        return [device.key for device in self.registration.request().devices]
+
+
+def test_the_request_says_who_when_and_what_the_ids_mean() -> None:
+    made = Counted()
+    assert made.collector.collect() == ()
+    request = made.registration.request()
+    assert (request.node, request.run_id, request.boot_id) == ("gpu-7", RUN, BOOT)
+    assert (request.boottime_ns, request.wall_time_ns) == (7, 8)
+    assert (request.protocol_version, request.simulated) == (1, False)
+    assert len(request.signals) == len(SIGNALS)
+    (device,) = request.devices
+    assert (device.kind, device.key, device.attributes["name"]) == ("gpu", "GPU-a", "H100")
+    assert dict(request.labels) == {"kernel": "6.1"}
+
+
+def test_only_what_the_aggregator_was_not_told_is_told_again() -> None:
+    """Every agent of a fleet would reconnect every ten minutes for nothing; or never, after a GPU
+    was swapped."""
+    made = Counted()
+    made.collector.collect()
+    assert made.changes == 0  # nobody was told anything yet
+    assert made.keys() == ["GPU-a"]
+    made.collector.collect()
+    assert made.changes == 0
+    made.found = Found([Gpu("GPU-b")])
+    made.collector.collect()
+    assert made.changes == 1
+    assert made.keys() == ["GPU-b"]
+    made.collector.collect()
+    assert made.changes == 1
+
+
+def test_an_inventory_that_could_not_be_read_changes_nothing_and_is_an_outcome() -> None:
+    """The child was killed for memory; the host's GPUs did not vanish with it."""
+    made = Counted()
+    made.collector.collect()
+    assert made.keys() == ["GPU-a"]
+    made.found = Found([], {}, "ended by signal 9")
+    with pytest.raises(RuntimeError, match="ended by signal 9"):
+        made.collector.collect()
+    made.found = OSError("no more processes")
+    with pytest.raises(OSError, match="no more processes"):
+        made.collector.collect()
+    assert (made.keys(), made.changes) == (["GPU-a"], 0)
+
+
+def test_a_part_of_an_inventory_is_taken_and_is_an_outcome() -> None:
+    made = Counted()
+    made.found = Found([Gpu("GPU-a")], {}, "network: pyroute2 is not installed")
+    with pytest.raises(RuntimeError, match="pyroute2"):
+        made.collector.collect()
+    assert made.keys() == ["GPU-a"]
+
+
+def test_the_first_connection_waits_for_the_first_inventory_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two registrations a host at every start of a fleet; or none, where the inventory hangs."""
+    made = Counted()
+    asked: list[int] = []
+    client = threading.Thread(target=lambda: asked.append(len(made.keys())))
+    client.start()
+    made.collector.collect()
+    client.join(30.0)
+    assert asked == [1]
+    monkeypatch.setattr(module, "FIRST_INVENTORY_SECONDS_MAX", 0.0)
+    assert Counted().keys() == []
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    from importlib.metadata import version as installed
+
+    assert version() == installed("gangline")
