@@ -1,1 +1,400 @@
-# cython: language_level=3
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Many small counter files, read through kept descriptors in one pass without the GIL."""
+
+from libc.errno cimport EINTR, EINVAL, EMFILE, ENFILE, ENODEV, ENOENT, ENXIO, errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcmp, memcpy, memset
+from posix.fcntl cimport O_CLOEXEC, O_RDONLY, open as c_open
+from posix.unistd cimport close as c_close, pread
+
+import os
+
+NUMBER, SIGNED, CODE, KEYED, DECIMAL = range(5)
+
+cdef enum:
+    SHAPE_NUMBER = 0
+    SHAPE_SIGNED = 1
+    SHAPE_CODE = 2
+    SHAPE_KEYED = 3
+    SHAPE_DECIMAL = 4
+    # A sysfs attribute is one page at most; what fills the buffer is not read to its end.
+    BUFFER_BYTES = 4096
+    TARGETS_MAX = 8
+    # What a file answered.
+    ANSWERED = 0
+    GONE = 1
+    REFUSED = 2
+    WAITING = 3
+
+cdef uint64_t U64_MAX = 0xFFFFFFFFFFFFFFFF
+
+cdef struct Cell:
+    uint64_t *bits
+    uint8_t *valid
+    int shape
+    bint gauge
+    uint64_t multiplier
+    double scale
+    uint64_t most
+    Py_ssize_t key
+    Py_ssize_t key_bytes
+
+cdef struct File:
+    int fd
+    bint keep
+    Py_ssize_t path
+    Py_ssize_t first
+    Py_ssize_t end
+    uint32_t wait
+    uint32_t interval
+
+cdef struct Group:
+    Py_ssize_t first
+    Py_ssize_t end
+    Py_ssize_t probe
+    bint trusted
+    uint32_t wait
+    uint32_t interval
+
+
+cdef class CounterFiles:
+    cdef File *files
+    cdef Cell *cells
+    cdef Group *groups
+    cdef char *text  # paths and keys, each ended by a zero byte
+    cdef Py_ssize_t file_count, cell_count, group_count, text_bytes
+    cdef uint32_t wait_passes_max
+    cdef Py_ssize_t kept_max
+    cdef bint busy, closed
+    cdef list views
+    cdef uint64_t *bits[TARGETS_MAX]
+    cdef uint8_t *valid[TARGETS_MAX]
+    cdef Py_ssize_t sizes[TARGETS_MAX]
+    cdef object group_name
+    cdef readonly Py_ssize_t missing_cells
+    cdef readonly uint64_t read_errors
+
+    def __init__(self, targets, *, Py_ssize_t kept_max=160, uint32_t wait_passes_max=0):
+        if self.views is not None:
+            raise RuntimeError("CounterFiles is made once")
+        if not 0 < len(targets) <= TARGETS_MAX:
+            raise ValueError(f"targets: expected 1 to {TARGETS_MAX} pairs of buffers, got {len(targets)}")
+        self.views = []
+        self.kept_max = kept_max
+        self.wait_passes_max = wait_passes_max
+        for number, (cells, valid) in enumerate(targets):
+            self._bind(number, cells, valid)
+
+    cdef _bind(self, int number, cells, valid):
+        cdef uint8_t[::1] cell_bytes = memoryview(cells).cast("B")
+        cdef uint8_t[::1] valid_bytes = memoryview(valid).cast("B")
+        if cell_bytes.shape[0] != 8 * valid_bytes.shape[0]:
+            raise ValueError(
+                f"target {number}: {valid_bytes.shape[0]} cells need {8 * valid_bytes.shape[0]} bytes, "
+                f"got {cell_bytes.shape[0]}"
+            )
+        self.views.append((cell_bytes, valid_bytes))
+        self.sizes[number] = valid_bytes.shape[0]
+        if valid_bytes.shape[0]:
+            self.bits[number] = <uint64_t *>&cell_bytes[0]
+            self.valid[number] = &valid_bytes[0]
+
+    def add_file(self, path, *, group=None):
+        self._must_be_idle()
+        if self.group_count == 0 or group is None or group != self.group_name:
+            _grow(<void **>&self.groups, self.group_count, sizeof(Group))
+            memset(&self.groups[self.group_count], 0, sizeof(Group))
+            self.groups[self.group_count].first = self.file_count
+            self.group_count += 1
+        self.group_name = group
+        _grow(<void **>&self.files, self.file_count, sizeof(File))
+        cdef File *file = &self.files[self.file_count]
+        memset(file, 0, sizeof(File))
+        file.fd = -1
+        file.keep = self.file_count < self.kept_max
+        file.path = self._keep_text(os.fsencode(path))
+        file.first = file.end = self.cell_count
+        self.file_count += 1
+        self.groups[self.group_count - 1].end = self.file_count
+
+    def add_cell(self, Py_ssize_t index, *, int target=0, int shape=SHAPE_NUMBER, bytes key=b"",
+                 scale=1, bint gauge=False, uint64_t most=U64_MAX):
+        self._must_be_idle()
+        if not self.file_count:
+            raise ValueError("a cell belongs to the file added last, and there is none yet")
+        if not 0 <= target < len(self.views) or not 0 <= index < self.sizes[target]:
+            raise ValueError(f"cell {index} of target {target} is outside its buffers")
+        _grow(<void **>&self.cells, self.cell_count, sizeof(Cell))
+        cdef Cell *cell = &self.cells[self.cell_count]
+        _fill(cell, shape, scale, gauge, most)
+        cell.bits = self.bits[target] + index
+        cell.valid = self.valid[target] + index
+        cell.key_bytes = len(key)
+        cell.key = self._keep_text(key)
+        self.cell_count += 1
+        self.files[self.file_count - 1].end = self.cell_count
+
+    cdef Py_ssize_t _keep_text(self, bytes text) except -1:
+        cdef Py_ssize_t at = self.text_bytes, size = len(text) + 1
+        cdef void *grown = realloc(self.text, at + size)
+        if grown == NULL:
+            raise MemoryError()
+        self.text = <char *>grown
+        memcpy(self.text + at, <const char *>text, size)
+        self.text_bytes = at + size
+        return at
+
+    cdef int _must_be_idle(self) except -1:
+        if self.busy:
+            raise RuntimeError("a pass is under way in another thread")
+        if self.closed:
+            raise ValueError("these counter files are closed")
+        return 0
+
+    def read(self):
+        self._must_be_idle()
+        self.busy = True
+        with nogil:
+            self._pass()
+        self.busy = False
+        if self.closed:
+            self._close_all()
+        return self.missing_cells
+
+    cdef void _pass(self) noexcept nogil:
+        cdef Py_ssize_t i
+        self.missing_cells = 0
+        for i in range(self.group_count):
+            if self.groups[i].wait:
+                self.groups[i].wait -= 1
+                self._blank_files(self.groups[i].first, self.groups[i].end)
+            else:
+                self._read_group(&self.groups[i])
+
+    cdef void _read_group(self, Group *group) noexcept nogil:
+        """Read a device's files; one that only refuses is asked by one file and then left alone.
+
+        Each refused read may put a line into the kernel log. So a group that has not answered yet
+        (or no longer does) is probed by a single file, another one each time, after a growing wait.
+        """
+        cdef Py_ssize_t count = group.end - group.first, k, i
+        cdef Py_ssize_t start = 0 if group.trusted else group.probe % count
+        cdef Py_ssize_t answered = 0, refused = 0
+        cdef int answer
+        for k in range(count):
+            i = group.first + (start + k) % count
+            answer = self._read_file(&self.files[i])
+            answered += answer == ANSWERED
+            refused += answer == REFUSED
+            if refused and not answered and not group.trusted and self.wait_passes_max:
+                self.files[i].wait = self.files[i].interval = 0  # it waits with its group
+                for k in range(k + 1, count):
+                    i = group.first + (start + k) % count
+                    self._blank_files(i, i + 1)
+                break
+        if answered:
+            group.trusted = True
+            group.interval = 0
+        elif refused and self.wait_passes_max:
+            group.trusted = False
+            group.probe += 1
+            self._longer(&group.wait, &group.interval)
+
+    cdef int _read_file(self, File *file) noexcept nogil:
+        cdef char buffer[BUFFER_BYTES]
+        cdef Py_ssize_t got = -1, i
+        cdef int error = 0
+        if file.wait:
+            file.wait -= 1
+            self._blank_files_of(file)
+            return WAITING
+        if file.fd < 0:
+            file.fd = c_open(self.text + file.path, O_RDONLY | O_CLOEXEC)
+            error = errno if file.fd < 0 else 0
+        if file.fd >= 0:
+            got = pread(file.fd, buffer, BUFFER_BYTES, 0)
+            while got < 0 and errno == EINTR:
+                got = pread(file.fd, buffer, BUFFER_BYTES, 0)
+            error = errno if got < 0 else 0
+            # EINVAL is an answer of the file (an interface that is down); anything else may be a
+            # descriptor of a device that has gone, and is opened afresh.
+            if not file.keep or (error and error != EINVAL):
+                c_close(file.fd)
+                file.fd = -1
+        if got < 0:
+            self.read_errors += 1
+            self._blank_files_of(file)
+            self._longer(&file.wait, &file.interval)
+            return GONE if error in (ENOENT, ENODEV, ENXIO, EMFILE, ENFILE) else REFUSED
+        file.interval = 0
+        for i in range(file.first, file.end):
+            self.cells[i].valid[0] = _parse(buffer, got, &self.cells[i], self.text + self.cells[i].key, self.cells[i].bits)
+            self.missing_cells += not self.cells[i].valid[0]
+        return ANSWERED
+
+    cdef void _longer(self, uint32_t *wait, uint32_t *interval) noexcept nogil:
+        interval[0] = min(2 * interval[0] + 1, self.wait_passes_max)
+        wait[0] = interval[0]
+
+    cdef void _blank_files(self, Py_ssize_t first, Py_ssize_t end) noexcept nogil:
+        cdef Py_ssize_t i
+        for i in range(first, end):
+            self._blank_files_of(&self.files[i])
+
+    cdef void _blank_files_of(self, File *file) noexcept nogil:
+        cdef Py_ssize_t i
+        for i in range(file.first, file.end):
+            self.cells[i].valid[0] = 0
+            self.missing_cells += 1
+
+    def close(self):
+        self.closed = True
+        if not self.busy:  # else the pass closes them when it comes back, if ever
+            self._close_all()
+
+    cdef void _close_all(self) noexcept:
+        cdef Py_ssize_t i
+        for i in range(self.file_count):
+            if self.files[i].fd >= 0:
+                c_close(self.files[i].fd)
+                self.files[i].fd = -1
+
+    def __dealloc__(self):
+        self._close_all()
+        free(self.files)
+        free(self.cells)
+        free(self.groups)
+        free(self.text)
+
+    @property
+    def kept_descriptors(self):
+        cdef Py_ssize_t i, count = 0
+        for i in range(self.file_count):
+            count += self.files[i].fd >= 0
+        return count
+
+
+def parse(const uint8_t[::1] text not None, int shape=SHAPE_NUMBER, *, bytes key=b"", scale=1, bint gauge=False, uint64_t most=U64_MAX):
+    cdef Cell cell
+    cdef uint64_t bits = 0
+    cdef double number
+    _fill(&cell, shape, scale, gauge, most)
+    cell.key_bytes = len(key)
+    if not text.shape[0] or not _parse(<const char *>&text[0], min(text.shape[0], BUFFER_BYTES), &cell, key, &bits):
+        return None
+    if not gauge:
+        return bits
+    memcpy(&number, &bits, sizeof(double))
+    return number
+
+
+cdef int _fill(Cell *cell, int shape, scale, bint gauge, uint64_t most) except -1:
+    if not SHAPE_NUMBER <= shape <= SHAPE_DECIMAL:
+        raise ValueError(f"shape: expected NUMBER, SIGNED, CODE, KEYED or DECIMAL, got {shape}")
+    if not gauge and (shape in (SHAPE_SIGNED, SHAPE_DECIMAL) or int(scale) != scale or scale < 1):
+        raise ValueError("a cell of whole numbers cannot be signed or decimal, and is multiplied by 1 or more")
+    cell.shape = shape
+    cell.gauge = gauge
+    cell.scale = scale
+    cell.multiplier = 1 if gauge else scale
+    cell.most = most
+    return 0
+
+
+cdef int _grow(void **array, Py_ssize_t count, Py_ssize_t item_bytes) except -1:
+    cdef void *grown = realloc(array[0], (count + 1) * item_bytes)
+    if grown == NULL:
+        raise MemoryError()
+    array[0] = grown
+    return 0
+
+
+cdef inline bint _is_space(char c) noexcept nogil:
+    return c == c" " or c == c"\n" or c == c"\t" or c == c"\r"
+
+
+cdef bint _digits(const char *text, Py_ssize_t size, Py_ssize_t *at, uint64_t *value) noexcept nogil:
+    """Read one or more digits from *at* on. False when there is none, or they exceed 64 bits."""
+    cdef Py_ssize_t i = at[0]
+    cdef uint64_t total = 0, digit
+    while i < size and c"0" <= text[i] <= c"9":
+        digit = <uint64_t>(text[i] - c"0")
+        if total > (U64_MAX - digit) // 10:
+            return False
+        total = 10 * total + digit
+        i += 1
+    if i == at[0]:
+        return False
+    at[0] = i
+    value[0] = total
+    return True
+
+
+cdef Py_ssize_t _after_key(const char *text, Py_ssize_t size, const char *key, Py_ssize_t key_bytes) noexcept nogil:
+    """Return where the word *key* ends, or -1. It stands alone: `numa_hit` is not in `my_numa_hit`."""
+    cdef Py_ssize_t i
+    for i in range(size - key_bytes):
+        if (i == 0 or _is_space(text[i - 1])) and _is_space(text[i + key_bytes]) and memcmp(text + i, key, key_bytes) == 0:
+            return i + key_bytes
+    return -1
+
+
+cdef bint _ends(const char *text, Py_ssize_t size, Py_ssize_t at, Cell *cell, const char *key) noexcept nogil:
+    """Say whether what follows the number is what the shape allows. A cut-off number is none."""
+    if size == BUFFER_BYTES and at == size:
+        return False
+    if cell.shape == SHAPE_CODE:
+        return at < size and text[at] == c":"
+    if cell.shape == SHAPE_KEYED:
+        return at == size or _is_space(text[at])
+    if cell.shape == SHAPE_DECIMAL:
+        if at >= size or text[at] != c" " or size - at - 1 < cell.key_bytes:
+            return False
+        at += 1 + cell.key_bytes
+        return memcmp(text + at - cell.key_bytes, key, cell.key_bytes) == 0 and (at == size or _is_space(text[at]))
+    while at < size and _is_space(text[at]):
+        at += 1
+    return at == size
+
+
+cdef bint _parse(const char *text, Py_ssize_t size, Cell *cell, const char *key, uint64_t *bits) noexcept nogil:
+    """Put the cell's value, scaled, into *bits*. False: the text is not of the shape, or too large."""
+    cdef Py_ssize_t at = 0, mark
+    cdef uint64_t value = 0, fraction = 0
+    cdef bint negative = False
+    cdef double number
+    cdef Py_ssize_t places = 0
+    if cell.shape == SHAPE_KEYED:
+        at = _after_key(text, size, key, cell.key_bytes)
+        if at < 0:
+            return False
+    while at < size and _is_space(text[at]):
+        at += 1
+    if cell.shape == SHAPE_SIGNED and at < size and text[at] == c"-":
+        negative = True
+        at += 1
+    if not _digits(text, size, &at, &value) or value > cell.most:
+        return False
+    if cell.shape == SHAPE_DECIMAL and at < size and text[at] == c".":
+        at += 1
+        mark = at
+        if not _digits(text, size, &at, &fraction):
+            return False
+        places = at - mark
+    if not _ends(text, size, at, cell, key):
+        return False
+    if not cell.gauge:
+        if value > U64_MAX // cell.multiplier:
+            return False
+        bits[0] = value * cell.multiplier
+        return True
+    number = <double>fraction
+    while places > 0:
+        number /= 10
+        places -= 1
+    number = (<double>value + number) * cell.scale
+    if negative:
+        number = -number
+    memcpy(bits, &number, sizeof(double))
+    return True

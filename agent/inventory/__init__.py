@@ -1,1 +1,146 @@
-"""What changes rarely, read by a short-lived child that may import what the daemon must not."""
+"""What changes rarely, read by a short-lived child that may import what the daemon must not.
+
+This module is the daemon's side and stays light. The child is `python -m gangline.agent.inventory`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import IO
+
+from ..hardware.roots import Roots
+
+#: A child that says more than this is ended; a host of 8 GPUs and 100 functions says a tenth of it.
+OUTPUT_BYTES_MAX = 4 << 20
+DEVICES_MAX = 8192
+#: Of the child's complaints, the end is kept.
+COMPLAINT_BYTES_MAX = 2048
+#: A killed child that has not ended after this long sits in a driver, and is left behind.
+DEATH_SECONDS_MAX = 1.0
+
+#: Children that would not die. While one lives no other is started: it would only join it.
+_abandoned: list[subprocess.Popen[bytes]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A part of the host. `kind` and `key` are those of its readings where it has any."""
+
+    kind: str
+    key: str
+    attributes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What the host is made of; `words` say why it is not whole, and are empty when it is."""
+
+    devices: tuple[Device, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    words: str = ""
+
+
+def read(roots: Roots, seconds_max: float = 20.0) -> Inventory:
+    """Run the child and return what it found. Never raises; returns within *seconds_max* and a second.
+
+    What the child printed before a driver held it fast is kept.
+    """
+    _abandoned[:] = [child for child in _abandoned if child.poll() is None]
+    if _abandoned:
+        return Inventory(
+            words=f"the last inventory (process {_abandoned[0].pid}) has not ended yet"
+        )
+    command = [sys.executable, "-m", __name__, "--sys", str(roots.sys), "--proc", str(roots.proc)]
+    command += ["--seconds", str(seconds_max / 2)]
+    if roots.nvml_library:
+        command += ["--nvml", roots.nvml_library]
+    try:
+        output, words = run_child(command, seconds_max)
+    except OSError as error:
+        return Inventory(words=f"the inventory could not be started: {error}")
+    return parse(output, words)
+
+
+def run_child(command: list[str], seconds_max: float) -> tuple[bytes, str]:
+    """Return the line that the command printed, and why it is not whole. Raises OSError at the start.
+
+    The child is killed when it is late or says too much; when it does not die of that, it is abandoned.
+    """
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        bufsize=0,
+    )
+    assert child.stdout is not None and child.stderr is not None
+    with child.stdout, child.stderr:
+        output, complaint, words = _listen(child.stdout, child.stderr, seconds_max)
+    _end(child)
+    if not words and not output.endswith(b"\n"):
+        said = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+        words = f"the inventory ended without an answer: {said or 'it said nothing'}"
+    return output, words
+
+
+def _listen(stdout: IO[bytes], stderr: IO[bytes], seconds_max: float) -> tuple[bytes, bytes, str]:
+    """Read both pipes until the answer's line is whole; the words say why it is not."""
+    output, complaint = b"", b""
+    deadline = time.monotonic() + seconds_max
+    with selectors.DefaultSelector() as selector:
+        selector.register(stdout, selectors.EVENT_READ)
+        selector.register(stderr, selectors.EVENT_READ)
+        while stdout in selector.get_map() and not output.endswith(b"\n"):
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return output, complaint, f"the inventory took longer than {seconds_max:g} s"
+            for key, _ in ready:
+                part = os.read(key.fd, 65536)
+                if not part:
+                    selector.unregister(key.fileobj)
+                elif key.fileobj is stdout:
+                    output += part
+                else:
+                    complaint = (complaint + part)[-COMPLAINT_BYTES_MAX:]
+            if len(output) > OUTPUT_BYTES_MAX:
+                return b"", complaint, f"the inventory said more than {OUTPUT_BYTES_MAX} bytes"
+    return output, complaint, ""
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(DEATH_SECONDS_MAX / 2)
+        return
+    child.kill()
+    try:
+        child.wait(DEATH_SECONDS_MAX / 2)
+    except subprocess.TimeoutExpired:
+        _abandoned.append(child)
+
+
+def parse(output: bytes, words: str = "") -> Inventory:
+    """Return the inventory that the child's line says. What is not one has words; never raises."""
+    try:
+        said = json.loads(output)
+        devices = tuple(
+            Device(str(d["kind"]), str(d["key"]), _texts(d.get("attributes", {})))
+            for d in said["devices"][:DEVICES_MAX]
+        )
+        labels = _texts(said["labels"])
+        problems = [words, *(str(problem) for problem in said.get("problems", ()))]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return Inventory(words=words or f"the inventory's answer is none: {error!r:.120}")
+    return Inventory(devices, labels, "; ".join(filter(None, problems)))
+
+
+def _texts(pairs: Mapping[str, object]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in pairs.items()}

@@ -16,5 +16,5 @@ SIGNALS = (
     Signal(407, "disk.busy_milliseconds", Kind.COUNTER, Pace.SECOND, "/proc/diskstats field 10", "time with at least one request outstanding", width_bits=32),
     Signal(410, "filesystem.size_bytes", Kind.GAUGE, Pace.MINUTE, "statvfs f_blocks", "size"),
     Signal(411, "filesystem.available_bytes", Kind.GAUGE, Pace.MINUTE, "statvfs f_bavail", "free for unprivileged use"),
-    Signal(412, "filesystem.read_only_state", Kind.STATE, Pace.MINUTE, "statvfs ST_RDONLY", "1 after the kernel gave up on it (errors=remount-ro)"),
+    Signal(412, "filesystem.read_only_state", Kind.STATE, Pace.MINUTE, "/proc/self/mountinfo superblock options", "1 when the filesystem itself cannot be written, as after the kernel gave up on it (errors=remount-ro)"),
 )

@@ -24,7 +24,7 @@ SIGNALS = (
     Signal(118, "host.swap_used_bytes", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/meminfo SwapTotal-SwapFree", "memory swapped out"),
     Signal(119, "host.hugepages_free_pages", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/meminfo HugePages_Free", "reserved huge pages not in use"),
     Signal(120, "host.oom_kills_count", Kind.COUNTER, Pace.TEN_SECONDS, "/proc/vmstat oom_kill", "processes the kernel killed for memory", on_change=True),
-    Signal(121, "host.uptime_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "CLOCK_BOOTTIME", "time since boot"),
+    Signal(121, "host.uptime_seconds", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/uptime", "time since boot"),
     Signal(122, "host.load_1m_ratio", Kind.GAUGE, Pace.TEN_SECONDS, "/proc/loadavg / cores", "run queue per core, one minute mean"),
     Signal(123, "host.cpu_frequency_hertz", Kind.GAUGE, Pace.TEN_SECONDS, "cpufreq scaling_cur_freq, mean of cores", "what the cores run at now"),
     Signal(124, "host.cpu_throttles_count", Kind.COUNTER, Pace.TEN_SECONDS, "cpu*/thermal_throttle/package_throttle_count, sum of packages", "times a CPU package braked for heat", on_change=True),

@@ -1,0 +1,35 @@
+"""What a host has, listed now and then: devices come and go while the agent runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from ...fingerprints.catalogue import PERIOD_SECONDS, Pace
+
+T = TypeVar("T")
+
+
+class Listing(Generic[T]):
+    """The last list, and whether it is another one than before. Time is counted in turns."""
+
+    def __init__(self, read: Callable[[], T], pace: Pace, *, seconds: int = 10) -> None:
+        """*read* lists; it is called in the first turn and then about every *seconds*."""
+        self._read = read
+        self._turns = max(1, seconds // PERIOD_SECONDS[pace])
+        self._turns_left = 0
+        self._current: list[T] = []
+
+    @property
+    def value(self) -> T:
+        """The last list. IndexError before the first `renew`."""
+        return self._current[0]
+
+    def renew(self) -> bool:
+        """Count a turn and list again when it is time; return whether the list has changed."""
+        self._turns_left -= 1
+        if self._turns_left > 0:
+            return False
+        self._turns_left = self._turns
+        before, self._current = self._current, [self._read()]
+        return before != self._current

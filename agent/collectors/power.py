@@ -1,0 +1,105 @@
+"""Power and heat of the host: RAPL and hwmon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...ext.counterfiles import SIGNED
+from ...fingerprints.block import Block
+from ...fingerprints.catalogue import Pace
+from ..hardware import power
+from ..hardware.files import KeptFile, device_key, parse_unsigned
+from ..hardware.roots import Roots
+from ..turn import Blind, NoData
+from .folders import Device, FolderCollector, Plan, Source
+from .listing import Listing
+
+_NO_RAPL = "no RAPL zone in /sys/class/powercap"
+#: Since CVE-2020-8694 the energy counters are the root user's: they give keys away.
+_RAPL_CLOSED = (
+    "energy_uj is readable by root only; "
+    "open it with AmbientCapabilities=CAP_DAC_READ_SEARCH in the agent's unit, "
+    "or: chmod a+r /sys/class/powercap/intel-rapl*/energy_uj"
+)
+
+
+class RaplEnergy:
+    """Energy of each RAPL zone since the agent started."""
+
+    name = "rapl_1s"
+    pace = Pace.SECOND
+    enters_driver = False
+
+    def __init__(self, roots: Roots) -> None:
+        self._listing = Listing(lambda: power.rapl_zones(roots.sys), self.pace)
+        self._zones: list[tuple[KeptFile, power.EnergyMeter]] = []
+        self._block = Block("rapl_1s", ())
+
+    def collect(self) -> Sequence[Block]:
+        """Return the one block. Raises NoData without RAPL, and Blind when it is not for us to read."""
+        if self._listing.renew():
+            self._rebuild(self._listing.value)
+        if not self._zones:
+            raise NoData(_NO_RAPL)
+        for row, (file, meter) in enumerate(self._zones):
+            self._block.put_float(0, row, meter.add(parse_unsigned(file.read())))
+        if all(file.denied for file, _ in self._zones):
+            raise Blind(_RAPL_CLOSED)
+        return (self._block,)
+
+    def _rebuild(self, zones: dict[str, Path]) -> None:
+        for file, _ in self._zones:
+            file.close()
+        self._block = Block("rapl_1s", [device_key(name) for name in zones])
+        self._zones = [
+            (
+                KeptFile(folder / "energy_uj"),
+                power.EnergyMeter(power.energy_range_microjoules(folder)),
+            )
+            for folder in zones.values()
+        ]
+
+
+def rapl_10s(roots: Roots) -> FolderCollector:
+    """The long-term power cap of each zone that has one."""
+
+    def devices() -> list[Device]:
+        limit = {"rapl.power_limit_watts": Source("constraint_0_power_limit_uw", scale=1e-6)}
+        return [
+            Device(name, f"{folder}/", limit)
+            for name, folder in power.rapl_zones(roots.sys).items()
+            if (folder / "constraint_0_power_limit_uw").exists()
+        ]
+
+    return FolderCollector(
+        Plan("rapl_10s", Pace.TEN_SECONDS, ("rapl_10s",), devices, _NO_RAPL, list_seconds=60)
+    )
+
+
+def hwmon_10s(roots: Roots) -> FolderCollector:
+    """Sensors. Many ask their device: an NVMe by an admin command, a NIC or a BMC by its firmware."""
+    return FolderCollector(
+        Plan(
+            "hwmon_10s",
+            Pace.TEN_SECONDS,
+            ("hwmon_10s",),
+            lambda: [_sensor(name, s) for name, s in power.sensors(roots.sys).items()],
+            "no temperature or power sensor in /sys/class/hwmon",
+            enters_driver=True,
+            list_seconds=60,
+            wait_seconds_max=300,
+        )
+    )
+
+
+def _sensor(name: str, sensor: power.Sensor) -> Device:
+    if sensor.is_power:
+        return Device(
+            name, sensor.prefix, {"hwmon.power_watts": Source(sensor.reading, scale=1e-6)}
+        )
+    sources = {
+        "hwmon.temperature_celsius": Source("_input", SIGNED, scale=1e-3),
+        "hwmon.temperature_critical_celsius": Source("_crit", SIGNED, scale=1e-3),
+    }
+    return Device(name, sensor.prefix, sources)

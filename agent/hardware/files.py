@@ -1,0 +1,113 @@
+"""Small kernel files and folders: read with limits, missing rather than raising."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+#: What is longer is cut here; the longest file read, /proc/stat of a host with many interrupts, is a tenth.
+FILE_BYTES_MAX = 1 << 20
+#: Of a folder, no more names than these are looked at.
+FOLDER_NAMES_MAX = 65536
+#: A device's key is at most this long in UTF-8 (what a frame's row may hold).
+KEY_BYTES_MAX = 96
+
+_CHUNK_BYTES = 65536
+
+
+class KeptFile:
+    """A file of /proc that is read again and again through one descriptor."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+        #: Whether the last read failed for want of permission.
+        self.denied = False
+
+    def read(self) -> bytes:
+        """Return the file from its start; empty when it cannot be read. Never raises.
+
+        After an error it is opened afresh next time. A seq_file (diskstats) gives a page at a time,
+        hence the loop.
+        """
+        try:
+            if self._descriptor < 0:
+                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            data = part = os.pread(self._descriptor, _CHUNK_BYTES, 0)
+            while part and len(data) < FILE_BYTES_MAX:
+                part = os.pread(self._descriptor, _CHUNK_BYTES, len(data))
+                data += part
+        except OSError as error:
+            self.denied = isinstance(error, PermissionError)
+            self.close()
+            return b""
+        self.denied = False
+        return data
+
+    def close(self) -> None:
+        """Close the descriptor; a later read opens it again."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """Return the file's content, cut at FILE_BYTES_MAX; None when it cannot be read."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            return file.read(FILE_BYTES_MAX)
+    except (OSError, ValueError):  # ValueError: a name with a zero byte
+        return None
+
+
+def read_text(path: Path) -> str | None:
+    """Return the file's text without white space around it; None when it cannot be read."""
+    data = read_bytes(path)
+    return None if data is None else data.decode(errors="replace").strip()
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder, in order; none when there is no such folder."""
+    try:
+        return sorted(os.listdir(folder)[:FOLDER_NAMES_MAX])
+    except OSError:
+        return []
+
+
+def parse_unsigned(text: str | bytes | None, base: int = 10) -> int | None:
+    """Return a whole number of 64 bits; None for anything else (`-1`, `N/A (no PMA)`, empty)."""
+    if not text or len(text) > 40:
+        return None
+    try:
+        value = int(text, base)
+    except ValueError:
+        return None
+    # int() also takes 1_000 and digits of other scripts; the kernel writes neither
+    odd = (b"_" in text) if isinstance(text, bytes) else ("_" in text or not text.isascii())
+    return value if 0 <= value < 1 << 64 and not odd else None
+
+
+def read_unsigned(path: Path, base: int = 10) -> int | None:
+    """Return the whole number that the file holds; None when it holds none."""
+    return parse_unsigned(read_text(path), base)
+
+
+def device_key(name: str) -> str:
+    """Return a kernel's name as a key: valid UTF-8 of at most KEY_BYTES_MAX, the same each time.
+
+    Kernel names are bytes: what is not UTF-8 is replaced, what is too long (a mount point) is cut, and
+    either ends in a digest, so that two such names stay apart.
+    """
+    raw = os.fsencode(name)
+    key = raw.decode(errors="replace")
+    if len(raw) <= KEY_BYTES_MAX and key.encode() == raw:
+        return key
+    digest = hashlib.blake2b(raw, digest_size=4).hexdigest()
+    cut = key.encode()[: KEY_BYTES_MAX - len(digest) - 1].decode(errors="ignore")
+    return f"{cut}~{digest}"

@@ -1,0 +1,36 @@
+"""A few files of one number each, through kept descriptors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...ext.counterfiles import CounterFiles
+
+#: Beyond these, a file is opened each time: a large host has hundreds of cores, each with its frequency.
+KEPT_MAX = 64
+
+
+class NumberFiles:
+    """Files that each hold one unsigned number."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._valid = bytearray(len(paths))
+        self._cells = bytearray(8 * len(paths))
+        self._numbers = memoryview(self._cells).cast("Q")
+        self._files = CounterFiles([(self._cells, self._valid)], kept_max=KEPT_MAX)
+        for index, path in enumerate(paths):
+            self._files.add_file(path)
+            self._files.add_cell(index)
+
+    def read(self) -> list[int | None]:
+        """Return the numbers in the order of the paths; None for a file that holds none."""
+        self._files.read()
+        return [
+            number if valid else None
+            for number, valid in zip(self._numbers, self._valid, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Close the descriptors. No reading after this."""
+        self._files.close()

@@ -1,0 +1,27 @@
+"""What the kernel's side of the NVIDIA driver says of its GPUs without a call into any of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from .files import names_in, read_text
+
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]+)\s*$", re.MULTILINE)
+
+
+def driver_gpus(proc: Path) -> list[str]:
+    """Return the PCI addresses in /proc/driver/nvidia/gpus, in order; also of GPUs that are lost."""
+    return [n for n in names_in(proc / "driver/nvidia/gpus") if _ADDRESS.fullmatch(n)]
+
+
+def driver_gpu_uuid(proc: Path, address: str) -> str:
+    """Return the UUID that the driver remembers of a GPU; empty when it never learned it."""
+    return parse_uuid(read_text(proc / "driver/nvidia/gpus" / address / "information") or "")
+
+
+def parse_uuid(information: str) -> str:
+    """Return the UUID of an `information` file; empty for `GPU-????????-...` (never attached)."""
+    found = _UUID.search(information)
+    return found.group(1) if found else ""

@@ -1,0 +1,21 @@
+"""Where the kernel's trees and the driver's library are; a host may be a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The roots that all readers start from. A test hands in folders, the daemon nothing."""
+
+    sys: Path = Path("/sys")
+    proc: Path = Path("/proc")
+    #: Path or name of the NVML library; None is the driver's own `libnvidia-ml.so.1`.
+    nvml_library: str | None = None
+
+    @property
+    def is_this_machine(self) -> bool:
+        """Say whether /sys and /proc are this machine's own, so that its libraries may be asked too."""
+        return self.sys == Path("/sys") and self.proc == Path("/proc")

@@ -1,0 +1,183 @@
+"""Which frame goes next, and when to try again: decisions without socket or clock of their own.
+
+Times are seconds of any steady clock, handed in.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+#: Of the aggregator's credit, backlog may use one part in this many; the rest is for live frames.
+BACKLOG_CREDIT_SHARE = 2
+#: Backlog goes at no more than this many times the live rate.
+BACKLOG_RATE_RATIO = 2
+#: When more live frames than this wait for credit, all but the newest become backlog.
+LIVE_FRAMES_MAX = 8
+#: Used until an aggregator says how many frames may be on their way.
+CREDIT_FRAMES_DEFAULT = 16
+
+BACKOFF_SECONDS_MIN = 0.5
+BACKOFF_SECONDS_MAX = 30.0
+#: After a refusal that trying again soon cannot change: between this and twice this.
+BACKOFF_REFUSED_SECONDS = 30.0
+
+
+class Frames(Protocol):
+    """What is asked of a spool."""
+
+    def next_sequence(self) -> int: ...
+    def pending(self, after: int, count_max: int) -> list[tuple[int, bytes]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A frame to be sent now."""
+
+    sequence: int
+    frame: bytes
+    backlog: bool
+
+
+class Outflow:
+    """The order of frames on one stream.
+
+    Live is what was appended since this began; everything older is backlog, even the newest of it:
+    a reading that is not of now must not pass for one. Live frames go first. Backlog goes oldest
+    first, within half of the credit, at no more than twice the rate of live frames or, when those
+    are rarer, of *live_hertz*.
+    """
+
+    def __init__(self, frames: Frames, credit_frames: int, live_hertz: float, now: float) -> None:
+        self._frames = frames
+        self._live_hertz = live_hertz
+        self._live_after = frames.next_sequence() - 1
+        self._backlog_after = 0
+        self._backlog_last = self._live_after
+        self._in_flight: set[int] = set()
+        self._waiting_since = now  # for a receipt
+        self._credit = CREDIT_FRAMES_DEFAULT
+        self.grant(credit_frames)
+        self._pace_from(now)
+
+    def _pace_from(self, now: float) -> None:
+        self._paced_since = now
+        self._paced_live = 0
+        self._paced_backlog = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Frames sent that have neither receipt nor refusal."""
+        return len(self._in_flight)
+
+    @property
+    def has_live(self) -> bool:
+        """A live frame waits to be sent."""
+        return self._frames.next_sequence() - 1 > self._live_after
+
+    @property
+    def has_backlog(self) -> bool:
+        """There may be frames of before that are still to be sent."""
+        return self._backlog_after < self._backlog_last
+
+    def waiting_seconds(self, now: float) -> float:
+        """How long frames have been on their way without any receipt; 0 if none are."""
+        return now - self._waiting_since if self._in_flight else 0.0
+
+    def grant(self, credit_frames: int) -> None:
+        """Take the aggregator's credit; 0 says nothing and leaves it as it was."""
+        if credit_frames > 0:
+            self._credit = credit_frames
+
+    def take(self, now: float, *, with_backlog: bool = True) -> list[Outgoing]:
+        """Return what goes now, in order. It then counts as sent."""
+        if not self._in_flight:
+            self._waiting_since = now
+        live = self._take_live()
+        self._in_flight.update(outgoing.sequence for outgoing in live)
+        backlog = self._take_backlog(now) if with_backlog else []
+        self._in_flight.update(outgoing.sequence for outgoing in backlog)
+        return live + backlog
+
+    def _take_live(self) -> list[Outgoing]:
+        newest = self._frames.next_sequence() - 1
+        room = self._credit - len(self._in_flight)
+        if room <= 0 or newest <= self._live_after:
+            return []
+        if newest - self._live_after > LIVE_FRAMES_MAX:
+            self._live_after = self._backlog_last = newest - 1
+        rows = self._frames.pending(self._live_after, room)
+        if rows:
+            self._live_after = rows[-1][0]
+        else:  # lost, or not to be read now: then it is of before when it can be
+            self._live_after = self._backlog_last = newest
+        self._paced_live += len(rows)
+        return [Outgoing(sequence, frame, backlog=False) for sequence, frame in rows]
+
+    def _take_backlog(self, now: float) -> list[Outgoing]:
+        if not self.has_backlog:
+            self._pace_from(now)
+            return []
+        count = min(self._backlog_room(), self._backlog_allowance(now))
+        if count <= 0:
+            return []
+        rows = self._frames.pending(self._backlog_after, count)
+        rows = [row for row in rows if row[0] <= self._backlog_last]
+        self._backlog_after = rows[-1][0] if rows else self._backlog_last
+        rows = [row for row in rows if row[0] not in self._in_flight]
+        self._paced_backlog += len(rows)
+        return [Outgoing(sequence, frame, backlog=True) for sequence, frame in rows]
+
+    def _backlog_room(self) -> int:
+        return max(self._credit // BACKLOG_CREDIT_SHARE, 1) - len(self._in_flight)
+
+    def _backlog_allowance(self, now: float) -> int:
+        by_time = (now - self._paced_since) * self._live_hertz
+        allowed = BACKLOG_RATE_RATIO * max(self._paced_live, by_time)
+        return int(allowed) - self._paced_backlog
+
+    def settle(self, first: int, last: int, now: float) -> list[tuple[int, int]]:
+        """Take a receipt or refusal for first..last; return the ranges of it that were on their way.
+
+        Only these may be forgotten: a receipt for what was never sent is somebody's mistake.
+        """
+        settled = sorted(sequence for sequence in self._in_flight if first <= sequence <= last)
+        if settled:
+            self._in_flight.difference_update(settled)
+            self._waiting_since = now
+        return _ranges(settled)
+
+
+def _ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
+    ranges: list[tuple[int, int]] = []
+    for sequence in sequences:
+        if ranges and ranges[-1][1] == sequence - 1:
+            ranges[-1] = (ranges[-1][0], sequence)
+        else:
+            ranges.append((sequence, sequence))
+    return ranges
+
+
+class Backoff:
+    """Seconds to wait before the next attempt: exponential, with full jitter.
+
+    A thousand agents that lost one aggregator together must not come back together.
+    """
+
+    def __init__(self, random_source: random.Random) -> None:
+        self._random = random_source
+        self._failures = 0
+
+    def succeeded(self) -> None:
+        """The next failure is the first again."""
+        self._failures = 0
+
+    def failed(self, *, refused: bool) -> float:
+        """Return how long to wait; *refused*: the aggregator said no to who we are."""
+        if refused:
+            return self._random.uniform(BACKOFF_REFUSED_SECONDS, 2 * BACKOFF_REFUSED_SECONDS)
+        self._failures += 1
+        doubled = BACKOFF_SECONDS_MIN * 2.0 ** min(self._failures, 16)
+        return self._random.uniform(BACKOFF_SECONDS_MIN, min(doubled, BACKOFF_SECONDS_MAX))

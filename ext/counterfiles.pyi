@@ -1,0 +1,86 @@
+"""Many small counter files, read through kept descriptors in one pass without the GIL.
+
+A file is added with the cells it fills; a pass reads each file once (pread from its start) and parses
+all of its cells straight into the buffers they were bound to. A pass allocates nothing. What cannot be
+read or is not of the expected shape is missing (its `valid` byte is 0): never zero, never an exception.
+"""
+
+import os
+from collections.abc import Sequence
+
+from typing_extensions import Buffer
+
+#: `1234` and nothing else but white space. Not negative, no unit, no `N/A (no PMA)`; at most 2^64 - 1.
+NUMBER: int
+#: The same, or `-1234`; gauges only.
+SIGNED: int
+#: `4: ACTIVE`: the number before the colon.
+CODE: int
+#: `... key 1234 ...`: the number after the word *key*, as in `TOTAL_ERR_COR 0` or `MemTotal: 1024 kB`.
+KEYED: int
+#: `2.5 unit ...`: a number with the unit *key*, as in `400 Gb/sec (4X NDR)`; gauges only.
+DECIMAL: int
+
+class CounterFiles:
+    """Files and the cells they fill. One pass at a time; not for two threads at once."""
+
+    missing_cells: int
+    """Cells that the last pass left missing."""
+    read_errors: int
+    """Opens and reads that the kernel refused, since this was made."""
+
+    def __init__(
+        self,
+        targets: Sequence[tuple[Buffer, Buffer]],
+        *,
+        kept_max: int = 160,
+        wait_passes_max: int = 0,
+    ) -> None:
+        """Bind to pairs of (cells of 8 bytes, valid bytes); both stay bound and must not be resized.
+
+        Of the files, the first *kept_max* keep their descriptor, the others are opened each pass. After
+        an error a file is left alone for 1, 3, 7 ... passes, at most *wait_passes_max* (0: never left
+        alone); a whole group that answers nothing but errors likewise, probed by one file each time.
+        Raises ValueError when a pair's sizes disagree.
+        """
+
+    def add_file(self, path: str | bytes | os.PathLike[str], *, group: object = None) -> None:
+        """Add a file, absent or not. Files added one after another with an equal *group* are one device."""
+
+    def add_cell(
+        self,
+        index: int,
+        *,
+        target: int = 0,
+        shape: int = ...,
+        key: bytes = b"",
+        scale: float = 1,
+        gauge: bool = False,
+        most: int = ...,
+    ) -> None:
+        """Let the file added last fill cell *index* of *target*, as a whole number or a double (*gauge*).
+
+        The number in the file times *scale* is the value; above *most* (before scaling) it is missing.
+        Raises ValueError for a cell outside the buffers, or a shape that a whole number cannot have.
+        """
+
+    def read(self) -> int:
+        """Read all files once; return `missing_cells`. RuntimeError while another thread's pass runs."""
+
+    def close(self) -> None:
+        """Close all descriptors; during another thread's pass, as soon as it returns."""
+
+    @property
+    def kept_descriptors(self) -> int:
+        """Descriptors open now."""
+
+def parse(
+    text: Buffer,
+    shape: int = ...,
+    *,
+    key: bytes = b"",
+    scale: float = 1,
+    gauge: bool = False,
+    most: int = ...,
+) -> int | float | None:
+    """Return what a cell would hold if its file read *text* (its first 4,096 bytes); None is missing."""

@@ -1,0 +1,567 @@
+"""The client against real servers on loopback: grpc.aio, and everything that is no aggregator."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import random
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from gangline.agent.client import Client, TargetError, parse_target
+from gangline.agent.conversation import ANSWER_SECONDS_MAX, RECEIPT_SECONDS_MAX
+from gangline.agent.events import EventQueue
+from gangline.agent.spool import Spool
+from gangline.fingerprints.wire.telemetry_pb2 import (
+    Device,
+    HealthEvent,
+    IngestAck,
+    RefusedFrame,
+    RegisterNodeRequest,
+    RegisterNodeResponse,
+    ReportEventsRequest,
+    ReportEventsResponse,
+    SequenceRange,
+    TelemetryBatch,
+)
+from gangline.fingerprints.wire.telemetry_pb2_grpc import (
+    TelemetryServiceServicer,
+    add_TelemetryServiceServicer_to_server,
+)
+
+GUARD_SECONDS = 60.0
+
+
+class Told:
+    """A condition that every part of a test shares: whoever changes something says so."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+
+    def tell(self) -> None:
+        with self.condition:
+            self.condition.notify_all()
+
+    def until(self, holds: Callable[[], object], what: str) -> None:
+        with self.condition:
+            assert self.condition.wait_for(holds, GUARD_SECONDS), f"guard: never {what}"
+
+
+class Aggregator(TelemetryServiceServicer):
+    """TelemetryService as the wire says it, on grpc.aio in a thread; it keeps what it gets."""
+
+    def __init__(self, told: Told, credit_frames: int = 8) -> None:
+        self.told = told
+        self.credit_frames = credit_frames
+        self.registrations: list[RegisterNodeRequest] = []
+        self.batches: list[TelemetryBatch] = []
+        self.sessions: set[str] = set()
+        self.events: list[str] = []
+        self.streams = 0
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.receipts = True
+        self.refuse_sequence = 0
+        self.refuse_event = ""
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._server: grpc.aio.Server | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def start(self) -> None:
+        self._do(self._start())
+
+    def stop(self) -> None:
+        self._do(self._stop())
+
+    def end(self) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(GUARD_SECONDS)
+        self._loop.close()
+
+    def _do(self, what: object) -> None:
+        assert asyncio.iscoroutine(what)
+        asyncio.run_coroutine_threadsafe(what, self._loop).result(GUARD_SECONDS)
+
+    async def _start(self) -> None:
+        self._server = grpc.aio.server()
+        add_TelemetryServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def _stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    @property
+    def sequences(self) -> list[int]:
+        return [batch.sequence for batch in self.batches]
+
+    async def RegisterNode(self, request, context):  # type: ignore[no-untyped-def]
+        self.registrations.append(request)
+        self.told.tell()
+        if self.refusal is not None:
+            await context.abort(*self.refusal)
+        session = f"session-{len(self.registrations)}"
+        return RegisterNodeResponse(session=session, credit_frames=self.credit_frames)
+
+    async def StreamTelemetry(self, request_iterator, context) -> AsyncIterator[IngestAck]:  # type: ignore[no-untyped-def]
+        self.sessions.update(v for k, v in context.invocation_metadata() if k == "gangline-session")
+        self.streams += 1
+        self.told.tell()
+        async for batch in request_iterator:
+            self.batches.append(batch)
+            self.told.tell()
+            if batch.sequence == self.refuse_sequence:
+                yield IngestAck(refused=[RefusedFrame(sequence=batch.sequence, reason="damaged")])
+            elif self.receipts:
+                done = SequenceRange(first=batch.sequence, last=batch.sequence)
+                yield IngestAck(durable=[done], credit_frames=self.credit_frames)
+
+    async def ReportEvents(self, request: ReportEventsRequest, context):  # type: ignore[no-untyped-def]
+        ids = [event.event_id for event in request.events]
+        if self.refuse_event in ids:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such event name")
+        self.events += ids
+        self.told.tell()
+        return ReportEventsResponse(accepted=len(ids))
+
+
+class HandClock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000_000_000_000
+
+    def boottime_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns
+
+    def advance(self, seconds: float) -> None:
+        self.now_ns += int(seconds * 1e9)
+
+
+class ToldRandom(random.Random):
+    """Tells that a connection failed (then its words are set), and makes the next come soon."""
+
+    def __init__(self, told: Told) -> None:
+        super().__init__(1)
+        self.told = told
+        self.asked: list[tuple[float, float]] = []
+
+    def uniform(self, a: float, b: float) -> float:
+        self.asked.append((a, b))
+        self.told.tell()
+        return 0.01
+
+
+class ToldSpool(Spool):
+    told: Told
+
+    def receipt(self, first: int, last: int) -> None:
+        super().receipt(first, last)
+        self.told.tell()
+
+    def refused(self, sequence: int, reason: str) -> None:
+        super().refused(sequence, reason)
+        self.told.tell()
+
+
+class ToldEvents(EventQueue):
+    told: Told
+
+    def receipt(self, event_ids) -> None:  # type: ignore[no-untyped-def]
+        super().receipt(event_ids)
+        self.told.tell()
+
+    def refused(self, event_ids, reason: str) -> None:  # type: ignore[no-untyped-def]
+        super().refused(event_ids, reason)
+        self.told.tell()
+
+
+class Agent:
+    """Spool, queue and client of one host, with everything told."""
+
+    def __init__(self, told: Told, folder: Path) -> None:
+        self.told = told
+        self.folder = folder
+        spool = ToldSpool.open(folder / "s", bytes_max=1 << 22, boot_id=b"b" * 16, owner="m")
+        events = ToldEvents.open(folder / "e")
+        assert isinstance(spool, ToldSpool) and isinstance(events, ToldEvents)
+        spool.told = events.told = told
+        self.spool, self.events = spool, events
+        self.random = ToldRandom(told)
+        self.clock = HandClock()
+        self.devices = 1
+        self.clients: list[Client] = []
+
+    def register(self) -> RegisterNodeRequest:
+        return RegisterNodeRequest(
+            protocol_version=1, node="a", devices=[Device(kind="gpu")] * self.devices
+        )
+
+    def client(self, port: int, live_hertz: float = 1.0) -> Client:
+        client = Client(
+            f"127.0.0.1:{port}", self.register, self.spool, self.events,
+            random_source=self.random, clock=self.clock, live_hertz=live_hertz,
+        )  # fmt: skip
+        self.clients.append(client)
+        client.start()
+        return client
+
+    def append(self, count: int, frame: bytes = b"frame") -> None:
+        for _ in range(count):
+            self.spool.append(self.spool.next_sequence(), frame)
+
+    def end(self) -> None:
+        for client in self.clients:
+            client.close(0.0)
+        self.spool.close()
+        self.events.close()
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def aggregator(told: Told) -> Iterator[Aggregator]:
+    aggregator = Aggregator(told)
+    aggregator.start()
+    yield aggregator
+    aggregator.end()
+
+
+@pytest.fixture
+def agent(told: Told, tmp_path: Path) -> Iterator[Agent]:
+    agent = Agent(told, tmp_path)
+    yield agent
+    agent.end()
+
+
+def test_everything_is_delivered_once_and_receipts_delete(
+    told: Told, aggregator: Aggregator, agent: Agent
+) -> None:
+    """A new agent, half a minute of frames in its spool, a live one, two events."""
+    agent.append(30, bytes(3000))
+    for number in (1, 2):
+        agent.events.put(HealthEvent(event_id=f"xid-{number}"))
+    client = agent.client(aggregator.port)
+    told.until(lambda: aggregator.streams and aggregator.events, "streaming and reported")
+    agent.append(1)
+    client.notify()
+    told.until(lambda: agent.spool.unacknowledged_frames == 28, "one live, two of before receipted")
+    agent.clock.advance(60.0)  # backlog goes by the second
+    client.notify()
+    told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted")
+    told.until(lambda: len(agent.events) == 0, "receipted events")
+    assert sorted(aggregator.sequences) == list(range(1, 32))
+    assert [batch.sequence for batch in aggregator.batches if not batch.backlog] == [31]
+    assert aggregator.batches[0].sequence == 31, "the present first"
+    assert aggregator.events == ["xid-1", "xid-2"]
+    assert aggregator.sessions == {"session-1"}
+    [registration] = aggregator.registrations
+    assert (registration.run_id, registration.boot_id) == (agent.spool.run_id, b"b" * 16)
+    assert (client.connected, client.reconnects, client.last_error) == (True, 1, "")
+
+
+def test_an_aggregator_that_was_killed_gets_the_rest_when_it_is_back(
+    told: Told, aggregator: Aggregator, agent: Agent
+) -> None:
+    """It went away with frames on their way; they are sent again, and those of meanwhile too."""
+    client = agent.client(aggregator.port, live_hertz=1000.0)
+    told.until(lambda: aggregator.streams, "streaming")
+    agent.append(1)
+    client.notify()
+    told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted")
+    aggregator.receipts = False
+    agent.append(3)
+    client.notify()
+    told.until(lambda: len(aggregator.batches) == 4, "sent")
+    aggregator.stop()
+    told.until(lambda: agent.random.asked, "noticed")
+    assert not client.connected and client.last_error
+    agent.append(20)
+    aggregator.receipts = True
+    aggregator.start()
+    told.until(lambda: aggregator.streams == 2, "back")
+    agent.clock.advance(60.0)
+    while agent.spool.unacknowledged_frames:
+        before = agent.spool.unacknowledged_frames
+        client.notify()
+        told.until(lambda b=before: agent.spool.unacknowledged_frames < b, "receipted")  # type: ignore[misc]
+        agent.clock.advance(1.0)
+    assert sorted(aggregator.sequences) == sorted([*range(1, 25), 2, 3, 4])
+    assert client.reconnects == 2
+
+
+def test_a_refused_name_is_told_and_tried_again_late(
+    told: Told, aggregator: Aggregator, agent: Agent
+) -> None:
+    """A second host was given the name of a first: it must not knock every second."""
+    aggregator.refusal = (grpc.StatusCode.ALREADY_EXISTS, "host a is spoken for by run 0f0f…")
+    client = agent.client(aggregator.port)
+    told.until(lambda: agent.random.asked, "refused")
+    assert "RegisterNode: ALREADY_EXISTS: host a is spoken for by run 0f0f…" in client.last_error
+    assert agent.random.asked[0] == (30.0, 60.0)
+    aggregator.refusal = None
+    told.until(lambda: client.reconnects == 0 or client.connected, "tried again")
+
+
+def test_refused_frames_and_events_hold_up_no_others(
+    told: Told, aggregator: Aggregator, agent: Agent
+) -> None:
+    """One frame and one event that this aggregator will never take, in the middle of others."""
+    aggregator.refuse_sequence, aggregator.refuse_event = 2, "bad"
+    for name in ("good", "bad", "fine"):
+        agent.events.put(HealthEvent(event_id=name))
+    client = agent.client(aggregator.port)
+    told.until(lambda: aggregator.streams and not len(agent.events), "all events settled")
+    agent.append(3)
+    client.notify()
+    told.until(lambda: agent.spool.unacknowledged_frames == 0, "all frames settled")
+    assert (agent.spool.refused_frames, agent.spool.last_refusal) == (1, "damaged")
+    assert aggregator.events == ["good", "fine"]
+    assert agent.events.refused_events == 1 and "no such event name" in agent.events.last_error
+
+
+def test_a_changed_inventory_is_told_on_the_same_connection(
+    told: Told, aggregator: Aggregator, agent: Agent
+) -> None:
+    """A GPU fell off the bus: the device list changes, the stream goes on."""
+    client = agent.client(aggregator.port)
+    told.until(lambda: aggregator.streams, "streaming")
+    agent.devices = 2
+    client.reregister()
+    told.until(lambda: len(aggregator.registrations) == 2, "registered again")
+    agent.append(1)
+    client.notify()
+    told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted")
+    assert [len(r.devices) for r in aggregator.registrations] == [1, 2]
+    assert (client.reconnects, aggregator.sessions) == (1, {"session-1"})
+
+
+def test_an_aggregator_that_sends_no_receipts_is_left(
+    told: Told, aggregator: Aggregator, agent: Agent
+) -> None:
+    """Its writer hangs, its sockets do not: without this the agent would wait for ever."""
+    aggregator.receipts = False
+    client = agent.client(aggregator.port)
+    told.until(lambda: aggregator.streams, "streaming")
+    agent.append(1)
+    client.notify()
+    told.until(lambda: aggregator.batches, "sent")
+    aggregator.receipts = True
+    agent.clock.advance(RECEIPT_SECONDS_MAX)
+    client.notify()
+    told.until(lambda: agent.random.asked, "left")
+    assert "no receipt within 30 s" in client.last_error
+    told.until(lambda: aggregator.streams == 2, "came back")
+    agent.clock.advance(RECEIPT_SECONDS_MAX / 2)
+    client.notify()
+    told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted")
+    assert aggregator.sequences == [1, 1]
+
+
+def test_closing_sends_what_is_live(told: Told, aggregator: Aggregator, agent: Agent) -> None:
+    """`systemctl stop`: the last second, in which the host said goodbye, must not be missing."""
+    client = agent.client(aggregator.port)
+    told.until(lambda: aggregator.streams, "streaming")
+    agent.append(1)
+    client.notify()
+    told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted")
+    agent.append(3)
+    agent.events.put(HealthEvent(event_id="goodbye"))
+    client.close(GUARD_SECONDS)
+    assert agent.spool.unacknowledged_frames == 0 and len(agent.events) == 0
+    assert aggregator.sequences == [1, 2, 3, 4] and aggregator.events == ["goodbye"]
+    client.notify()  # harmless afterwards
+
+
+@contextmanager
+def listening(answer: bytes | None) -> Iterator[int]:
+    """A port where each connection is read from and given *answer*; None: nothing at all."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        if answer is None:
+            yield listener.getsockname()[1]
+            return
+        thread = threading.Thread(target=_answer_all, args=(listener, answer))
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(GUARD_SECONDS)
+
+
+def _answer_all(listener: socket.socket, answer: bytes) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection:
+            connection.recv(9999)
+            connection.sendall(answer)
+
+
+@contextmanager
+def http_server() -> Iterator[int]:
+    """A web server of the standard library."""
+
+    class Quiet(http.server.BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join(GUARD_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("peer", "words"),
+    [
+        (http_server, ""),
+        (lambda: listening(b"HTTP/1.0 200 OK\r\n\r\n"), "HTTP/1 server"),
+        (lambda: listening(b"+OK POP3 ready\r\n"), "does not speak HTTP/2"),
+        (lambda: listening(bytes(range(256)) * 9), "does not speak HTTP/2"),
+        (lambda: listening(b""), "closed the connection"),
+    ],
+)
+def test_what_is_no_aggregator_is_told_and_tried_again(
+    told: Told, agent: Agent, peer: Callable[[], object], words: str
+) -> None:
+    """The wrong port in the config: the agent says so, goes on sampling, and keeps trying."""
+    with peer() as port:  # type: ignore[attr-defined]
+        client = agent.client(port)
+        told.until(lambda: len(agent.random.asked) >= 3, "tried again")
+        agent.append(2)
+        client.notify()
+        assert words in client.last_error and client.last_error.startswith(f"127.0.0.1:{port}: ")
+        assert (client.connected, client.reconnects) == (False, 0)
+        assert agent.spool.unacknowledged_frames == 2
+        client.close()
+    spread = [high for _, high in agent.random.asked[:3]]
+    assert spread == [1.0, 2.0, 4.0]
+
+
+def test_a_port_where_nobody_listens(told: Told, agent: Agent) -> None:
+    """The aggregator is not there yet: refused, in the kernel's words."""
+    with listening(None) as port:
+        pass
+    client = agent.client(port)
+    told.until(lambda: agent.random.asked, "failed")
+    assert client.last_error == f"127.0.0.1:{port}: Connection refused"
+
+
+def test_a_server_that_never_answers_holds_up_nobody(told: Told, agent: Agent) -> None:
+    """A process stopped in a debugger accepts by its kernel, and says nothing for ever."""
+    with listening(None) as port:
+        client = agent.client(port)
+        began = time.monotonic()
+        for _ in range(500):
+            agent.append(1, bytes(1000))
+            client.notify()
+        assert time.monotonic() - began < GUARD_SECONDS / 2
+        while not agent.random.asked:
+            agent.clock.advance(ANSWER_SECONDS_MAX)
+            client.notify()
+            with told.condition:
+                told.condition.wait_for(lambda: agent.random.asked, 0.2)
+        assert "no answer to RegisterNode within 10 s" in client.last_error
+        assert agent.spool.unacknowledged_frames == 500
+        client.close(0.5)
+
+
+def test_a_request_that_cannot_be_made_ends_nothing(
+    told: Told, aggregator: Aggregator, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inventory raised within the registration: the thread must live, and say why."""
+    whole = agent.register
+    broken = True
+
+    def register() -> RegisterNodeRequest:
+        if broken:
+            raise KeyError("devices")
+        return whole()
+
+    monkeypatch.setattr(agent, "register", register)
+    client = agent.client(aggregator.port)
+    told.until(lambda: agent.random.asked, "failed")
+    assert "KeyError: 'devices'" in client.last_error
+    broken = False
+    told.until(lambda: aggregator.streams, "streaming")
+
+
+def test_a_vanished_peer_is_noticed_by_the_kernel(
+    told: Told, aggregator: Aggregator, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The aggregator's machine lost power and sent no goodbye: the options that notice it in 20 s
+    are those of the client's socket itself."""
+    made: list[socket.socket] = []
+    real = socket.create_connection
+
+    def remembering(address: tuple[str, int], timeout: float) -> socket.socket:
+        made.append(real(address, timeout))
+        return made[-1]
+
+    monkeypatch.setattr(socket, "create_connection", remembering)
+    agent.client(aggregator.port)
+    told.until(lambda: aggregator.streams, "streaming")
+    options = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
+    idle, interval, probes = (made[0].getsockopt(socket.IPPROTO_TCP, o) for o in options)
+    assert made[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert idle + interval * probes <= 20
+    assert made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+
+
+@pytest.mark.parametrize(
+    ("target", "address"),
+    [
+        ("127.0.0.1:7600", ("127.0.0.1", 7600)),
+        ("localhost:1", ("localhost", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+    ],
+)
+def test_loopback_targets(target: str, address: tuple[str, int]) -> None:
+    """What is taken without TLS."""
+    assert parse_target(target) == address
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("10.0.0.1:7600", "no TLS yet"),
+        ("aggregator.example:7600", "no TLS yet"),
+        ("[2001:db8::1]:7600", "no TLS yet"),
+        ("127.0.0.1", "expected HOST:PORT"),
+        (":7600", "expected HOST:PORT"),
+        ("::1:7600", "expected HOST:PORT"),
+        ("http://127.0.0.1:7600", "expected HOST:PORT"),
+        ("127.0.0.1:0", "expected HOST:PORT"),
+        ("127.0.0.1:٧٦", "expected HOST:PORT"),
+    ],
+)
+def test_other_targets_are_refused_in_words(target: str, words: str) -> None:
+    """Telemetry of a whole cluster in plain text over somebody's network."""
+    with pytest.raises(TargetError, match=words):
+        parse_target(target)
+
+
+def test_plain_text_over_a_network_only_when_it_is_said() -> None:
+    """A trusted network, until TLS is there."""
+    assert parse_target("10.0.0.1:7600", allow_plaintext=True) == ("10.0.0.1", 7600)

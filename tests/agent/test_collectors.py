@@ -1,0 +1,296 @@
+"""The collectors over whole hosts: folders that were recorded by hand, and this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline.agent.clock import SystemClock
+from gangline.agent.collectors import COLLECTORS, net, pcie, power, rdma
+from gangline.agent.collectors.disk import Filesystems
+from gangline.agent.collectors.folders import U64_MAX, Device, FolderCollector, Plan
+from gangline.agent.collectors.listing import Listing
+from gangline.agent.hardware.network import rdma_ports
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.turn import Collector, NoData, Outcome, take_turn
+from gangline.fingerprints.catalogue import BY_NAME, TABLES, Pace
+from tests import hosts
+from tests.hosts.reading import StoppedClock, as_text, collectors_of, read_host, rows_of
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "../shared/data/rdma"
+WITHOUT_DATA = pytest.mark.skipif(
+    not DATA.exists(), reason="the recordings of ../shared/data are not here"
+)
+
+
+@pytest.mark.parametrize("name", hosts.NAMES)
+def test_the_whole_reading_of_a_host_is_the_golden_one(name: str, tmp_path: Path) -> None:
+    """A reader's unit changed by 1000 and every other test passed.
+
+    After a wanted change: `python -m tests.hosts`, and read the difference.
+    """
+    document = read_host(hosts.unpack(name, tmp_path))
+    golden = (hosts.HERE / f"{name}.json").read_text()
+    assert json.loads(as_text(document)) == json.loads(golden)
+
+
+def test_the_table_of_collectors_is_whole() -> None:
+    """A collector that no table names is never run; one whose name is not its key is never found."""
+    roots = Roots(Path("/nowhere"), Path("/nowhere"), "/nowhere/libnvidia-ml.so.1")
+    made = {name: make(roots) for name, make in COLLECTORS.items()}
+    tables = {name for name in TABLES if not name.startswith(("agent", "collector"))}
+    assert {name: collector.name for name, collector in made.items()} == {n: n for n in made}
+    assert {name.removesuffix("_changes") for name in tables} == set(made)
+    assert all(name.endswith(f"_{collector.pace}") for name, collector in made.items())
+
+
+def test_a_host_with_nothing_has_no_data_and_no_error() -> None:
+    """A container without /sys was reported as fifteen broken sensors."""
+    roots = Roots(Path("/nowhere"), Path("/nowhere"), "/nowhere/libnvidia-ml.so.1")
+    for name, make in COLLECTORS.items():
+        turn = take_turn(make(roots), StoppedClock())
+        assert (turn.outcome, turn.blocks) == (Outcome.NO_DATA, ()), (name, turn.words)
+        assert len(turn.words) > 10, name
+
+
+def test_this_machine_is_read_without_error() -> None:
+    """Whatever this machine is: readings, no data, or blind; the second turn as the first."""
+    collectors = [make(Roots()) for make in COLLECTORS.values()]
+    for _ in range(2):
+        for collector in collectors:
+            turn = take_turn(collector, SystemClock())
+            assert turn.outcome in (Outcome.OK, Outcome.NO_DATA, Outcome.BLIND), turn
+            assert bool(turn.words) == (turn.outcome is not Outcome.OK)
+    assert {c.name for c in collectors} >= {"host_1s", "disk_1s"}
+
+
+def test_a_turn_gives_the_same_blocks_and_no_more_descriptors(tmp_path: Path) -> None:
+    """Blocks are made once; a descriptor a turn would end the agent within the hour."""
+    host = hosts.unpack("h100-ib", tmp_path)
+    collectors = collectors_of(host.roots)
+    first = [list(collector.collect()) for collector in collectors]
+    gc.collect()
+    open_then = len(os.listdir("/proc/self/fd"))
+    for _ in range(15):
+        again = [list(collector.collect()) for collector in collectors]
+        assert all(
+            a is b for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True)
+        )
+    assert len(os.listdir("/proc/self/fd")) == open_then
+    collectors.clear()
+    first.clear()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) < open_then
+
+
+def devices(collector: Collector) -> tuple[str, ...]:
+    return collector.collect()[0].devices
+
+
+def test_ports_that_come_and_go(tmp_path: Path) -> None:
+    """An HCA was reset: its port went, and came back. Each time within ten turns, no turn failed."""
+    host = hosts.unpack("h100-ib", tmp_path)
+    collector = rdma.rdma_1s(host.roots)
+    link = host.roots.sys / "class/infiniband/mlx5_1"
+    target = os.readlink(link)
+    assert devices(collector) == ("mlx5_0/1", "mlx5_1/1", "mlx5_2/1", "mlx5_3/1")
+    link.unlink()
+    seen = [devices(collector) for _ in range(10)]
+    assert seen[-1] == ("mlx5_0/1", "mlx5_2/1", "mlx5_3/1")
+    link.symlink_to(target)
+    assert [devices(collector) for _ in range(10)][-1] == seen[0]
+
+
+def test_a_host_that_loses_its_last_device_says_so(tmp_path: Path) -> None:
+    """The module was unloaded: no data, rather than the last readings for ever."""
+    host = hosts.unpack("h100-ib", tmp_path)
+    collector = rdma.rdma_10s(host.roots)
+    collector.collect()
+    shutil.rmtree(host.roots.sys / "class/infiniband")
+    with pytest.raises(NoData, match="no RDMA port"):
+        collector.collect()
+
+
+def test_a_device_gone_between_list_and_read_costs_no_neighbour(tmp_path: Path) -> None:
+    """The list named four ports; one went before its files were opened."""
+    host = hosts.unpack("h100-ib", tmp_path)
+
+    def list_then_unplug() -> list[Device]:
+        ports = rdma_ports(host.roots.sys)
+        (host.roots.sys / "class/infiniband/mlx5_1").unlink()
+        return [Device(name, f"{folder}/", rdma.SOURCES) for name, folder in ports.items()]
+
+    plan = Plan("rdma_1s", Pace.SECOND, ("rdma_1s",), list_then_unplug, "no port")
+    rows = dict(rows_of(FolderCollector(plan).collect()[0]))
+    assert rows["mlx5_1/1"] is None
+    assert rows["mlx5_0/1"] is not None and rows["mlx5_0/1"]["port_state"] == 4
+    assert rows["mlx5_3/1"] is not None and rows["mlx5_3/1"]["port_state"] == 1
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[None]:
+    """Let root be somebody who may read only what all may; another user is that already."""
+    was = os.geteuid()
+    if was == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(was)
+
+
+def test_rapl_that_only_root_may_read_is_blind() -> None:
+    """energy_uj is 0400 since CVE-2020-8694: say what opens it, not `no power here`."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        host = hosts.unpack("h100-ib", Path(folder))
+        zones = list((host.roots.sys / "class/powercap").glob("intel-rapl*"))
+        for zone in zones:
+            (zone / "energy_uj").chmod(0)
+        collector = power.RaplEnergy(host.roots)
+        with as_nobody():
+            turn = take_turn(collector, StoppedClock())
+        assert turn.outcome is Outcome.BLIND
+        assert "CAP_DAC_READ_SEARCH" in turn.words and "chmod" in turn.words
+        zones[0].joinpath("energy_uj").chmod(0o444)
+        with as_nobody():
+            assert [row and row["energy_joules"] for _, row in rows_of(collector.collect()[0])] == [
+                0.0,
+                None,
+                None,
+            ]
+
+
+def test_kernel_names_with_odd_characters(tmp_path: Path) -> None:
+    """An interface named in Latin-1, with a blank: it is read, and its key fits a frame."""
+    sys = tmp_path / "sys"
+    folder = sys / "class/net" / os.fsdecode(b"b\xe4d if")
+    (folder / "device").mkdir(parents=True)
+    (folder / "mtu").write_text("1500\n")
+    (folder / "speed").write_text("4294967295\n")
+    block = net.net_10s(Roots(sys, tmp_path)).collect()[0]
+    assert block.devices[0].startswith("b\N{REPLACEMENT CHARACTER}d if~")
+    assert list(dict(rows_of(block)).values()) == [
+        {"speed_bytes_per_second": None, "mtu_bytes": 1500.0}
+    ]
+
+
+def test_a_pcie_device_that_fell_off_the_bus(tmp_path: Path) -> None:
+    """All ones from a dead device: 63 lanes at an unknown speed are no reading."""
+    host = hosts.unpack("h100-ib", tmp_path)
+    gpu = host.roots.sys / "bus/pci/devices/0000:18:00.0"
+    (gpu / "current_link_speed").write_text("Unknown\n")
+    (gpu / "current_link_width").write_text("63\n")
+    row = dict(rows_of(pcie.pcie_10s(host.roots).collect()[0]))["0000:18:00.0"]
+    assert row is not None
+    assert row["link_width_lanes"] is None and row["link_speed_transfers_per_second"] is None
+    assert row["link_width_max_lanes"] == 16
+
+
+def test_a_mount_that_goes_before_it_is_asked(tmp_path: Path) -> None:
+    """Its size is missing, the others' are not."""
+    host = hosts.unpack("h100-ib", tmp_path)
+
+    def statvfs(point: str) -> os.statvfs_result:
+        if point != "/":
+            raise FileNotFoundError(point)
+        return os.statvfs("/")
+
+    block = Filesystems(host.roots, statvfs).collect()[0]
+    rows = dict(rows_of(block))
+    assert rows["/"] is not None and rows["/"]["size_bytes"]
+    assert rows["/scratch disk"] == {
+        "size_bytes": None,
+        "available_bytes": None,
+        "read_only_state": 1,
+    }
+
+
+def test_a_list_is_made_again_after_its_turns() -> None:
+    """Time is counted in turns: a collector at 10 s lists each minute, not each turn."""
+    values = iter(([1], [1], [2]))
+    listing = Listing(lambda: next(values), Pace.TEN_SECONDS, seconds=60)
+    seen = [listing.renew() for _ in range(13)]
+    assert [turn for turn, changed in enumerate(seen) if changed] == [0, 12]
+    assert listing.value == [2]
+
+
+@pytest.mark.parametrize("sources", [net.SOURCES, rdma.SOURCES, pcie.LINK, pcie.AER])
+def test_sources_name_signals_of_the_catalogue(sources: dict[str, object]) -> None:
+    """A misspelt signal would be found by the first host that has the device, far from here."""
+    assert set(sources) <= set(BY_NAME)
+
+
+@WITHOUT_DATA
+def test_ports_of_a_real_h100_host_are_read_raw(tmp_path: Path) -> None:
+    """Nine ports of a recorded host; stuck counters are given as they stand, nothing is invented."""
+    recorded = DATA / "sys-class-infiniband-h100.0"
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class/infiniband").symlink_to(recorded.resolve())
+    roots = Roots(tmp_path, tmp_path)
+    made = (rdma.rdma_1s(roots), rdma.rdma_10s(roots))
+    blocks = {block.table: block for collector in made for block in collector.collect()}
+    rows = dict(rows_of(blocks["rdma_1s_changes"]))
+    assert len(rows) == 9
+    assert rows["mlx5_1/1"] is not None and rows["mlx5_1/1"]["link_downed_events"] == 255
+    for signal, source in rdma.SOURCES.items():
+        for device in rows:
+            name, port = device.split("/")
+            path = recorded / name / "ports" / port / source.file
+            text = path.read_text(errors="replace") if path.exists() else "absent"
+            table = BY_NAME[signal].table
+            row = dict(rows_of(blocks[table]))[device]
+            got = row and row[BY_NAME[signal].column]
+            number = text.replace(":", " ").split()[0]
+            want = float(number) * source.scale if number.replace(".", "").isdigit() else None
+            assert got == want, (device, signal, text)
+
+
+@WITHOUT_DATA
+def test_counters_of_recorded_files_are_numbers_or_missing(tmp_path: Path) -> None:
+    """mlx4, hfi1 and others, with `N/A (no PMA)` among them: a value is the file's number, times 4."""
+    archive = (DATA / "procfs_fixtures.ttar").read_text(errors="surrogateescape")
+    unpack_ttar(archive, "fixtures/sys/class/infiniband/", tmp_path / "sys/class/infiniband")
+    roots = Roots(tmp_path / "sys", tmp_path / "proc")
+    values = 0
+    for make in (rdma.rdma_1s, rdma.rdma_10s):
+        for block in make(roots).collect():
+            for device, row in rows_of(block):
+                for column, value in (row or {}).items():
+                    if value is None:
+                        continue
+                    values += 1
+                    assert_as_written(roots, f"rdma.{column}", device, value)
+    assert values > 50
+
+
+def assert_as_written(roots: Roots, signal: str, device: str, value: float) -> None:
+    name, port = device.split("/")
+    source = rdma.SOURCES[signal]
+    path = roots.sys / "class/infiniband" / name / "ports" / port / source.file
+    word = path.read_text().replace(":", " ").split()[0]
+    assert value == float(word) * source.scale, (signal, device)
+    assert value <= U64_MAX
+
+
+def unpack_ttar(archive: str, prefix: str, folder: Path) -> None:
+    """Unpack the plain files below *prefix* of a `ttar` archive."""
+    lines = iter(archive.split("\n"))
+    path = ""
+    for line in lines:
+        if line.startswith("Path: "):
+            path = line.removeprefix("Path: ")
+        elif line.startswith("Lines: ") and path.startswith(prefix):
+            content = "".join(f"{next(lines)}\n" for _ in range(int(line[7:])))
+            place = folder / path.removeprefix(prefix)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(content.replace("EOF\n", ""))

@@ -1,0 +1,244 @@
+"""Parsers of kernel text: what the kernel writes, and whatever else may stand there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.agent.hardware import block_devices, cpu, memory, pci
+from gangline.agent.hardware.files import (
+    KEY_BYTES_MAX,
+    KeptFile,
+    device_key,
+    names_in,
+    parse_unsigned,
+    read_text,
+)
+from gangline.agent.hardware.power import EnergyMeter
+
+U64_MAX = (1 << 64) - 1
+#: Bytes, with the words that the parsers look for mixed in, so that they get past the first step.
+WORDS = (
+    b"cpu ", b"cpu0 ", b"ctxt ", b"procs_running ", b"some avg10=", b"full ", b" kB", b"\n", b" - ",
+    b"MemTotal:", b"oom_kill ", b"ext4 ", b"/dev/a ", b"rw ", b"8:0 ", b" 1", b" -2", b" 99999999999999999999",
+    b" N/A", b"\\040", b"\\999", b"\xff", b"nan", b"inf", b"vda ",
+)  # fmt: skip
+TEXTS = st.lists(st.sampled_from(WORDS) | st.binary(max_size=8), max_size=40).map(b"".join)
+
+
+@given(TEXTS)
+def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
+    """A kernel of another version writes other lines; what is not understood is missing."""
+    stat = cpu.parse_stat(data)
+    for number in (stat.context_switches, stat.runnable, stat.blocked):
+        assert number is None or 0 <= number <= U64_MAX
+    for value in memory.parse_meminfo(data, b"MemTotal", b"some"):
+        assert value is None or value >= 0
+    pressure = memory.parse_pressure(data)
+    for share in (pressure.some_ratio, pressure.full_ratio):
+        assert share is None or 0 <= share <= 1
+    load = memory.parse_first_decimal(data)
+    assert load is None or 0 <= load < float("inf")
+    memory.parse_vmstat(data, b"oom_kill")
+    for disk in block_devices.parse_diskstats(data, {"vda"}).values():
+        assert max(disk.read_bytes, disk.written_bytes, disk.inflight) <= U64_MAX
+    for mount in block_devices.parse_mountinfo(data):
+        assert mount.point.startswith("/") and mount.type in block_devices.LOCAL_FILESYSTEMS
+
+
+@given(st.text(max_size=20))
+def test_texts_of_links_and_lists(text: str) -> None:
+    """`Unknown`, `-1`, another script's digits: nothing, or a number that the text says."""
+    speed = pci.parse_link_speed(text)
+    assert speed is None or speed >= 0
+    code = pci.parse_class(text)
+    assert code is None or 0 <= code < 1 << 24
+    number = parse_unsigned(text)
+    assert number is None or text.strip().lstrip("+").lstrip("0") in (str(number), "")
+    try:
+        cores = cpu.parse_cpu_list(text)
+    except ValueError as error:
+        assert "0-3,8" in str(error)
+    else:
+        assert len(cores) <= 20 * cpu.CORES_MAX
+
+
+@given(st.binary(min_size=1, max_size=300).filter(lambda name: b"/" not in name))
+def test_any_name_of_the_kernel_is_a_key_that_a_frame_can_hold(raw: bytes) -> None:
+    """A mount point of 200 bytes, and one in Latin-1, made a frame that could not be encoded."""
+    key = device_key(os.fsdecode(raw))
+    assert len(key.encode()) <= KEY_BYTES_MAX
+    assert key == device_key(os.fsdecode(raw))
+
+
+def test_long_names_stay_apart() -> None:
+    """Two volumes whose mount points differ at the end are two devices."""
+    names = [f"/var/lib/{'x' * 200}/{end}" for end in ("a", "b")]
+    assert device_key(names[0]) != device_key(names[1])
+    assert device_key(os.fsdecode(b"b\xe4d")) != device_key(os.fsdecode(b"b\xf6d"))
+
+
+def test_link_speeds_as_kernels_write_them() -> None:
+    """`8 GT/s` before Linux 5.7, ` PCIe` after it, `Unknown` for a function without a link."""
+    assert pci.parse_link_speed("32.0 GT/s PCIe") == 32e9
+    assert pci.parse_link_speed("2.5 GT/s") == 2.5e9
+    assert pci.parse_link_speed("8 GT/s") == 8e9
+    for text in (
+        "Unknown",
+        "Unknown speed",
+        "",
+        None,
+        "fast GT/s",
+        "-1 GT/s",
+        "8 Gb/s",
+        "1_6 GT/s",
+    ):
+        assert pci.parse_link_speed(text) is None
+
+
+def test_lists_of_cores() -> None:
+    """A node of memory alone has an empty list, which is not an unreadable one."""
+    assert cpu.parse_cpu_list("0-3,8,10-11\n") == [0, 1, 2, 3, 8, 10, 11]
+    assert cpu.parse_cpu_list("\n") == []
+    for text in ("3-1", "a", "1-", "0-99999999", "-1"):
+        with pytest.raises(ValueError, match="list of cores"):
+            cpu.parse_cpu_list(text)
+
+
+def stat(user: int, idle: int, iowait: int, *cores: int) -> cpu.Stat:
+    lines = [f"cpu  {user} 0 0 {idle} {iowait} 0 0 0 0 0"]
+    lines += [f"cpu{i} 0 0 0 {ticks} 0 0 0 0" for i, ticks in enumerate(cores)]
+    return cpu.parse_stat("\n".join(lines).encode())
+
+
+def test_shares_of_time() -> None:
+    """A data loader pinned to one of four cores: the mean says 25 % busy, the busiest core 100 %."""
+    shares = cpu.shares_of_time(stat(100, 900, 0, 0, 0, 0, 0), stat(200, 1200, 0, 100, 0, 100, 100))
+    assert (shares.user, shares.idle, shares.busiest_core) == (0.25, 0.75, 1.0)
+
+
+def test_shares_are_missing_rather_than_wrong() -> None:
+    """The first turn, no time between turns, a core taken offline, an iowait that fell."""
+    assert cpu.shares_of_time(None, stat(1, 1, 1, 1)) == cpu.Shares()
+    assert cpu.shares_of_time(stat(1, 1, 1, 1), stat(1, 1, 1, 1)) == cpu.Shares()
+    assert cpu.shares_of_time(cpu.parse_stat(b""), stat(1, 1, 1, 1)) == cpu.Shares()
+    assert cpu.shares_of_time(stat(0, 0, 0, 0, 0), stat(5, 5, 0, 5)).busiest_core is None
+    assert cpu.shares_of_time(stat(0, 0, 9, 0), stat(5, 5, 0, 5)).iowait == 0
+
+
+def test_meminfo_and_vmstat() -> None:
+    """Huge pages are counted, the rest is kB; a name is a whole word."""
+    data = b"MemTotal:   100 kB\nHugePages_Free:  7\nDirty: 3 MB\nFree: x kB\n"
+    names = (b"MemTotal", b"HugePages_Free", b"Dirty", b"Free", b"Total", b"Gone")
+    assert memory.parse_meminfo(data, *names) == [102400, 7, None, None, None, None]
+    assert memory.parse_vmstat(b"a_oom_kill 4\noom_kill 3\n", b"oom_kill") == 3
+    assert memory.parse_vmstat(b"oom_kill 5", b"oom_kill") == 5
+    assert memory.parse_vmstat(b"oom_killer 5\n", b"oom_kill") is None
+
+
+def test_pressure() -> None:
+    """avg10 in percent; a kernel without `full` for the cpu; a share above 100 % is none."""
+    text = b"some avg10=1.84 avg60=0.94 avg300=0.24 total=4498343\n"
+    assert memory.parse_pressure(text) == memory.Pressure(0.0184, None)
+    assert memory.parse_pressure(b"some avg10=101.00\nfull avg10=nan\n").some_ratio is None
+
+
+def test_diskstats_of_an_old_and_a_new_kernel() -> None:
+    """11 fields before Linux 4.18, 17 since 5.5; a torn line is left out, not read as zeros."""
+    old = b"   8  0 sda 1 2 3 4 5 6 7 8 9 10 11\n"
+    new = b" 259  0 nvme0n1 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n"
+    torn = b"   8 16 sdb 1 2 3 4\n"
+    disks = block_devices.parse_diskstats(old + new + torn, {"sda", "sdb", "nvme0n1"})
+    assert disks["sda"] == disks["nvme0n1"]
+    assert disks["sda"] == block_devices.DiskCounters(1, 3 * 512, 4, 5, 7 * 512, 8, 9, 10)
+    assert "sdb" not in disks
+
+
+def test_mounts_that_are_asked_and_those_that_may_hang() -> None:
+    """statvfs of a dead NFS server held the agent for good: only local block filesystems are asked."""
+    lines = [
+        b"1 0 8:1 / / rw - ext4 /dev/sda1 rw,errors=remount-ro",
+        b"2 1 8:1 /sub /bind ro - ext4 /dev/sda1 rw",
+        b"3 1 0:40 / /pool rw shared:2 - btrfs /dev/sdb rw",
+        b"4 1 8:3 / /a\\040b\\134c rw - xfs /dev/sdc1 emergency_ro,noatime",
+        b"5 1 0:50 / /nfs rw - nfs4 server:/x rw",
+        b"6 1 0:51 / /fuse rw - fuseblk /dev/sdd1 rw",
+        b"7 1 7:0 / /snap ro - squashfs /dev/loop0 ro",
+        b"8 1 0:52 / / rw - overlay overlay rw",
+        b"9 1 7:1 / /image rw - ext4 /dev/loop1 rw",
+        b"10 1 43:0 / /net rw - ext4 /dev/nbd0 rw",
+        b"broken",
+    ]
+    mounts = block_devices.parse_mountinfo(b"\n".join(lines))
+    assert [(m.point, m.read_only) for m in mounts] == [
+        ("/", False),
+        ("/pool", False),
+        ("/a b\\c", True),
+    ]
+
+
+@given(st.integers(1, U64_MAX), st.lists(st.integers(0, 1 << 60), max_size=30))
+def test_energy_is_unwrapped_at_its_own_range(range_uj: int, steps: list[int]) -> None:
+    """RAPL's range is no power of two; unwrapping at 2^32 gave a gigawatt for a second."""
+    steps = [step % (range_uj + 1) for step in steps]
+    meter = EnergyMeter(range_uj)
+    assert meter.add(0) == 0
+    total = 0
+    raw = 0
+    for step in steps:
+        if step == range_uj:  # a whole turn cannot be told from standing still
+            continue
+        total += step
+        raw = (raw + step) % range_uj
+        assert meter.add(raw) == total / 1e6
+
+
+def test_energy_without_a_range_or_a_reading() -> None:
+    """Less energy than there was, never more; a missed reading is missing, not zero."""
+    meter = EnergyMeter(None)
+    assert [meter.add(n) for n in (5_000_000, None, 6_000_000, 1_000_000, 2_000_000)] == [
+        0.0,
+        None,
+        1.0,
+        1.0,
+        2.0,
+    ]
+
+
+def test_chain_to_the_root_and_nearness(tmp_path: Path) -> None:
+    """A GPU whose traffic to its NIC crosses the sockets runs at a third of the speed."""
+    path = "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0"
+    parents, root = pci.chain_to_root(path)
+    assert parents == ("0000:17:00.0", "0000:16:00.0", "0000:15:01.0")
+    assert root == "pci0000:15"
+    assert pci.chain_to_root("/sys/devices/platform/x") == ((), "")
+
+
+def test_kept_file_outlives_its_file(tmp_path: Path) -> None:
+    """Read from the start each time; a file that cannot be read is empty, and found when it comes."""
+    path = tmp_path / "stat"
+    kept = KeptFile(path)
+    assert kept.read() == b""
+    assert not kept.denied
+    path.write_text("one")
+    assert kept.read() == b"one"
+    path.write_text("two")
+    assert kept.read() == b"two"
+    path.write_bytes(b"x" * 200_000)
+    assert len(kept.read()) == 200_000
+    kept.close()
+    assert kept.read().startswith(b"x")
+    kept.close()
+
+
+def test_names_and_texts_of_nothing(tmp_path: Path) -> None:
+    """A folder that is not there has no names; a text that is none has replacement characters."""
+    assert names_in(tmp_path / "gone") == []
+    assert read_text(tmp_path / "gone") is None
+    assert read_text(tmp_path / "zero\0byte") is None
+    (tmp_path / "odd").write_bytes(b"a\xff\n")
+    assert read_text(tmp_path / "odd") == "a\N{REPLACEMENT CHARACTER}"

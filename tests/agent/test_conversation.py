@@ -1,0 +1,172 @@
+"""What is said when, on one connection, with the time in hand and no socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline.agent.conversation import (
+    ANSWER_SECONDS_MAX,
+    RECEIPT_SECONDS_MAX,
+    Conversation,
+    RefusedError,
+)
+from gangline.agent.events import EventQueue
+from gangline.agent.session import Session, SessionError
+from gangline.agent.spool import Spool
+from gangline.fingerprints.wire.telemetry_pb2 import (
+    HealthEvent,
+    IngestAck,
+    RegisterNodeRequest,
+    RegisterNodeResponse,
+    ReportEventsRequest,
+    ReportEventsResponse,
+    SequenceRange,
+    TelemetryBatch,
+)
+from tests.agent.memory_server import HEAD, OK, Server, framed
+
+REGISTRATION = 1  # numbers of the client's streams, as HTTP/2 gives them
+STREAM = 3
+
+
+class Talk:
+    """A conversation and the aggregator's end of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.spool = Spool.open(folder / "s", bytes_max=1 << 20, boot_id=b"b" * 16, owner="m")
+        self.events = EventQueue.open(folder / "e")
+        self.server = Server()
+        self.conversation = Conversation(
+            Session("a:1"), RegisterNodeRequest, self.spool, self.events, live_hertz=1.0
+        )
+
+    def step(self, now: float) -> None:
+        """Carry bytes both ways until neither side has any."""
+        while out := self.conversation.step(now):
+            self.conversation.receive(self.server.receive(out), now)
+
+    def registered(self, now: float) -> None:
+        self.step(now)
+        answer = RegisterNodeResponse(session="s-1", credit_frames=4).SerializeToString()
+        reply = self.server.answer(REGISTRATION, HEAD, framed(answer), OK)
+        self.conversation.receive(reply, now)
+        self.step(now)
+
+    def append(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.spool.append(self.spool.next_sequence(), bytes(100))
+
+    def frames(self) -> list[int]:
+        return [TelemetryBatch.FromString(m).sequence for m in self.server.messages(STREAM)]
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Iterator[Talk]:
+    talk = Talk(tmp_path)
+    yield talk
+    talk.spool.close()
+    talk.events.close()
+
+
+def test_events_go_before_any_frame(talk: Talk) -> None:
+    """An XID and a batch are due at once: the XID is on the wire first, in a call of its own."""
+    talk.registered(0.0)
+    talk.append(3)
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.step(0.1)
+    report = 5
+    assert talk.server.order == [REGISTRATION, report, STREAM, STREAM, STREAM]
+    [request] = talk.server.messages(report)
+    assert [e.event_id for e in ReportEventsRequest.FromString(request).events] == ["xid-1"]
+    assert talk.server.headers[report]["gangline-session"] == "s-1"
+    assert talk.frames() == [1, 2, 3]
+
+
+def test_one_report_at_a_time_and_only_its_events_are_forgotten(talk: Talk) -> None:
+    """An event that came while a report was on its way is in the next one."""
+    talk.registered(0.0)
+    talk.events.put(HealthEvent(event_id="first"))
+    talk.step(0.0)
+    talk.events.put(HealthEvent(event_id="second"))
+    talk.step(0.0)
+    assert 7 not in talk.server.headers
+    answer = framed(ReportEventsResponse(accepted=1).SerializeToString())
+    talk.conversation.receive(talk.server.answer(5, HEAD, answer, OK), 0.0)
+    assert [event.event_id for event in talk.events.pending(9)] == ["second"]
+    talk.step(0.0)
+    [request] = talk.server.messages(7)
+    assert [e.event_id for e in ReportEventsRequest.FromString(request).events] == ["second"]
+
+
+def test_nothing_is_sent_before_the_registration_is_answered(talk: Talk) -> None:
+    """Frames of a host that nobody knows yet would be refused, and lost for it."""
+    talk.append()
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.step(0.0)
+    assert list(talk.server.headers) == [REGISTRATION]
+
+
+def test_patience_ends_and_nothing_wakes_us_before_it_does(talk: Talk) -> None:
+    """An agent that polls costs each host wake-ups for ever; one that does not must know when."""
+    talk.step(100.0)
+    assert talk.conversation.wait_seconds(103.0) == ANSWER_SECONDS_MAX - 3.0
+    with pytest.raises(SessionError, match="no answer to RegisterNode within 10 s"):
+        talk.conversation.step(100.0 + ANSWER_SECONDS_MAX)
+
+
+def test_an_idle_connection_sleeps_for_ever(talk: Talk) -> None:
+    """Nothing on its way, nothing waiting: no timer."""
+    talk.registered(0.0)
+    assert talk.conversation.wait_seconds(5.0) is None
+    talk.append()
+    talk.step(5.0)
+    assert talk.conversation.wait_seconds(7.0) == RECEIPT_SECONDS_MAX - 2.0
+    with pytest.raises(SessionError, match="1 frames sent and no receipt within 30 s"):
+        talk.conversation.step(5.0 + RECEIPT_SECONDS_MAX)
+
+
+def test_a_receipt_forgets_just_what_it_names(talk: Talk) -> None:
+    """Receipts are ranges, some of what this connection never sent."""
+    talk.append(2)
+    talk.registered(0.0)
+    talk.append(3)
+    talk.step(0.0)
+    assert talk.frames() == [3, 4, 5]
+    durable = [SequenceRange(first=0, last=3), SequenceRange(first=5, last=2**64 - 1)]
+    ack = framed(IngestAck(durable=durable).SerializeToString())
+    talk.conversation.receive(talk.server.answer(STREAM, HEAD, ack, end=False), 0.0)
+    assert [sequence for sequence, _ in talk.spool.pending(0, 9)] == [1, 2, 4]
+    assert talk.conversation.proven
+
+
+def test_the_end_waits_for_receipts_and_leaves_backlog(talk: Talk) -> None:
+    """A stopped agent flushes its last second; the hour before stays on disk."""
+    talk.append(50)
+    talk.registered(0.0)
+    talk.append()
+    done, out = talk.conversation.finish(100.0)
+    talk.server.receive(out)
+    assert (done, talk.frames()) == (False, [51])
+    ack = framed(IngestAck(durable=[SequenceRange(first=51, last=51)]).SerializeToString())
+    talk.conversation.receive(talk.server.answer(STREAM, HEAD, ack, end=False), 100.0)
+    done, out = talk.conversation.finish(100.0)
+    talk.server.receive(out)
+    assert done and STREAM in talk.server.ended
+    assert talk.spool.unacknowledged_frames == 50
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [("6", RefusedError), ("16", RefusedError), ("14", SessionError)]
+)
+def test_a_refusal_of_who_we_are_is_told_from_a_failure(
+    talk: Talk, code: str, kind: type[SessionError]
+) -> None:
+    """Only the first is answered by a long wait."""
+    talk.step(0.0)
+    trailers = [("grpc-status", code), ("grpc-message", "words")]
+    with pytest.raises(SessionError, match=r"RegisterNode: .*: words") as caught:
+        talk.conversation.receive(talk.server.answer(REGISTRATION, HEAD + trailers), 0.0)
+    assert type(caught.value) is kind

@@ -1,0 +1,170 @@
+"""The event queue: an XID that was put is on disk, and one damaged line costs no other."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.agent.events import MESSAGE_CHARACTERS_MAX, EventQueue, parse_line
+from gangline.agent.folder import FolderError
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+
+
+def xid(number: int, message: str = "NVRM: Xid") -> HealthEvent:
+    return HealthEvent(event_id=f"event-{number}", name="gpu.xid", code=number, message=message)
+
+
+def ids(queue: EventQueue) -> list[str]:
+    return [event.event_id for event in queue.pending(1000)]
+
+
+def reopened(queue: EventQueue) -> EventQueue:
+    queue.close()
+    return EventQueue.open(queue.folder)
+
+
+def test_events_wait_for_their_receipt_over_restarts(tmp_path: Path) -> None:
+    """The host reset itself after the XID: what it said last must not be lost with it."""
+    queue = EventQueue.open(tmp_path / "events")
+    for number in range(5):
+        queue.put(xid(number))
+    queue.put(xid(3))  # the same again
+    queue.receipt(["event-0", "event-2", "unknown"])
+    assert ids(queue) == ["event-1", "event-3", "event-4"]
+    assert queue.pending(1) == [xid(1)]
+    queue = reopened(queue)
+    assert set(ids(queue)) >= {"event-1", "event-3", "event-4"}
+    queue.receipt(ids(queue))
+    queue = reopened(queue)
+    assert (ids(queue), queue.dropped_events) == ([], 0)
+    queue.close()
+
+
+PUTTER = """
+import sys
+from pathlib import Path
+from gangline.agent.events import EventQueue
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+queue = EventQueue.open(Path(sys.argv[1]))
+number = len(queue)
+while True:
+    queue.put(HealthEvent(event_id=f"event-{number}", message="x" * 100))
+    print(number, flush=True)
+    number += 1
+"""
+
+
+def test_kill_9_loses_no_event_that_put_took(tmp_path: Path) -> None:
+    """The agent is killed while a burst of XIDs comes in."""
+    seen = -1
+    for _ in range(2):
+        with subprocess.Popen(
+            [sys.executable, "-c", PUTTER, str(tmp_path / "e")], stdout=subprocess.PIPE, text=True
+        ) as agent:
+            assert agent.stdout is not None
+            for _ in range(20):
+                seen = int(agent.stdout.readline())
+            agent.kill()
+    queue = EventQueue.open(tmp_path / "e")
+    assert ids(queue)[: seen + 1] == [f"event-{number}" for number in range(seen + 1)]
+    queue.close()
+
+
+def test_too_many_drop_the_oldest_and_count(tmp_path: Path) -> None:
+    """A card that reports an XID a millisecond, and an aggregator that is away."""
+    queue = EventQueue.open(tmp_path / "events", events_max=10)
+    for number in range(25):
+        queue.put(xid(number))
+    assert ids(queue) == [f"event-{number}" for number in range(15, 25)]
+    assert queue.dropped_events == 15
+    queue.close()
+
+
+def test_an_event_without_an_id_gets_one_and_a_flood_of_words_is_cut(tmp_path: Path) -> None:
+    """A driver dumped its whole state into one kernel line."""
+    queue = EventQueue.open(tmp_path / "events")
+    queue.put(HealthEvent(message="x" * 10 * MESSAGE_CHARACTERS_MAX))
+    [event] = queue.pending(9)
+    assert event.event_id and len(event.message) == MESSAGE_CHARACTERS_MAX
+    queue.close()
+
+
+def test_the_file_stays_small(tmp_path: Path) -> None:
+    """A thousand events a day for a year, each receipted soon, with one that never is."""
+    queue = EventQueue.open(tmp_path / "events")
+    queue.put(xid(0))
+    for number in range(1, 200):
+        queue.put(xid(number, "x" * 2000))
+        queue.receipt([f"event-{number}"])
+    assert (tmp_path / "events" / "events").stat().st_size < 100_000
+    queue = reopened(queue)
+    assert "event-0" in ids(queue)
+    queue.close()
+
+
+def test_a_disk_that_takes_nothing_keeps_events_in_memory(tmp_path: Path) -> None:
+    """The disk fails, and the XID says why: it must get out all the same."""
+    queue = EventQueue.open(tmp_path / "events")
+    queue.put(xid(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        queue.put(xid(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (ids(queue), queue.write_errors) == (["event-1", "event-2"], 1)
+    queue.put(xid(3))  # the disk is back: what it missed is brought to it too
+    queue = reopened(queue)
+    assert ids(queue) == ["event-1", "event-2", "event-3"]
+    queue.close()
+
+
+def test_the_folder_is_held(tmp_path: Path) -> None:
+    """Two agents must not share a queue."""
+    queue = EventQueue.open(tmp_path / "events")
+    with pytest.raises(FolderError, match="held by process"):
+        EventQueue.open(tmp_path / "events")
+    queue.put(xid(1))
+    queue.close()
+    queue.put(xid(2))
+    assert queue.dropped_events == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(at=st.integers(0, 10_000), flip=st.integers(1, 255), cut=st.booleans())
+def test_damage_costs_the_lines_it_touches(at: int, flip: int, cut: bool) -> None:
+    """One bit flipped on the disk must not cost the other nine XIDs."""
+    with tempfile.TemporaryDirectory() as temporary:
+        queue = EventQueue.open(Path(temporary))
+        for number in range(10):
+            queue.put(xid(number))
+        queue.close()
+        path = Path(temporary) / "events"
+        content = bytearray(path.read_bytes())
+        at %= len(content)
+        touched = bytes(content[:at]).count(b"\n")
+        if cut:
+            del content[at:]
+        else:
+            content[at] ^= flip
+        path.write_bytes(content)
+        queue = EventQueue.open(Path(temporary))
+        left = 10 if not cut else touched
+        untouched = {f"event-{n}" for n in range(left) if n not in (touched, touched + 1)}
+        assert untouched <= set(ids(queue)) <= {f"event-{n}" for n in range(10)}
+        assert cut or queue.dropped_events + len(ids(queue)) >= 9
+        queue.close()
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_make_parse_line_raise_anything_but_value_error(line: bytes) -> None:
+    """Whatever stands in the file, the agent starts."""
+    with pytest.raises(ValueError):
+        parse_line(line)

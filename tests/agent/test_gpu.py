@@ -1,0 +1,378 @@
+"""The GPU collectors, over a library that plays a driver's good and bad days."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline.agent.clock import SystemClock
+from gangline.agent.collectors.gpu import LOOK_AGAIN_SECONDS, GpuLane, GpuSecond, GpuTenSeconds
+from gangline.agent.hardware.nvml import driver_gpus, parse_uuid
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.turn import Outcome, Turn, take_turn
+from gangline.ext.nvml import READINGS, NvmlError
+from gangline.fingerprints.block import Block, is_float
+from gangline.fingerprints.catalogue import BY_ID, TABLES, Kind, Pace
+from gangline.fingerprints.catalogue.gpu import SIGNALS
+from tests.fake_nvml.build import build
+from tests.fake_nvml.scenario import Gpu, Scenario, gpus
+
+LANES: list[Callable[[Roots], GpuLane]] = [GpuSecond, GpuTenSeconds]
+#: A wait that is longer than this is a failed test; nothing is timed by it.
+GUARD_SECONDS = 60.0
+#: As /proc/driver/nvidia/gpus/ADDRESS/information of driver 590 has it; the irq and the rest are of no use here.
+INFORMATION = (
+    "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 130\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\n"
+)
+
+Play = Callable[..., Scenario]
+Lane = Callable[..., GpuLane]
+#: A lane's class, as the table of collectors calls it.
+LaneKind = Callable[[Roots], GpuLane]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(build(tmp_path_factory.mktemp("fake_nvml")))
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Return a function that writes a scenario and makes the library play it."""
+
+    def write(devices: Iterable[Gpu] = (), *, host: str = "") -> Scenario:
+        monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+        return Scenario(tmp_path / "scenario", devices, host=host)
+
+    return write
+
+
+@pytest.fixture
+def roots(tmp_path: Path, library: str) -> Roots:
+    """A host without anything but the library."""
+    (tmp_path / "proc").mkdir()
+    return Roots(sys=tmp_path / "sys", proc=tmp_path / "proc", nvml_library=library)
+
+
+@pytest.fixture
+def lane(roots: Roots) -> Iterator[Lane]:
+    """Return a function that makes a collector, which lets go of its GPUs when the test ends."""
+    made: list[GpuLane] = []
+
+    def make(kind: LaneKind = GpuSecond) -> GpuLane:
+        made.append(kind(roots))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.release()
+
+
+def turn(collector: GpuLane) -> Turn:
+    return take_turn(collector, SystemClock())
+
+
+def named(block: Block, row: int) -> dict[str, float | int | None]:
+    """Return one GPU's values by column name."""
+    return {BY_ID[i].column: value for i, value in block.values(row)}
+
+
+def list_in_proc(roots: Roots, address: str, uuid: str) -> None:
+    """Make the kernel's side of the driver list a GPU."""
+    folder = roots.proc / "driver/nvidia/gpus" / address
+    folder.mkdir(parents=True)
+    (folder / "information").write_text(INFORMATION.format(uuid=uuid))
+
+
+def test_every_gpu_signal_has_a_reading_of_its_type() -> None:
+    """A column that nothing fills would be missing on every host, and nobody would ask why."""
+    signals = [s for s in SIGNALS if s.kind is not Kind.EVENT]
+    assert {s.column for s in signals} == set(READINGS)
+    for signal in signals:
+        assert (READINGS[signal.column] is float) == is_float(signal.signal_id), signal.name
+
+
+def test_lanes_fill_all_gpu_tables(lane: Lane, play: Play) -> None:
+    """Both lanes together carry every GPU signal there is, for every GPU, keyed by UUID."""
+    devices = gpus(8)
+    play(devices).step(1)
+    blocks = [block for kind in LANES for block in turn(lane(kind)).blocks]
+    tables = {name for name in TABLES if name.startswith("gpu_")}
+    assert {block.table for block in blocks} == tables
+    for block in blocks:
+        assert block.devices == tuple(gpu.uuid for gpu in devices)
+        assert all(block.valid), block.table
+
+
+def test_values_are_in_the_units_of_their_names(lane: Lane, play: Play) -> None:
+    """Megahertz, milliwatts and percent end where NVML does."""
+    play(gpus(2)).step(1)
+    fast, changes = turn(lane(GpuSecond)).blocks
+    slow, lifetime = turn(lane(GpuTenSeconds)).blocks
+    said = named(fast, 1) | named(changes, 1) | named(slow, 1) | named(lifetime, 1)
+    assert said == {
+        "sm_clock_hertz": 1_965_000_000.0,
+        "memory_clock_hertz": 2_619_000_000.0,
+        "sm_clock_max_hertz": 1_980_000_000.0,
+        "clock_event_reasons_flags": 0x4,
+        "violation_power_nanoseconds": 10_400_000_000,
+        "violation_thermal_nanoseconds": 6_000_000_001,
+        "violation_sync_boost_nanoseconds": 0,
+        "power_watts": 588.391,
+        "power_average_watts": 629.45,
+        "power_limit_watts": 700.0,
+        "energy_joules": 5_000_629.573,
+        "temperature_celsius": 67.0,
+        "memory_temperature_celsius": 77.0,
+        "temperature_margin_celsius": -2.0,
+        "temperature_slowdown_celsius": 89.0,
+        "utilization_ratio": 1.0,
+        "memory_utilization_ratio": 0.43,
+        "memory_used_bytes": 69_221_810_176.0,
+        "memory_total_bytes": 85_520_809_984.0,
+        "memory_reserved_bytes": 502_333_440.0,
+        "ecc_corrected_volatile_errors": 7,
+        "ecc_uncorrected_volatile_errors": 0,
+        "ecc_corrected_lifetime_errors": 19,
+        "ecc_uncorrected_lifetime_errors": 1,
+        "remapped_correctable_rows": 2,
+        "remapped_uncorrectable_rows": 1,
+        "remap_pending_state": 1,
+        "remap_failed_state": 0,
+        "pcie_generation_number": 5.0,
+        "pcie_generation_max_number": 5.0,
+        "pcie_width_lanes": 16.0,
+        "pcie_width_max_lanes": 16.0,
+        "pcie_replays_count": 9,
+        "performance_state": 0,
+        "recovery_action_state": 0,
+        "processes_count": 3.0,
+        "calls_failed_errors": 0,
+        "slow_calls_failed_errors": 0,
+        "lost_state": 0,
+    }
+
+
+@pytest.mark.parametrize("kind", LANES)
+def test_blocks_are_made_once_and_refilled(kind: LaneKind, lane: Lane, play: Play) -> None:
+    """What a turn leaves behind is what the daemon grows by."""
+    scenario = play(gpus(2))
+    collector = lane(kind)
+    first = turn(collector).blocks
+    before = bytes(first[0].cells)
+    scenario.step(1)
+    second = turn(collector).blocks
+    assert [a is b for a, b in zip(first, second, strict=True)] == [True, True]
+    assert bytes(first[0].cells) != before
+
+
+def test_names_paces_and_the_driver(roots: Roots) -> None:
+    """The daemon calls what enters a driver from a thread it can leave behind."""
+    assert [(k(roots).name, k(roots).pace, k(roots).enters_driver) for k in LANES] == [
+        ("gpu_1s", Pace.SECOND, True),
+        ("gpu_10s", Pace.TEN_SECONDS, True),
+    ]
+
+
+# ---- no GPU ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", LANES)
+def test_no_library_is_no_data(kind: LaneKind, tmp_path: Path) -> None:
+    """Most machines that one tries this on have no GPU; that is not their error."""
+    said = turn(kind(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1"))))
+    assert said.outcome is Outcome.NO_DATA
+    assert said.words.startswith("no NVML: ")
+
+
+def test_a_host_that_is_a_folder_has_no_driver(tmp_path: Path) -> None:
+    """A test of a foreign /sys must not show the GPUs of the machine it runs on."""
+    said = turn(GpuSecond(Roots(sys=tmp_path, proc=tmp_path)))
+    assert (said.outcome, said.words) == (
+        Outcome.NO_DATA,
+        "this host is a folder: it has no driver",
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "outcome", "words"),
+    [
+        ("", Outcome.NO_DATA, "has no GPU"),
+        ("error nvmlInitWithFlags 9", Outcome.NO_DATA, "driver is not loaded"),
+        ("error nvmlInitWithFlags 4", Outcome.BLIND, "let the agent open /dev/nvidiactl"),
+        ("error nvmlInitWithFlags 18", Outcome.ERROR, "the driver is being updated"),
+        ("error nvmlInitWithFlags 999", Outcome.ERROR, "Unknown Error"),
+        ("error nvmlDeviceGetCount_v2 999", Outcome.ERROR, "nvmlDeviceGetCount"),
+        ("error nvmlDeviceGetCount_v2 28", Outcome.NO_DATA, "has no GPU"),
+    ],
+)
+def test_a_driver_without_gpus_says_which_way(
+    host: str, outcome: Outcome, words: str, lane: Lane, play: Play
+) -> None:
+    """`GPU lost` was reported by a whole fleet while its driver was being updated."""
+    play(host=host)
+    said = turn(lane())
+    assert said.outcome is outcome
+    assert words in said.words
+
+
+@pytest.mark.parametrize("kind", LANES)
+def test_what_was_absent_is_looked_for_again(
+    kind: LaneKind, lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver is loaded after the agent started: no restart, and no search every second either."""
+    play(gpus(1))
+    collector = lane(kind)
+    scenario = os.environ["GANGLINE_FAKE_NVML"]
+    monkeypatch.delenv("GANGLINE_FAKE_NVML")
+    assert turn(collector).outcome is Outcome.NO_DATA
+    monkeypatch.setenv("GANGLINE_FAKE_NVML", scenario)
+    waits = LOOK_AGAIN_SECONDS // (1 if kind is GpuSecond else 10)
+    outcomes = [turn(collector).outcome for _ in range(waits + 1)]
+    assert outcomes == [Outcome.NO_DATA] * waits + [Outcome.OK]
+
+
+# ---- sick GPUs ------------------------------------------------------------------------------------
+
+
+def test_a_lost_gpu_costs_no_neighbour(lane: Lane, play: Play) -> None:
+    """XID 79 on one GPU: its row says so, seven others say what they always did."""
+    devices = gpus(8)
+    devices[4].lines.append("error * 0 15")
+    scenario = play(devices)
+    collector = lane()
+    assert turn(collector).outcome is Outcome.OK
+    scenario.step(1)
+    fast, changes = turn(collector).blocks
+    assert fast.devices == tuple(gpu.uuid for gpu in devices)
+    for row in range(8):
+        present = {name for name, value in named(fast, row).items() if value is not None}
+        assert named(fast, row)["lost_state"] == (row == 4)
+        assert present == (
+            {"lost_state", "calls_failed_errors"} if row == 4 else set(named(fast, row))
+        )
+        assert (named(changes, row)["ecc_corrected_volatile_errors"] is None) == (row == 4)
+
+
+def test_errors_are_counted_apart_by_lane(lane: Lane, play: Play) -> None:
+    """A call that fails every 10 s must not be hidden by those that succeed every second."""
+    devices = gpus(2)
+    devices[0].lines.append("error nvmlDeviceGetEnforcedPowerLimit 999")
+    devices[1].lines.append("error nvmlDeviceGetUtilizationRates 999")
+    play(devices)
+    fast, slow = lane(GpuSecond), lane(GpuTenSeconds)
+    turns = [(turn(fast).blocks, turn(slow).blocks) for _ in range(3)]
+    (quick, _), (limits, lifetime) = turns[-1]
+    assert [named(quick, row)["calls_failed_errors"] for row in range(2)] == [0, 3]
+    assert [named(lifetime, row)["slow_calls_failed_errors"] for row in range(2)] == [3, 0]
+    assert [named(limits, row)["power_limit_watts"] for row in range(2)] == [None, 700.0]
+
+
+def test_a_gpu_lost_before_the_agent_started_is_named(roots: Roots, lane: Lane, play: Play) -> None:
+    """NVML does not name a GPU that it cannot open, and a host with seven of eight looked complete."""
+    devices = gpus(4)
+    for gpu, uuid in zip(
+        devices, (devices[0].uuid, devices[1].uuid, "GPU-????????-????", ""), strict=True
+    ):
+        list_in_proc(roots, gpu.address, uuid)
+    for gpu in devices[1:3]:
+        gpu.lines.append("error * 15")
+    devices[3].lines.append("error * 4")  # not ours to open: another container's
+    play(devices)
+    fast, _ = turn(lane()).blocks
+    assert fast.devices == (devices[0].uuid, devices[1].uuid, devices[2].address)
+    assert [named(fast, row)["lost_state"] for row in range(3)] == [0, 1, 1]
+    assert named(fast, 0)["temperature_celsius"] == 41.0
+
+
+def test_rows_do_not_depend_on_the_order_of_enumeration(lane: Lane, play: Play) -> None:
+    """Indices are dealt anew at each boot; a GPU known by its index is another GPU tomorrow."""
+    devices = gpus(4)
+    play(devices)
+    collector = lane()
+    first, _ = turn(collector).blocks
+    collector.release()  # its last user: the library reads the scenario anew
+    play(reversed(devices)).step(1)
+    second, _ = turn(collector).blocks
+    assert named(first, 3)["sm_clock_hertz"] == 390e6
+    assert named(second, 3)["sm_clock_hertz"] == 1935e6
+    assert first.devices == second.devices == tuple(gpu.uuid for gpu in devices)
+
+
+def test_two_gpus_of_one_uuid_are_known_by_their_address(lane: Lane, play: Play) -> None:
+    """A misflashed board claimed its neighbour's UUID; their readings must not be mixed."""
+    devices = gpus(3)
+    devices[1].uuid = devices[0].uuid
+    play(devices)
+    fast, _ = turn(lane()).blocks
+    assert fast.devices == (devices[0].address, devices[1].address, devices[2].uuid)
+
+
+def test_release_lets_go_and_the_next_turn_opens_again(lane: Lane, play: Play) -> None:
+    """An open handle defeats a GPU reset."""
+    play(gpus(1))
+    collector = lane()
+    turn(collector)
+    sweep = collector._sweep
+    collector.release()
+    assert sweep is not None
+    with pytest.raises(NvmlError, match="let go of"):
+        sweep.run()
+    assert turn(collector).outcome is Outcome.OK
+
+
+def test_a_hang_is_named_and_the_agent_goes_on(lane: Lane, play: Play, tmp_path: Path) -> None:
+    """`Did not return` is a reading that names the GPU and the call; the other lane goes on."""
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    devices = gpus(2)
+    devices[1].lines.append(f"block nvmlDeviceGetUtilizationRates fifo {fifo}")
+    play(devices)
+    fast, slow = lane(GpuSecond), lane(GpuTenSeconds)
+    turns: list[Turn] = []
+    thread = threading.Thread(target=lambda: turns.append(turn(fast)), daemon=True)
+    thread.start()
+    held = os.open(fifo, os.O_WRONLY)
+    assert fast.whereabouts() == f"GPU {devices[1].address} in nvmlDeviceGetUtilizationRates"
+    assert turn(slow).outcome is Outcome.OK
+    second = turn(fast)
+    assert second.outcome is Outcome.ERROR
+    assert "has not returned: GPU" in second.words
+    os.close(held)
+    thread.join(GUARD_SECONDS)
+    assert [done.outcome for done in turns] == [Outcome.OK]
+    assert fast.whereabouts() == "between calls"
+
+
+# ---- the kernel's side --------------------------------------------------------------------------------
+
+
+def test_the_drivers_list_is_read_with_care(tmp_path: Path) -> None:
+    """Whatever else stands in that folder is no GPU."""
+    assert driver_gpus(tmp_path) == []
+    for name in ("0000:3b:00.0", "0000:19:00.0", "README", "0000:3b:00.0.bak"):
+        (tmp_path / "driver/nvidia/gpus" / name).mkdir(parents=True)
+    assert driver_gpus(tmp_path) == ["0000:19:00.0", "0000:3b:00.0"]
+
+
+@pytest.mark.parametrize(
+    ("information", "uuid"),
+    [
+        (
+            INFORMATION.format(uuid="GPU-8a2b0c1d-1111-2222-3333-444444444444"),
+            "GPU-8a2b0c1d-1111-2222-3333-444444444444",
+        ),
+        (INFORMATION.format(uuid="GPU-????????-????-????-????-????????????"), ""),
+        ("", ""),
+        ("GPU UUID:\n", ""),
+    ],
+)
+def test_a_uuid_is_one_or_none(information: str, uuid: str) -> None:
+    """A GPU that was never attached has question marks; two of them would be one device."""
+    assert parse_uuid(information) == uuid
+    assert re.fullmatch(r"(GPU-[0-9a-f-]+)?", uuid)

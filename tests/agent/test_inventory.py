@@ -1,0 +1,243 @@
+"""The inventory: what the child finds, and a child that does not behave."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.agent import inventory
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.inventory import __main__ as child
+from gangline.agent.inventory.gpus import sysfs_address
+from tests import hosts
+from tests.fake_nvml.build import build
+from tests.fake_nvml.scenario import Scenario, gpus
+
+
+def of_kind(found: inventory.Inventory, kind: str) -> dict[str, dict[str, str]]:
+    return {d.key: dict(d.attributes) for d in found.devices if d.kind == kind}
+
+
+@pytest.fixture(scope="module")
+def h100(tmp_path_factory: pytest.TempPathFactory) -> inventory.Inventory:
+    host = hosts.unpack("h100-ib", tmp_path_factory.mktemp("h100"))
+    found = inventory.read(host.roots)
+    assert found.words == ""
+    return found
+
+
+def test_gpus_know_how_near_each_nic_is(h100: inventory.Inventory) -> None:
+    """A job paired each GPU with the NIC of the other socket, and nobody could see it."""
+    gpu = of_kind(h100, "pcie")["0000:18:00.0"]
+    assert gpu["parents"] == "0000:17:00.0 0000:16:00.0 0000:15:01.0"
+    assert gpu["root"] == "pci0000:15"
+    near = {key.removeprefix("near "): word for key, word in gpu.items() if key.startswith("near")}
+    assert near == {
+        "0000:1a:00.0": "same switch",
+        "0000:3c:00.0": "same socket",
+        "0000:9c:00.0": "far",
+        "0000:bc:00.0": "far",
+        "0000:02:00.0": "same socket",
+        "0000:00:1f.6": "unknown",
+    }
+
+
+def test_ports_links_nodes_and_disks(h100: inventory.Inventory) -> None:
+    """What an operator needs to find the part with their hands."""
+    port = of_kind(h100, "rdma")["mlx5_1/1"]
+    assert port["pci_address"] == "0000:3c:00.0"
+    assert (port["firmware"], port["interfaces"]) == ("28.39.1002", "ib1")
+    links = of_kind(h100, "net")
+    assert links["bond0"]["link"] == "bond" and links["bond0"]["below"] == "eno1"
+    assert links["bond0.100"]["link"] == "vlan" and links["bond0.100"]["below"] == "bond0"
+    assert links["eno1"]["pci_address"] == "0000:02:00.0"
+    assert "lo" not in links
+    assert of_kind(h100, "numa")["node1"] == {"cpus": "4-7,12-15", "distances": "21 10 28"}
+    disk = of_kind(h100, "disk")["nvme0n1"]
+    assert disk["size_bytes"] == str(7501476528 * 512)
+    assert (disk["pci_address"], disk["firmware"]) == ("0000:1e:00.0", "GDC7")
+    assert of_kind(h100, "rapl")["intel-rapl:0:0"] == {"label": "dram"}
+    assert of_kind(h100, "hwmon")["hwmon0/temp1"] == {"chip": "coretemp", "label": "Package id 0"}
+
+
+def test_labels_are_of_the_host_that_was_read(h100: inventory.Inventory) -> None:
+    """Not of the machine that reads: a folder's inventory must not bear our kernel."""
+    assert h100.labels == {
+        "hostname": "gpu-001",
+        "kernel": "5.15.0-1048-example",
+        "cpu_model": "Example(R) CPU 8480",
+        "cpu_cores": "16",
+        "memory_bytes": str(2113746048 * 1024),
+        "nvidia_driver_version": "535.161.08",
+    }
+
+
+def test_this_machine_has_an_inventory() -> None:
+    """With psutil, pyroute2 and pynvml where they are installed; all keys are there once."""
+    found = inventory.read(Roots())
+    assert found.words == ""
+    assert {"hostname", "kernel", "cpu_cores"} <= set(found.labels)
+    keys = [(device.kind, device.key) for device in found.devices]
+    assert len(keys) == len(set(keys))
+    assert all(isinstance(v, str) for device in found.devices for v in device.attributes.values())
+
+
+def test_the_daemons_side_is_light() -> None:
+    """Importing the inventory cost the daemon 31 MB once: pyroute2 came with it."""
+    program = (
+        "import sys, gangline.agent.inventory\n"
+        "heavy = {'psutil', 'pyroute2', 'pynvml', 'argparse', 'asyncio', 'ctypes'} & set(sys.modules)\n"
+        "sys.exit(', '.join(heavy) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def run(program: str, seconds_max: float = 20.0) -> inventory.Inventory:
+    return inventory.parse(*inventory.run_child([sys.executable, "-c", program], seconds_max))
+
+
+def test_a_child_that_hangs_is_ended_in_time() -> None:
+    """nvmlInit did not return for 45 s; the daemon's thread waits for its limit and no longer."""
+    before = len(os.listdir("/proc/self/fd"))
+    found = run("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()", 0.3)
+    assert found == inventory.Inventory(words="the inventory took longer than 0.3 s")
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_was_printed_before_the_hang_is_kept() -> None:
+    """A thread in the driver keeps the process from ending; its answer is whole all the same."""
+    line = json.dumps({"devices": [{"kind": "numa", "key": "node0"}], "labels": {}})
+    found = run(f"import signal; print('''{line}''', flush=True); signal.pause()")
+    assert found.devices == (inventory.Device("numa", "node0"),)
+    assert found.words == ""
+
+
+def test_a_child_that_says_too_much_is_ended() -> None:
+    """Limits come from this side: a broken library must not fill the daemon's memory."""
+    found = run("import sys\nwhile True: sys.stdout.write('x' * 65536)")
+    assert found.words == f"the inventory said more than {inventory.OUTPUT_BYTES_MAX} bytes"
+
+
+def test_a_child_that_dies_is_quoted() -> None:
+    """The last line of what it complained of; not a traceback in every log line."""
+    found = run("raise RuntimeError('driver/library version mismatch')")
+    assert "driver/library version mismatch" in found.words
+    assert "Traceback" not in found.words
+
+
+def test_no_second_child_joins_one_that_would_not_die() -> None:
+    """A child stuck in a driver was joined by another every ten minutes until memory ran out."""
+    stuck = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    inventory._abandoned.append(stuck)
+    assert str(stuck.pid) in inventory.read(Roots()).words
+    stuck.kill()
+    stuck.wait(10)
+    assert inventory.read(Roots()).words == ""
+    assert inventory._abandoned == []
+
+
+def test_a_python_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment was upgraded under the running daemon."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert "could not be started" in inventory.read(Roots()).words
+
+
+@given(
+    st.binary(max_size=200)
+    | st.recursive(
+        st.none() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["devices", "labels", "kind", "key", "attributes", "problems"]),
+                inner,
+            )
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_any_answer_is_an_inventory_or_words(output: bytes) -> None:
+    """A child of another version answers otherwise; the daemon reads what it can and never raises."""
+    found = inventory.parse(output)
+    assert found.words or (found.devices is not None and found.labels is not None)
+
+
+def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
+    """NVML of another version than the driver's refused; disks and ports were still listed."""
+    release = threading.Event()
+
+    def hang(roots: Roots) -> list[inventory.Device]:
+        release.wait(30)
+        return []
+
+    def fail(roots: Roots) -> list[inventory.Device]:
+        raise OSError("no such library")
+
+    node = inventory.Device("numa", "node0")
+    sections = {"GPUs": hang, "links": fail, "nodes": lambda roots: [node]}
+    found, problems = child.look(sections, Roots(), 0.1)
+    release.set()
+    assert found == [node]
+    assert problems == ["GPUs: no answer within 0.1 s", "links: OSError: no such library"]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(build(tmp_path_factory.mktemp("fake_nvml")))
+
+
+def test_gpus_by_nvidias_own_binding(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight GPUs, one of them lost: seven answer, the eighth is listed by what the kernel knows."""
+    devices = gpus(8)
+    devices[2].lines.append("error nvmlDeviceGetHandleByIndex_v2 15")
+    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+    Scenario(tmp_path / "scenario", devices)
+    (tmp_path / "proc/driver/nvidia/gpus" / devices[2].address).mkdir(parents=True)
+    found = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library))
+    assert found.words == ""
+    told = of_kind(found, "gpu")
+    assert len(told) == 8
+    first = told[devices[0].uuid]
+    assert first["name"] == "NVIDIA H100 80GB HBM3"
+    assert first["pci_address"] == devices[0].address
+    assert first["memory_bytes"] == "85520809984"
+    assert told[devices[2].address]["problem"] == "NVML does not answer for this GPU"
+
+
+def test_a_driver_that_hangs_costs_the_gpus_only(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvmlInit of a driver with a dead GSP never returned; the host's disks and ports are still told."""
+    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+    never = tmp_path / "never"
+    Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags file {never}")
+    host = hosts.unpack("plain-vm", tmp_path)
+    command = [sys.executable, "-m", "gangline.agent.inventory", "--seconds", "0.5"]
+    command += ["--sys", str(host.roots.sys), "--proc", str(host.roots.proc), "--nvml", library]
+    found = inventory.parse(*inventory.run_child(command, 20.0))
+    assert found.words == "GPUs: no answer within 0.5 s"
+    assert set(of_kind(found, "disk")) == {"vda"}
+
+
+def test_nvml_addresses_are_written_as_sysfs_does() -> None:
+    """NVML writes eight digits of domain, sysfs four: the GPU and its PCIe function never met."""
+    assert sysfs_address(b"00000000:18:00.0") == "0000:18:00.0"
+    assert sysfs_address("00010000:B7:00.0") == "10000:b7:00.0"
+
+
+def test_a_host_without_hardware_has_an_inventory_of_nothing() -> None:
+    """No /sys, no /proc, no NVML: empty, and not an error."""
+    nowhere = Path("/nowhere")
+    found = inventory.read(Roots(nowhere, nowhere, "/nowhere/libnvidia-ml.so.1"))
+    assert (found.devices, found.labels, found.words) == ((), {}, "")

@@ -1,0 +1,187 @@
+"""Which frame goes next: decisions by hand and by the hundred, without socket or sleep."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.agent.outflow import (
+    BACKLOG_RATE_RATIO,
+    BACKOFF_REFUSED_SECONDS,
+    BACKOFF_SECONDS_MAX,
+    BACKOFF_SECONDS_MIN,
+    LIVE_FRAMES_MAX,
+    Backoff,
+    Outflow,
+)
+from gangline.agent.spool import Spool
+
+
+class Memory:
+    """Frames in memory, as the spool shows them."""
+
+    def __init__(self, count: int) -> None:
+        self.waiting = {sequence: b"%d" % sequence for sequence in range(1, count + 1)}
+        self.next = count + 1
+
+    def append(self) -> None:
+        self.waiting[self.next] = b"%d" % self.next
+        self.next += 1
+
+    def next_sequence(self) -> int:
+        return self.next
+
+    def pending(self, after: int, count_max: int) -> list[tuple[int, bytes]]:
+        later = sorted(sequence for sequence in self.waiting if sequence > after)
+        return [(sequence, self.waiting[sequence]) for sequence in later[:count_max]]
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    spool = Spool.open(tmp_path / "spool", bytes_max=1 << 20, boot_id=b"b" * 16, owner="m")
+    yield spool
+    spool.close()
+
+
+def add(spool: Spool, count: int) -> None:
+    for _ in range(count):
+        spool.append(spool.next_sequence(), b"frame")
+
+
+def sent(outflow: Outflow, now: float) -> list[tuple[int, bool]]:
+    return [(outgoing.sequence, outgoing.backlog) for outgoing in outflow.take(now)]
+
+
+def test_live_goes_before_backlog_and_backlog_at_twice_its_rate(spool: Spool) -> None:
+    """The aggregator was away; schedulers must see the present before the past is made up for."""
+    add(spool, 6)
+    outflow = Outflow(spool, 16, live_hertz=1.0, now=100.0)
+    assert sent(outflow, 100.0) == []  # what was there is of before, and its time has not come
+    add(spool, 1)
+    assert sent(outflow, 100.0) == [(7, False), (1, True), (2, True)]
+    assert sent(outflow, 100.9) == []
+    add(spool, 1)
+    assert sent(outflow, 101.0) == [(8, False), (3, True), (4, True)]
+    assert sent(outflow, 101.5) == []
+    add(spool, 1)
+    assert sent(outflow, 102.0) == [(9, False), (5, True)]  # half of 16 are on their way
+    assert outflow.settle(1, 4, 102.0) == [(1, 4)]
+    add(spool, 1)
+    assert sent(outflow, 103.0) == [(10, False), (6, True)]
+    add(spool, 1)
+    assert sent(outflow, 104.0) == [(11, False)]
+    assert not outflow.has_backlog
+
+
+def test_backlog_goes_without_live_frames_too(spool: Spool) -> None:
+    """Sampling hangs, and the hours before it still wait to be told."""
+    add(spool, 9)
+    outflow = Outflow(spool, 100, live_hertz=1.0, now=0.0)
+    assert [s for s, _ in sent(outflow, 1.0)] == [1, 2]
+    assert [s for s, _ in sent(outflow, 3.0)] == [3, 4, 5, 6]
+
+
+def test_credit_is_never_exceeded_and_leaves_room_for_live(spool: Spool) -> None:
+    """A slow writer at the aggregator: the backlog must not take all of its credit."""
+    add(spool, 50)
+    outflow = Outflow(spool, 4, live_hertz=1.0, now=0.0)
+    assert [s for s, _ in sent(outflow, 60.0)] == [1, 2]
+    add(spool, 3)
+    assert sent(outflow, 61.0) == [(51, False), (52, False)]
+    outflow.grant(6)
+    assert sent(outflow, 62.0) == [(53, False)]
+    outflow.grant(0)  # an answer that says nothing about credit
+    assert outflow.settle(1, 1, 63.0) == [(1, 1)]
+    add(spool, 1)
+    assert [s for s, _ in sent(outflow, 64.0)] == [54]
+
+
+def test_when_live_frames_pile_up_the_newest_goes_first(spool: Spool) -> None:
+    """A minute without credit: what is sent next is of now, the minute follows as backlog."""
+    outflow = Outflow(spool, 4, live_hertz=1.0, now=0.0)
+    add(spool, 4)
+    assert len(sent(outflow, 0.0)) == 4
+    add(spool, LIVE_FRAMES_MAX + 1)
+    assert sent(outflow, 10.0) == []
+    newest = spool.next_sequence() - 1
+    outflow.settle(1, 4, 11.0)
+    spool.receipt(1, 4)
+    assert sent(outflow, 11.0) == [(newest, False), (5, True)]
+
+
+def test_a_receipt_for_what_was_not_sent_forgets_nothing(spool: Spool) -> None:
+    """An aggregator with a mistake in its ranges must not delete our backlog."""
+    add(spool, 5)
+    outflow = Outflow(spool, 16, live_hertz=1.0, now=0.0)
+    sent(outflow, 1.0)
+    assert outflow.settle(0, 2**64 - 1, 1.0) == [(1, 2)]
+    assert outflow.settle(1, 2, 1.0) == []
+
+
+def test_waiting_for_a_receipt_is_measured_from_the_last_one(spool: Spool) -> None:
+    """A stalled aggregator is told from a slow one."""
+    outflow = Outflow(spool, 16, live_hertz=1.0, now=0.0)
+    assert outflow.waiting_seconds(50.0) == 0.0
+    add(spool, 2)
+    sent(outflow, 60.0)
+    assert outflow.waiting_seconds(70.0) == 10.0
+    outflow.settle(1, 1, 71.0)
+    assert outflow.waiting_seconds(75.0) == 4.0
+    outflow.settle(2, 2, 76.0)
+    assert outflow.waiting_seconds(99.0) == 0.0
+
+
+course = st.lists(
+    st.one_of(
+        st.just("append"),
+        st.floats(0.0, 5.0),  # seconds that pass, then frames are taken
+        st.tuples(st.integers(1, 60), st.integers(0, 10)),  # a receipt: first, how many more
+    ),
+    max_size=80,
+)
+
+
+@given(st.integers(0, 40), st.integers(1, 12), course)
+def test_every_frame_goes_once_within_credit_and_live_first(
+    before: int, credit: int, steps: list[str | float | tuple[int, int]]
+) -> None:
+    """Whatever the course of appends and receipts, nothing is left out and nothing goes twice."""
+    frames, now = Memory(before), 0.0
+    outflow = Outflow(frames, credit, live_hertz=1.0, now=now)
+    seen: list[tuple[int, bool]] = []
+    live_in_all = 0
+    for step in [*steps, *[1.0, (1, 1000)] * 200]:
+        if step == "append":
+            frames.append()
+        elif isinstance(step, tuple):
+            for first, last in outflow.settle(step[0], step[0] + step[1], now):
+                for sequence in range(first, last + 1):
+                    del frames.waiting[sequence]
+        elif isinstance(step, float):
+            now += step
+            taken = sent(outflow, now)
+            assert taken == sorted(taken, key=lambda one: one[1]), "backlog before live"
+            assert outflow.in_flight <= credit
+            seen += taken
+            live_in_all += sum(not backlog for _, backlog in taken)
+            backlog_in_all = len(seen) - live_in_all
+            assert backlog_in_all <= BACKLOG_RATE_RATIO * (live_in_all + now)
+    assert sorted(sequence for sequence, _ in seen) == list(range(1, frames.next))
+    assert all(backlog for sequence, backlog in seen if sequence <= before)
+
+
+def test_backoff_grows_to_half_a_minute_and_is_spread() -> None:
+    """A thousand agents lost one aggregator: they must not come back in step."""
+    backoff = Backoff(random.Random(1))
+    waits = [backoff.failed(refused=False) for _ in range(200)]
+    assert all(BACKOFF_SECONDS_MIN <= wait <= BACKOFF_SECONDS_MAX for wait in waits)
+    assert waits[0] <= 2 * BACKOFF_SECONDS_MIN
+    assert len(set(waits)) == len(waits) and max(waits) > 0.9 * BACKOFF_SECONDS_MAX
+    backoff.succeeded()
+    assert backoff.failed(refused=False) <= 2 * BACKOFF_SECONDS_MIN
+    assert backoff.failed(refused=True) >= BACKOFF_REFUSED_SECONDS

@@ -1,0 +1,55 @@
+"""The agent about itself."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import pytest
+
+from gangline.agent.own import Own, Troubles
+from gangline.fingerprints.catalogue import TABLES
+
+
+def test_a_signal_of_the_agent_without_a_value_is_found_at_the_start() -> None:
+    """A signal was added to the catalogue and stood empty on every host for a release."""
+    counts = {signal.name: lambda: 1.0 for signal in TABLES["agent_1s"]}
+    Own([], counts)
+    del counts["agent.cpu_seconds"]
+    with pytest.raises(ValueError, match=r"no value, or no such signal: agent\.cpu_seconds"):
+        Own([], counts)
+
+
+def test_a_value_that_is_not_to_be_had_is_missing_and_not_what_it_was() -> None:
+    """/proc was hidden from the agent after its start; its memory must not stand still as if known."""
+    memory: list[float | None] = [5.0, None]
+    counts = {signal.name: lambda: 1.0 for signal in TABLES["agent_1s"]}
+    own = Own([], counts | {"agent.memory_bytes": lambda: memory.pop(0)})
+    column = [signal.name for signal in TABLES["agent_1s"]].index("agent.memory_bytes")
+    assert [list(own.blocks()[1].values(0))[column][1] for _ in range(2)] == [5.0, None]
+
+
+@dataclass
+class Connection:
+    connected: bool = False
+    last_error: str = ""
+
+
+def test_the_log_tells_what_changed_and_only_that(caplog: pytest.LogCaptureFixture) -> None:
+    """An operator reads the agent's log to learn since when it has been cut off, and why."""
+    connection, lost = Connection(), [0]
+    troubles = Troubles(connection, {"frames dropped": (lambda: lost[0], lambda: "it was full")})
+    with caplog.at_level(logging.INFO, "gangline"):
+        troubles.look()
+        connection.last_error = "Connection refused"
+        troubles.look()
+        troubles.look()
+        connection.connected = True
+        lost[0] = 12
+        troubles.look()
+        troubles.look()
+    assert [record.getMessage() for record in caplog.records] == [
+        "not connected: Connection refused",
+        "connected",
+        "12 frames dropped so far; it was full",
+    ]

@@ -1,0 +1,257 @@
+"""gRPC over HTTP/2 against h2's own server side: what is said arrives, and no bytes do harm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.agent.session import (
+    EVENTS,
+    MESSAGE_BYTES_MAX,
+    REGISTER,
+    Answer,
+    Ended,
+    Session,
+    SessionError,
+)
+from gangline.fingerprints.wire.telemetry_pb2 import (
+    IngestAck,
+    RegisterNodeRequest,
+    RegisterNodeResponse,
+    ReportEventsResponse,
+    TelemetryBatch,
+)
+from tests.agent.memory_server import HEAD, OK, Server, framed
+
+ANSWER = RegisterNodeResponse(node="nodes/a", session="s-1", credit_frames=4)
+
+
+def connected() -> tuple[Session, Server]:
+    session, server = Session("127.0.0.1:7600"), Server()
+    session.receive(server.receive(session.data_to_send()))
+    return session, server
+
+
+def registering() -> tuple[Session, Server, int]:
+    session, server = connected()
+    call = session.call(REGISTER, RegisterNodeRequest(node="a"))
+    session.receive(server.receive(session.data_to_send()))
+    return session, server, call
+
+
+def test_a_unary_call_is_grpc() -> None:
+    """What a grpcio server insists on: POST, te, content type, the five bytes, the end."""
+    _, server, call = registering()
+    headers = server.headers[call]
+    assert headers[":path"] == "/gangline.v1.TelemetryService/RegisterNode"
+    assert (headers[":method"], headers["te"]) == ("POST", "trailers")
+    assert headers["content-type"] == "application/grpc+proto"
+    assert "gangline-session" not in headers
+    assert server.messages(call) == [RegisterNodeRequest(node="a").SerializeToString()]
+    assert server.ended == [call]
+
+
+def test_an_answer_counts_once_its_status_is_ok() -> None:
+    """The message comes before the status: believing it early would believe a refusal."""
+    session, server, call = registering()
+    first = server.answer(call, HEAD, framed(ANSWER.SerializeToString()), end=False)
+    assert session.receive(first) == []
+    assert session.receive(server.answer(call, OK)) == [Answer(call, REGISTER, ANSWER)]
+
+
+@pytest.mark.parametrize(
+    ("trailers", "status", "words"),
+    [
+        ([("grpc-status", "6"), ("grpc-message", "taken%3A 50%25 %C3%A9")], "ALREADY_EXISTS",
+         "taken: 50% é"),
+        ([("grpc-status", "14"), ("grpc-message", "%FF%0A%1B[31m")], "UNAVAILABLE", "\ufffd  [31m"),
+        ([("grpc-status", "99")], "status 99", ""),
+        ([("grpc-status", "x" * 9)], "status " + "x" * 9, ""),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_told_in_its_words(
+    trailers: list[tuple[str, str]], status: str, words: str
+) -> None:
+    """Headers and status come together when a server refuses at once; its words go to a terminal."""
+    session, server, call = registering()
+    found = session.receive(server.answer(call, HEAD + trailers))
+    assert found == [Ended(call, REGISTER, status, words)]
+
+
+def test_the_stream_carries_messages_both_ways_until_it_ends() -> None:
+    """Receipts come one by one, cut anywhere by the network."""
+    session, server = connected()
+    call = session.open_stream("s-1")
+    for sequence in (1, 2):
+        session.send(call, TelemetryBatch(sequence=sequence))
+    server.receive(session.data_to_send())
+    assert server.headers[call]["gangline-session"] == "s-1"
+    assert [TelemetryBatch.FromString(m).sequence for m in server.messages(call)] == [1, 2]
+    acks = [IngestAck(credit_frames=n) for n in (1, 2, 3)]
+    data = server.answer(call, HEAD, *(framed(a.SerializeToString()) for a in acks), end=False)
+    found = [answer for byte in data for answer in session.receive(bytes((byte,)))]
+    assert found == [Answer(call, "StreamTelemetry", ack) for ack in acks]
+    session.finish(call)
+    server.receive(session.data_to_send())
+    assert server.ended == [call]
+    assert session.receive(server.answer(call, OK)) == [Ended(call, "StreamTelemetry", "OK", "")]
+
+
+def test_windows_are_respected_and_events_overtake_frames() -> None:
+    """A megabyte of frames waits for a slow server; an XID must not wait behind it."""
+    session, server = connected()
+    stream = session.open_stream("s-1")
+    session.send(stream, TelemetryBatch(frame=bytes(200_000)))
+    server.receive(session.data_to_send(), acknowledge=False)
+    assert len(server.bodies[stream]) == 65_535
+    assert session.unsent_bytes > 130_000
+    call = session.call(EVENTS, RegisterNodeRequest(), "s-1")
+    server.receive(session.data_to_send(), acknowledge=False)
+    assert call not in server.ended
+    server.connection.increment_flow_control_window(100)
+    server.connection.increment_flow_control_window(1 << 20, stream)
+    session.receive(server.connection.data_to_send())
+    server.receive(session.data_to_send(), acknowledge=False)
+    assert server.ended == [call]
+    assert len(server.bodies[stream]) == 65_535 + 95
+    server.connection.increment_flow_control_window(1 << 20)
+    session.receive(server.connection.data_to_send())
+    server.receive(session.data_to_send())
+    assert session.unsent_bytes == 0
+    assert len(TelemetryBatch.FromString(server.messages(stream)[0]).frame) == 200_000
+
+
+def test_a_big_answer_is_taken_whatever_the_window() -> None:
+    """We give the peer its window back, or the sixty-fifth kilobyte would never come."""
+    session, server = connected()
+    call = session.call(EVENTS, RegisterNodeRequest(), "s-1")
+    server.receive(session.data_to_send())
+    answer = ReportEventsResponse(duplicate_event_ids=["x" * 1000] * 300)
+    body = framed(answer.SerializeToString())
+    found = session.receive(server.answer(call, HEAD, end=False))
+    while body:
+        size = min(len(body), 16_384, server.connection.local_flow_control_window(call))
+        assert size > 0
+        found += session.receive(server.answer(call, body[:size], end=False))
+        server.receive(session.data_to_send())
+        body = body[size:]
+    found += session.receive(server.answer(call, OK))
+    assert found == [Answer(call, EVENTS, answer)]
+
+
+def reset(server: Server, call: int) -> bytes:
+    server.connection.reset_stream(call, 8)
+    return server.connection.data_to_send()
+
+
+def go_away(server: Server, call: int) -> bytes:
+    server.connection.close_connection(11, b"too_many_pings")
+    return server.connection.data_to_send()
+
+
+def ping(server: Server, call: int) -> bytes:
+    server.connection.ping(b"12345678")
+    return server.connection.data_to_send()
+
+
+def test_a_ping_is_answered_and_a_reset_ends_the_call() -> None:
+    """A server that asks whether we live, and one that lost its worker."""
+    session, server, call = registering()
+    session.receive(ping(server, call))
+    assert b"12345678" in session.data_to_send()
+    [ended] = session.receive(reset(server, call))
+    assert isinstance(ended, Ended) and "error 8" in ended.words
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (go_away, "ENHANCE_YOUR_CALM: too_many_pings"),
+        (lambda s, c: s.answer(c, [(":status", "404"), ("content-type", "text/html")]), "404"),
+        (lambda s, c: s.answer(c, HEAD, framed(b"", 1)), "compressed"),
+        (lambda s, c: s.answer(c, HEAD, b"\0" + (MESSAGE_BYTES_MAX + 1).to_bytes(4, "big")),
+         "message of 1048577 bytes"),
+        (lambda s, c: s.answer(c, HEAD, framed(b"\xff\xff")), "cannot be read"),
+        (lambda s, c: s.answer(c, HEAD, b"\0\0", OK), "middle of a message"),
+        (lambda s, c: s.answer(c, HEAD, OK), "without an answer"),
+        (lambda s, c: s.answer(c, HEAD, framed(b"") * 2), "more than one answer"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_none_is_named(make: Callable[[Server, int], bytes], words: str) -> None:
+    """A proxy in between, a server of another make, an aggregator that shuts down."""
+    session, server, call = registering()
+    with pytest.raises(SessionError, match=words):
+        session.receive(make(server, call))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP/1 server"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "TLS"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not speak HTTP/2: it says 'SSH-2.0-O'"),
+        (bytes(20), "does not speak HTTP/2"),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 99])
+def test_a_foreign_protocol_is_named(data: bytes, words: str, step: int) -> None:
+    """Somebody gave the agent the port of a web server, of sshd: say so, and do not wait for more."""
+    session = Session("127.0.0.1:22")
+    with pytest.raises(SessionError, match=words):
+        for at in range(0, len(data), step):
+            session.receive(data[at : at + step])
+
+
+def test_a_session_that_is_no_header_is_refused() -> None:
+    """A damaged answer must not become a header of ours."""
+    session, _ = connected()
+    for name in ("a\nb", "é", "x" * 300):
+        with pytest.raises(SessionError, match="session"):
+            session.open_stream(name)
+
+
+def only_session_errors(session: Session, data: bytes, step: int) -> None:
+    try:
+        for at in range(0, len(data), step):
+            session.receive(data[at : at + step])
+            session.data_to_send()
+    except SessionError as error:
+        assert str(error)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=500), st.integers(1, 100))
+def test_random_bytes_are_a_session_error(data: bytes, step: int) -> None:
+    """Whatever listens there, the agent samples on."""
+    for session in (Session("127.0.0.1:7600"), registering()[0]):
+        only_session_errors(session, data, step)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 255), st.integers(0, 9),
+                          st.binary(max_size=60)), max_size=12))  # fmt: skip
+def test_random_http2_frames_are_a_session_error(
+    parts: list[tuple[int, int, int, bytes]],
+) -> None:
+    """A peer that speaks HTTP/2 and means harm."""
+    session, server, _ = registering()
+    data = server.connection.data_to_send()
+    for kind, flags, stream, body in parts:
+        data += len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
+        data += body
+    only_session_errors(session, data, 64)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=6))
+def test_a_damaged_answer_is_a_session_error(changes: list[tuple[int, int]]) -> None:
+    """A true answer with some bytes changed gets furthest into the parsers."""
+    session, server, call = registering()
+    data = bytearray(server.answer(call, HEAD, framed(ANSWER.SerializeToString()), OK))
+    data += ping(server, call) + go_away(server, call)
+    for at, value in changes:
+        data[at % len(data)] = value
+    only_session_errors(session, bytes(data), 50)

@@ -1,0 +1,520 @@
+"""The spool: nothing without a receipt is lost unless counted, and no number names two frames."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from gangline.agent.folder import FolderError
+from gangline.agent.spool import JUMP_SEQUENCES, Spool
+
+BYTES_MAX = 32_768
+SEGMENT_BYTES = 4096
+BOOT = b"b" * 16
+GUARD_SECONDS = 60.0
+
+
+def open_spool(folder: Path, *, boot_id: bytes = BOOT, owner: str = "this machine") -> Spool:
+    return Spool.open(
+        folder, bytes_max=BYTES_MAX, segment_bytes=SEGMENT_BYTES, boot_id=boot_id, owner=owner
+    )
+
+
+def append(spool: Spool, *frames: bytes) -> list[int]:
+    """Append frames as the daemon does; return their sequences."""
+    sequences = []
+    for frame in frames:
+        sequences.append(spool.next_sequence())
+        spool.append(sequences[-1], frame)
+    return sequences
+
+
+def everything(spool: Spool, count_max: int = 7) -> dict[int, bytes]:
+    """Read the whole backlog in small steps."""
+    found: dict[int, bytes] = {}
+    while rows := spool.pending(max(found, default=0), count_max):
+        assert [sequence for sequence, _ in rows] == sorted({sequence for sequence, _ in rows})
+        assert len(rows) <= count_max and rows[0][0] > max(found, default=0)
+        found.update(rows)
+    return found
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.seg"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+class SpoolAgainstModel(RuleBasedStateMachine):
+    """Any course of appends, receipts, restarts, power cuts and damage, against a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="gangline-spool-"))
+        self.boot = 0
+        self.waiting: dict[int, bytes] = {}
+        self.history: dict[int, bytes] = {}  # every frame that ever had a number
+        self.counted = 0
+
+    @initialize()
+    def begin(self) -> None:
+        self.spool = open_spool(self.folder)
+
+    @rule(frame=st.binary(max_size=40), length=st.sampled_from([1, 20, 60]))
+    def append(self, frame: bytes, length: int) -> None:
+        sequence = self.spool.next_sequence()
+        assert sequence not in self.history
+        self.spool.append(sequence, frame * length)
+        self.waiting[sequence] = self.history[sequence] = frame * length
+
+    @rule(data=st.data(), count=st.integers(0, 9))
+    def receipt(self, data: st.DataObject, count: int) -> None:
+        first = data.draw(st.sampled_from([0, *self.history]))
+        self.spool.receipt(first, first + count)
+        for sequence in range(first, first + count + 1):
+            self.waiting.pop(sequence, None)
+
+    @rule(data=st.data())
+    def refused(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from([0, *self.history]))
+        before = self.spool.refused_frames
+        self.spool.refused(sequence, "not today")
+        expected = self.waiting.pop(sequence, None) is not None
+        assert self.spool.refused_frames - before == expected
+
+    @rule(new_boot=st.booleans())
+    def restart(self, new_boot: bool) -> None:
+        self._reopen(new_boot)
+        assert self.waiting.items() <= everything(self.spool).items()
+        self._take_stock()
+
+    @rule(data=st.data(), truncate=st.booleans())
+    def damage(self, data: st.DataObject, truncate: bool) -> None:
+        self.spool.close()
+        path = data.draw(st.sampled_from(segments(self.folder)))
+        content = bytearray(path.read_bytes())
+        at = data.draw(st.integers(0, max(len(content) - 1, 0)))
+        if truncate:
+            del content[at:]
+        elif content:
+            content[at] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(content)
+        self._reopen(new_boot=truncate)  # a power cut shortens files, a bad cell flips bits
+        self._take_stock()
+
+    def _reopen(self, new_boot: bool) -> None:
+        self.spool.close()
+        run_id = self.spool.run_id
+        self.boot += new_boot
+        self.spool = open_spool(self.folder, boot_id=bytes([self.boot]) * 16)
+        assert self.spool.run_id == run_id
+        assert self.spool.next_sequence() > max(self.history, default=0)
+
+    def _take_stock(self) -> None:
+        """After a restart frames whose receipt came may be there again; never with other content."""
+        self.waiting = everything(self.spool)
+        assert self.waiting.items() <= self.history.items()
+        self.counted = self.spool.dropped_frames
+
+    @invariant()
+    def nothing_is_lost_uncounted(self) -> None:
+        found = everything(self.spool)
+        lost = sorted(set(self.waiting) - set(found))
+        assert len(lost) == self.spool.dropped_frames - self.counted
+        assert not lost or not found or lost[-1] < min(found), "not the oldest went first"
+        self.waiting = {s: frame for s, frame in self.waiting.items() if s not in lost}
+        self.counted = self.spool.dropped_frames
+        assert found == self.waiting
+
+    @invariant()
+    def it_is_bounded_and_knows_its_size(self) -> None:
+        on_disk = sum(path.stat().st_size for path in segments(self.folder))
+        assert on_disk == self.spool.disk_bytes <= BYTES_MAX
+        assert self.spool.unacknowledged_frames == len(self.waiting)
+        assert self.spool.bytes == sum(16 + len(frame) for frame in self.waiting.values())
+
+    def teardown(self) -> None:
+        self.spool.close()
+        shutil.rmtree(self.folder)
+
+
+TestSpoolAgainstModel = SpoolAgainstModel.TestCase
+TestSpoolAgainstModel.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, print_blob=True
+)
+
+
+APPENDER = """
+import sys
+from pathlib import Path
+from gangline.agent.spool import Spool
+spool = Spool.open(
+    Path(sys.argv[1]), bytes_max=1 << 24, segment_bytes=4096, boot_id=b"b" * 16, owner="m"
+)
+while True:
+    sequence = spool.next_sequence()
+    spool.append(sequence, b"%d," % sequence * 50)
+    sys.stdout.write("%d\\n" % sequence)
+    sys.stdout.flush()
+"""
+
+
+def test_kill_9_loses_nothing_that_append_took(folder: Path) -> None:
+    """The agent is killed by the OOM killer in mid-append, again and again."""
+    seen = 0
+    for count in (1, 40, 333):
+        with subprocess.Popen(
+            [sys.executable, "-c", APPENDER, str(folder)], stdout=subprocess.PIPE, text=True
+        ) as agent:
+            assert agent.stdout is not None
+            for _ in range(count):
+                seen = int(agent.stdout.readline())
+            agent.send_signal(signal.SIGKILL)
+            seen = max([seen, *map(int, agent.stdout.read().split("\n")[:-1])])
+    spool = Spool.open(folder, bytes_max=1 << 24, segment_bytes=4096, boot_id=b"b" * 16, owner="m")
+    found = everything(spool, 100)
+    assert all(frame == b"%d," % sequence * 50 for sequence, frame in found.items())
+    assert found.keys() >= set(range(1, seen + 1))
+    spool.close()
+
+
+def test_numbers_go_on_where_they_were(folder: Path) -> None:
+    """A restarted agent continues its run, also when every frame had its receipt."""
+    spool = open_spool(folder)
+    run_id = spool.run_id
+    assert append(spool, b"a", b"b") == [1, 2]
+    spool.receipt(1, 2)
+    spool.close()
+    spool = open_spool(folder)
+    assert (spool.run_id, spool.next_sequence(), spool.notice) == (run_id, 3, "")
+    spool.close()
+
+
+def test_a_torn_record_is_cut_off_and_counted(folder: Path) -> None:
+    """Killed in the middle of the write: half a frame stands at the end."""
+    spool = open_spool(folder)
+    append(spool, b"whole", b"torn in the middle")
+    spool.close()
+    [path] = segments(folder)
+    os.truncate(path, path.stat().st_size - 5)
+    spool = open_spool(folder)
+    assert (everything(spool), spool.dropped_frames) == ({1: b"whole"}, 1)
+    assert spool.next_sequence() == JUMP_SEQUENCES
+    assert "29 damaged bytes cut off" in spool.notice
+    spool.close()
+
+
+def test_a_flipped_bit_costs_its_frame_alone(folder: Path) -> None:
+    """A cell of the disk went bad under the backlog."""
+    spool = open_spool(folder)
+    append(spool, b"aaaa", b"bbbb", b"cccc")
+    [path] = segments(folder)
+    path.write_bytes(path.read_bytes().replace(b"bbbb", b"bbcb"))
+    assert (everything(spool), spool.dropped_frames) == ({1: b"aaaa", 3: b"cccc"}, 1)
+    spool.close()
+
+
+def test_after_a_power_cut_numbers_jump(folder: Path) -> None:
+    """Frames were sent and receipted, then the power went before the page cache reached the disk:
+    the same numbers must not come again with other content, or they are taken for resends."""
+    spool = open_spool(folder)
+    append(spool, b"a", b"b")
+    spool.close()
+    for boot, first in ((b"c" * 16, JUMP_SEQUENCES), (b"d" * 16, 2 * JUMP_SEQUENCES)):
+        spool = open_spool(folder, boot_id=boot)
+        assert spool.next_sequence() == first
+        spool.close()
+    spool = open_spool(folder, boot_id=b"d" * 16)
+    assert append(spool, b"c") == [2 * JUMP_SEQUENCES]
+    assert everything(spool) == {1: b"a", 2: b"b", 2 * JUMP_SEQUENCES: b"c"}
+    spool.close()
+
+
+def test_a_cloned_image_begins_a_run_of_its_own(folder: Path) -> None:
+    """Sixty hosts were started from one disk image that had run an agent: one run id, sixty hosts."""
+    spool = open_spool(folder)
+    run_id = spool.run_id
+    append(spool, b"a", b"b")
+    spool.close()
+    clone = open_spool(folder, owner="that machine")
+    assert clone.run_id != run_id
+    assert (everything(clone), clone.dropped_frames, clone.next_sequence()) == ({}, 2, 1)
+    assert "this machine" in clone.notice and "2 frames" in clone.notice
+    clone.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[" * 4000, b'{"format": 1}'])
+def test_a_damaged_note_begins_a_new_run(folder: Path, content: bytes) -> None:
+    """Without the run id the frames could not be told from another run's: say so, and count."""
+    spool = open_spool(folder)
+    run_id = spool.run_id
+    append(spool, b"a")
+    spool.close()
+    (folder / "meta.json").write_bytes(content)
+    spool = open_spool(folder)
+    assert spool.run_id != run_id and spool.dropped_frames == 1
+    assert "meta.json is missing or damaged" in spool.notice
+    spool.close()
+
+
+def test_removed_segments_begin_a_new_run(folder: Path) -> None:
+    """An operator freed a full disk with `rm *.seg`: the numbering is gone with them."""
+    spool = open_spool(folder)
+    run_id = spool.run_id
+    append(spool, b"a")
+    spool.close()
+    for path in segments(folder):
+        path.unlink()
+    spool = open_spool(folder)
+    assert spool.run_id != run_id and "all segments are gone" in spool.notice
+    spool.close()
+
+
+def test_removed_segments_under_a_running_agent_are_counted(folder: Path) -> None:
+    """The same `rm` while the agent runs: the frames are lost, and no one is left waiting."""
+    spool = open_spool(folder)
+    append(spool, b"a", b"b")
+    for path in segments(folder):
+        path.unlink()
+    assert spool.pending(0, 9) == []
+    assert (spool.dropped_frames, spool.unacknowledged_frames) == (2, 0)
+    spool.close()
+
+
+@settings(max_examples=150)
+@given(junk=st.binary(max_size=200), name=st.sampled_from([1, 2, 77, 2**62, 2**63, 2**64 - 1]))
+def test_whatever_is_in_the_folder_it_opens(junk: bytes, name: int) -> None:
+    """A disk came back from its repair with files of anything."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        open_spool(folder).close()
+        (folder / f"{name:020}.seg").write_bytes(junk)
+        spool = open_spool(folder)
+        [sequence] = append(spool, b"sound")
+        assert everything(spool)[sequence] == b"sound"
+        spool.close()
+        spool = open_spool(folder)
+        assert spool.next_sequence() > sequence
+        spool.close()
+
+
+def test_full_means_the_oldest_first(folder: Path) -> None:
+    """The aggregator was away for a day: what is kept is the latest, and what went is counted."""
+    spool = open_spool(folder)
+    sequences = append(spool, *(b"%4d" % n * 100 for n in range(300)))
+    found = everything(spool)
+    assert sorted(found) == sequences[-len(found) :]
+    assert len(found) * 416 > BYTES_MAX - 2 * SEGMENT_BYTES
+    assert spool.dropped_frames == 300 - len(found)
+    spool.close()
+
+
+def test_appending_and_sending_at_once(folder: Path) -> None:
+    """The daemon appends while the client reads and forgets: nothing is lost, torn or counted."""
+    spool = Spool.open(
+        folder, bytes_max=1 << 24, segment_bytes=SEGMENT_BYTES, boot_id=BOOT, owner="m"
+    )
+    count = 3000
+    frames = [b"%d," % n * 20 for n in range(count)]
+    daemon = threading.Thread(target=append, args=(spool, *frames))
+    daemon.start()
+    found: dict[int, bytes] = {}
+    while len(found) < count:
+        rows = spool.pending(0, 50)
+        found.update(rows)
+        for sequence, _ in rows:
+            spool.receipt(sequence, sequence)
+    daemon.join(GUARD_SECONDS)
+    assert [found[sequence] for sequence in sorted(found)] == frames
+    assert (spool.dropped_frames, spool.unacknowledged_frames) == (0, 0)
+    assert len(segments(folder)) == 1
+    spool.close()
+
+
+def test_a_frame_too_large_or_a_number_used_before_is_counted(folder: Path) -> None:
+    """`append` never raises, and never lets one number name two frames."""
+    spool = open_spool(folder)
+    append(spool, b"a")
+    spool.append(1, b"again")
+    spool.append(2, b"x" * (BYTES_MAX + 1))
+    assert (spool.dropped_frames, everything(spool)) == (2, {1: b"a"})
+    spool.close()
+    spool.append(2, b"after the end")
+    assert spool.dropped_frames == 3
+
+
+def test_another_process_that_holds_the_folder_is_named(folder: Path) -> None:
+    """Two agents on one spool would give one number to two frames."""
+    spool = open_spool(folder)
+    with pytest.raises(FolderError, match=rf"{folder} is held by process {os.getpid()}"):
+        open_spool(folder)
+    spool.close()
+    open_spool(folder).close()
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from gangline.agent.folder import hold
+hold(Path(sys.argv[1]))
+if os.fork() == 0:
+    os.setpgid(0, 0)
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+time.sleep(600)
+"""
+
+
+def test_a_killed_agent_whose_thread_is_stuck_in_a_driver_does_not_hold_the_folder(
+    folder: Path,
+) -> None:
+    """A call into the driver never returned; `kill -9` left a zombie that kept the lock, and the new
+    agent refused to start on the very host that needed it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as agent:
+        assert agent.stdout is not None
+        stuck = int(agent.stdout.readline())
+        try:
+            with pytest.raises(FolderError, match=f"held by process {agent.pid}"):
+                open_spool(folder)
+            agent.kill()
+            os.waitid(os.P_PID, agent.pid, os.WEXITED | os.WNOWAIT)  # dead, and a zombie still
+            open_spool(folder).close()
+        finally:
+            os.kill(stuck, signal.SIGKILL)
+
+
+@contextmanager
+def disk_that_takes_nothing() -> Iterator[None]:
+    """No file may grow: writes fail with EFBIG, as they do with EIO on a dying disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_takes_nothing_costs_durability_not_frames(folder: Path) -> None:
+    """The disk failed for some minutes: frames go on living in memory, then on disk again."""
+    spool = open_spool(folder)
+    append(spool, b"before")
+    with disk_that_takes_nothing():
+        append(spool, *(b"during %d" % n for n in range(3)))
+    append(spool, b"after")
+    assert list(everything(spool).values()) == [
+        b"before", b"during 0", b"during 1", b"during 2", b"after",
+    ]  # fmt: skip
+    assert (spool.write_errors, spool.dropped_frames) == (3, 0)
+    assert "File too large" in spool.last_error
+    spool.receipt(1, 5)
+    assert spool.unacknowledged_frames == 0
+    spool.close()
+    spool = open_spool(folder)
+    assert spool.next_sequence() == 6
+    spool.close()
+
+
+def test_the_window_in_memory_is_bounded(folder: Path) -> None:
+    """The disk stayed broken overnight: the agent must not eat the host's memory."""
+    spool = open_spool(folder)
+    with disk_that_takes_nothing():
+        append(spool, *(bytes(20_000) for _ in range(200)))
+    assert spool.bytes < 1_200_000
+    assert spool.dropped_frames + spool.unacknowledged_frames == 200
+    assert max(everything(spool)) == 200
+    assert len(segments(folder)) == 1
+    spool.close()
+
+
+def test_killed_while_frames_lived_in_memory_numbers_jump(folder: Path) -> None:
+    """Frames 2 to 4 were sent from memory, never on disk; the restarted agent knew only of 1."""
+    spool = open_spool(folder)
+    append(spool, b"before")
+    with disk_that_takes_nothing():
+        append(spool, b"x", b"y", b"z")
+    spool.close()
+    spool = open_spool(folder)
+    assert spool.next_sequence() >= JUMP_SEQUENCES
+    spool.close()
+
+
+FULL_DISK = """
+import sys
+from pathlib import Path
+from gangline.agent.spool import Spool
+root = Path(sys.argv[1])
+def read(spool):
+    found = {}
+    while rows := spool.pending(max(found, default=0), 50):
+        found.update(rows)
+    return found
+def opened():
+    return Spool.open(
+        root / "spool", bytes_max=1 << 24, segment_bytes=16384, boot_id=b"b" * 16, owner="m"
+    )
+def append(spool, count):
+    for _ in range(count):
+        spool.append(spool.next_sequence(), b"%6d" % spool.next_sequence() * 100)
+spool = opened()
+append(spool, 100)
+other = open(root / "other", "wb", buffering=0)
+try:
+    while True:
+        other.write(bytes(4096))
+except OSError as error:
+    assert error.errno == 28, error
+append(spool, 300)
+found = read(spool)
+assert spool.dropped_frames > 0 and sorted(found) == list(range(401 - len(found), 401)), found.keys()
+assert len(found) + spool.dropped_frames == 400
+assert all(frame == b"%6d" % s * 100 for s, frame in found.items())
+errors = spool.write_errors
+spool.close()
+spool = opened()  # on the full disk
+assert spool.next_sequence() >= 401
+other.truncate(0)
+append(spool, 100)
+assert spool.write_errors == 0 and len(read(spool)) >= 100
+spool.close()
+other.close()
+print("went through", errors)
+"""
+
+
+def test_a_full_disk_drops_the_oldest_and_recovers(tmp_path: Path) -> None:
+    """Somebody's checkpoint filled the disk: ENOSPC, on a file system that is really full."""
+    inside = f'mount -t tmpfs -o size=256k none "{tmp_path}" && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inside, "sh"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*command, "true"], check=False).returncode
+    ):
+        pytest.skip("this machine lets us mount no small file system")
+    done = subprocess.run(
+        [*command, sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=GUARD_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "went through" in done.stdout

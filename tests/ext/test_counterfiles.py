@@ -1,0 +1,332 @@
+"""Counter files through kept descriptors: what is missing, what is left alone, what is not leaked."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.ext.counterfiles import CODE, DECIMAL, KEYED, SIGNED, CounterFiles, parse
+
+U64_MAX = (1 << 64) - 1
+
+
+class Cells:
+    """Some cells with their counter files."""
+
+    def __init__(self, count: int, *, kept_max: int = 160, wait_passes_max: int = 0) -> None:
+        self.valid = bytearray(b"\1" * count)
+        self.cells = bytearray(8 * count)
+        self.files = CounterFiles(
+            [(self.cells, self.valid)], kept_max=kept_max, wait_passes_max=wait_passes_max
+        )
+
+    def values(self) -> list[int | None]:
+        """Read once and return the whole numbers."""
+        self.files.read()
+        numbers = memoryview(self.cells).cast("Q")
+        return [n if v else None for n, v in zip(numbers, self.valid, strict=True)]
+
+
+def open_descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (b"0\n", 0),
+        (b" 17 \n", 17),
+        (b"18446744073709551615\n", U64_MAX),
+        (b"18446744073709551616\n", None),
+        (b"99999999999999999999999999\n", None),
+        (b"", None),
+        (b"\n", None),
+        (b"N/A (no PMA)\n", None),
+        (b"-1\n", None),
+        (b"0x10\n", None),
+        (b"12 kB\n", None),
+        (b"1_000\n", None),
+        (b"\xff\xfe\n", None),
+        ("\N{ARABIC-INDIC DIGIT THREE}".encode(), None),
+        (b"1\0\n", None),
+        (b"0" * 5000, None),
+    ],
+)
+def test_a_text_that_is_no_counter_is_missing(text: bytes, value: int | None) -> None:
+    """A host agent counted `N/A (no PMA)` as 0 and called a port clean that nobody could see."""
+    assert parse(text) == value
+
+
+@given(st.integers(-(1 << 70), 1 << 70))
+def test_numbers_are_read_as_they_are_or_not_at_all(number: int) -> None:
+    """Past 64 bits and below zero there is no value, rather than a wrapped one."""
+    assert parse(f"{number}\n".encode()) == (number if 0 <= number <= U64_MAX else None)
+
+
+@given(st.binary(max_size=5000))
+def test_bytes_from_anywhere_are_a_number_or_missing(data: bytes) -> None:
+    """A driver wrote garbage once; the agent outlived it. No shape may raise or read past the end."""
+    for shape in range(5):
+        value = parse(data, shape, key=b"kB", gauge=True)
+        assert value is None or isinstance(value, float)
+    assert parse(data) is None or data.strip(b" \n\t\r").isdigit()
+
+
+@given(st.integers(0, U64_MAX), st.integers(1, 1 << 40))
+def test_a_product_beyond_64_bits_is_missing(number: int, scale: int) -> None:
+    """port_rcv_data x 4 of a stuck 64-bit counter would wrap to a small, believable number."""
+    product = number * scale
+    assert parse(b"%d" % number, scale=scale) == (product if product <= U64_MAX else None)
+
+
+def rate(text: bytes) -> float | None:
+    return parse(text, DECIMAL, key=b"Gb/sec", scale=125e6, gauge=True)
+
+
+def test_shapes_of_the_kernel() -> None:
+    """Texts as Linux writes them, and their near misses."""
+    assert parse(b"4: ACTIVE\n", CODE) == 4
+    assert parse(b"4 ACTIVE\n", CODE) is None
+    assert rate(b"400 Gb/sec (4X NDR)\n") == 50e9
+    assert rate(b"2.5 Gb/sec (1X SDR)\n") == 312.5e6
+    assert rate(b"2. Gb/sec\n") is None
+    assert rate(b"400 Gb/second\n") is None
+    assert rate(b"400\n") is None
+    assert parse(b"Unknown\n", DECIMAL, key=b"GT/s", gauge=True) is None
+    assert parse(b"-5000\n", SIGNED, gauge=True, scale=1e-3) == -5.0
+    meminfo = b"Node 0 MemTotal:    65 kB\nNode 0 MemFree:   7 kB\n"
+    assert parse(meminfo, KEYED, key=b"MemFree:", scale=1024) == 7168
+    assert parse(b"not_numa_hit 3\nnuma_hit 4\n", KEYED, key=b"numa_hit") == 4
+    assert parse(b"numa_hit\n", KEYED, key=b"numa_hit") is None
+    assert parse(b"-1\n", gauge=True) is None
+    assert parse(b"255\n", most=32) is None
+
+
+def test_a_number_cut_off_at_the_buffers_end_is_none() -> None:
+    """The first digits of a longer number would be a false value."""
+    text = (b"x" * 4086 + b"\nkey 123456")[:4096]
+    assert text.endswith(b"key 12345")
+    assert parse(text, KEYED, key=b"key") is None
+    assert parse(b" " * 4094 + b"12") is None
+
+
+def test_a_pass_fills_its_cells_and_no_others(tmp_path: Path) -> None:
+    """One file may fill several cells; a cell without a file keeps what it holds."""
+    (tmp_path / "aer").write_text("RxErr 3\nBadTLP 4\nTOTAL_ERR_COR 7\n")
+    (tmp_path / "data").write_text("10\n")
+    cells = Cells(4)
+    cells.files.add_file(tmp_path / "aer")
+    cells.files.add_cell(0, shape=KEYED, key=b"TOTAL_ERR_COR")
+    cells.files.add_cell(2, shape=KEYED, key=b"RxErr")
+    cells.files.add_file(tmp_path / "data")
+    cells.files.add_cell(1, scale=4)
+    assert cells.values() == [7, 40, 3, 0]
+    (tmp_path / "data").write_text("N/A (no PMA)\n")
+    assert cells.values() == [7, None, 3, 0]
+    assert cells.files.missing_cells == 1
+    (tmp_path / "data").write_text("12\n")
+    assert cells.values() == [7, 48, 3, 0]
+
+
+def test_a_file_that_vanishes_costs_no_neighbour() -> None:
+    """A port was pulled between the list and the read, and the whole host went blind.
+
+    /proc/PID/oom_score of a process that ends stands for it: the kept descriptor answers ESRCH.
+    """
+    with subprocess.Popen(["sleep", "60"]) as child:
+        cells = Cells(2)
+        for index, owner in enumerate((child.pid, os.getpid())):
+            cells.files.add_file(f"/proc/{owner}/oom_score")
+            cells.files.add_cell(index)
+        assert None not in cells.values()
+        child.kill()
+    gone, here = cells.values()
+    assert gone is None and here is not None
+    assert cells.files.read_errors == 1
+    assert cells.files.kept_descriptors == 1
+    cells.files.close()
+
+
+def test_absent_files_are_missing_and_found_when_they_come(tmp_path: Path) -> None:
+    """Between list and open a device may go, and come again under the same name."""
+    cells = Cells(1)
+    cells.files.add_file(tmp_path / "late")
+    cells.files.add_cell(0)
+    assert cells.values() == [None]
+    (tmp_path / "late").write_text("5\n")
+    assert cells.values() == [5]
+
+
+def refuse(path: Path) -> None:
+    """Make *path* answer reads with an error: pread of a folder is EISDIR."""
+    path.mkdir()
+
+
+def test_a_group_that_refuses_is_probed_by_one_file_at_growing_intervals(tmp_path: Path) -> None:
+    """Counters of a restricted function: each read put a line into the kernel log, 20 a second."""
+    cells = Cells(5, wait_passes_max=8)
+    for index in range(4):
+        refuse(tmp_path / f"counter{index}")
+        cells.files.add_file(tmp_path / f"counter{index}", group="port 1")
+        cells.files.add_cell(index)
+    (tmp_path / "neighbour").write_text("3\n")
+    cells.files.add_file(tmp_path / "neighbour", group="port 2")
+    cells.files.add_cell(4)
+    tried = []
+    for number in range(60):
+        before = cells.files.read_errors
+        assert cells.values() == [None] * 4 + [3]
+        assert cells.files.read_errors - before <= 1
+        if cells.files.read_errors > before:
+            tried.append(number)
+    assert tried == [0, 2, 6, 14, 23, 32, 41, 50, 59]
+
+
+def test_a_group_is_read_again_once_one_file_answers(tmp_path: Path) -> None:
+    """The function's restriction was lifted: all counters come back, also those that refused before."""
+    cells = Cells(3, wait_passes_max=4)
+    for index in range(3):
+        refuse(tmp_path / f"counter{index}")
+        cells.files.add_file(tmp_path / f"counter{index}", group="port 1")
+        cells.files.add_cell(index)
+    for _ in range(5):
+        assert cells.values() == [None] * 3
+    for index in range(3):
+        (tmp_path / f"counter{index}").rmdir()
+        (tmp_path / f"counter{index}").write_text("9\n")
+    seen = [cells.values() for _ in range(8)]
+    assert seen[-1] == [9, 9, 9]
+
+
+def test_one_bad_counter_does_not_silence_its_port(tmp_path: Path) -> None:
+    """A driver refuses one counter only; the port's other counters stay."""
+    cells = Cells(3, wait_passes_max=8)
+    for index in range(3):
+        path = tmp_path / f"counter{index}"
+        path.mkdir() if index == 0 else path.write_text("9\n")
+        cells.files.add_file(path, group="port 1")
+        cells.files.add_cell(index)
+    seen = [cells.values() for _ in range(40)]
+    assert seen[-1] == [None, 9, 9]
+    assert seen.count([None, 9, 9]) >= 38
+    assert cells.files.read_errors <= 8
+
+
+def test_descriptors_are_bounded_and_closed(tmp_path: Path) -> None:
+    """An agent that kept every file of a host with 128 virtual functions ran out of descriptors."""
+    before = open_descriptors()
+    cells = Cells(20, kept_max=8)
+    for index in range(20):
+        (tmp_path / str(index)).write_text(f"{index}\n")
+        cells.files.add_file(tmp_path / str(index))
+        cells.files.add_cell(index)
+    assert cells.values() == cells.values() == list(range(20))
+    assert cells.files.kept_descriptors == 8
+    assert open_descriptors() == before + 8
+    cells.files.close()
+    assert open_descriptors() == before
+    with pytest.raises(ValueError, match="closed"):
+        cells.files.read()
+
+
+def test_descriptors_go_with_the_object(tmp_path: Path) -> None:
+    """Blocks are made anew when a device comes; the old set must not linger."""
+    (tmp_path / "a").write_text("1\n")
+    before = open_descriptors()
+    for _ in range(50):
+        cells = Cells(1)
+        cells.files.add_file(tmp_path / "a")
+        cells.files.add_cell(0)
+        assert cells.values() == [1]
+        del cells
+    assert open_descriptors() == before
+
+
+def test_a_pass_allocates_nothing(tmp_path: Path) -> None:
+    """At one pass a second for months, a byte a pass is a leak."""
+    cells = Cells(30)
+    for index in range(30):
+        (tmp_path / str(index)).write_text("12345\n")
+        cells.files.add_file(tmp_path / str(index))
+        cells.files.add_cell(index)
+    read = cells.files.read
+    read()
+    tracemalloc.start()
+    try:
+        read()
+        tracemalloc.reset_peak()
+        start = tracemalloc.get_traced_memory()[0]
+        for _ in range(100):
+            read()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - start < 256  # the loop's own iterator
+
+
+def test_a_pass_lets_other_threads_run(tmp_path: Path) -> None:
+    """A port's driver held one read for 45 s; the daemon must go on without that thread.
+
+    A named pipe stands for it: its open does not return until somebody writes. Meanwhile this thread
+    runs, a second pass is refused, and closing waits for the first to come back.
+    """
+    pipe = tmp_path / "hangs"
+    os.mkfifo(pipe)
+    before = open_descriptors()
+    cells = Cells(1)
+    cells.files.add_file(pipe)
+    cells.files.add_cell(0)
+    thread = threading.Thread(target=cells.files.read)
+    thread.start()
+    while True:
+        try:
+            cells.files.add_cell(0)  # refused as soon as the pass is under way
+        except RuntimeError:
+            break
+    with pytest.raises(RuntimeError, match="under way"):
+        cells.files.read()
+    cells.files.close()
+    with pipe.open("wb"):
+        thread.join(10)
+    assert not thread.is_alive()
+    assert open_descriptors() == before
+
+
+def test_what_cannot_be_right_is_said(tmp_path: Path) -> None:
+    """A cell outside its buffer would be written over somebody else's memory."""
+    with pytest.raises(ValueError, match="need 16 bytes, got 8"):
+        CounterFiles([(bytearray(8), bytearray(2))])
+    with pytest.raises(ValueError, match="1 to 8 pairs"):
+        CounterFiles([])
+    cells = Cells(2)
+    with pytest.raises(ValueError, match="added last"):
+        cells.files.add_cell(0)
+    cells.files.add_file(tmp_path / "a")
+    for index, target in ((2, 0), (-1, 0), (0, 1), (0, -1)):
+        with pytest.raises(ValueError, match="outside its buffers"):
+            cells.files.add_cell(index, target=target)
+    with pytest.raises(ValueError, match="cannot be signed"):
+        cells.files.add_cell(0, shape=SIGNED)
+    with pytest.raises(ValueError, match="shape"):
+        cells.files.add_cell(0, shape=9)
+
+
+def test_names_of_bytes_are_opened_as_they_are(tmp_path: Path) -> None:
+    """An interface was named in Latin-1; sysfs keeps bytes."""
+    name = os.fsdecode(b"if\xff 1")
+    (tmp_path / name).write_text("6\n")
+    cells = Cells(1)
+    cells.files.add_file(tmp_path / name)
+    cells.files.add_cell(0)
+    assert cells.values() == [6]
+    assert sys.getfilesystemencoding() == "utf-8"

@@ -1,0 +1,113 @@
+"""Writes what the stand-in NVML plays. Values are those of an H100 under load, in NVML's units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: One value, or one for each step; `-` is not supported, `!15` is answered with nvmlReturn 15.
+Steps = int | str | Sequence[int | str]
+
+#: Two steps: waiting, and at work.
+VALUES: dict[str, Steps] = {
+    "sm_clock": (345, 1980),
+    "memory_clock": 2619,
+    "sm_clock_max": 1980,
+    "memory_clock_max": 2619,
+    "event_reasons": (0x1, 0x4),
+    "power": (69850, 629450),
+    "power_limit": 700000,
+    "energy": (5_000_000_123, 5_000_629_573),
+    "temperature": (41, 67),
+    "slowdown": 89,
+    "margin": (46, -2),
+    "utilization": (0, 100),
+    "memory_utilization": (0, 43),
+    "memory_total": 85_520_809_984,
+    "memory_reserved": 502_333_440,
+    "memory_used": (0, 68_719_476_736),
+    "ecc_corrected_volatile": (0, 7),
+    "ecc_uncorrected_volatile": 0,
+    "ecc_corrected_aggregate": (12, 19),
+    "ecc_uncorrected_aggregate": 1,
+    "remapped_correctable": 2,
+    "remapped_uncorrectable": (0, 1),
+    "remap_pending": (0, 1),
+    "remap_failed": 0,
+    "pcie_generation": (1, 5),
+    "pcie_generation_max": 5,
+    "pcie_width": 16,
+    "pcie_width_max": 16,
+    "pcie_replays": 9,
+    "performance_state": (8, 0),
+    "processes": (0, 3),
+}
+#: Field id -> (value type, steps). An aggregate or a violation needs more than 32 bits to be told from a cut one.
+FIELDS: dict[int, tuple[str, Steps]] = {
+    3: ("ull", (0, 7)),
+    4: ("ull", 0),
+    5: ("ull", (12, 19)),
+    6: ("ull", 1),
+    74: ("ull", (10_000_000_000, 10_400_000_000)),
+    75: ("ull", 6_000_000_001),
+    76: ("ull", 0),
+    82: ("uint", (48, 77)),
+    83: ("ull", (5_000_000_123, 5_000_629_573)),
+    94: ("uint", 9),
+    185: ("uint", (69850, 629450)),
+    186: ("uint", (69620, 588390)),
+    230: ("uint", 0),
+}
+
+
+@dataclass
+class Gpu:
+    """One GPU of a scenario. `lines` are added as they stand: `error ...`, `block ...`."""
+
+    uuid: str
+    address: str
+    name: str = "NVIDIA H100 80GB HBM3"
+    serial: str = "1650123456789"
+    values: dict[str, Steps] = field(default_factory=lambda: dict(VALUES))
+    fields: dict[int, tuple[str, Steps]] = field(default_factory=lambda: dict(FIELDS))
+    lines: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        """Return the GPU's lines."""
+        rows = [f"gpu {self.uuid} {self.address}", f"name {self.name}", f"serial {self.serial}"]
+        rows += [f"{name} {_words(steps)}" for name, steps in self.values.items()]
+        rows += [f"field {i} {kind} {_words(steps)}" for i, (kind, steps) in self.fields.items()]
+        return "\n".join(rows + self.lines) + "\n"
+
+
+def gpus(count: int = 8) -> list[Gpu]:
+    """Return GPUs that differ from each other where GPUs of one host do."""
+    made = []
+    for i in range(count):
+        gpu = Gpu(f"GPU-0000000{i}-1111-2222-3333-444444444444", f"0000:{0x19 + 0x11 * i:02x}:00.0")
+        gpu.serial = f"165012345678{i}"
+        gpu.values["sm_clock"] = (345 + 15 * i, 1980 - 15 * i)
+        gpu.fields[186] = ("uint", (69620 + i, 588390 + i))
+        made.append(gpu)
+    return made
+
+
+class Scenario:
+    """The file that GANGLINE_FAKE_NVML names, and the step that is played."""
+
+    def __init__(self, path: Path, devices: Iterable[Gpu] = (), *, host: str = "") -> None:
+        """Write *path*. *host*: lines for calls without a GPU."""
+        self.path = path
+        self._step = path.with_name(path.name + ".step")
+        path.write_text(host + "\n" + "".join(gpu.text() for gpu in devices))
+        self._step.write_text("0000\n")
+
+    def step(self, number: int) -> None:
+        """Play *number* from now on. Written in place: the library has the file mapped."""
+        with self._step.open("r+") as file:
+            file.write(f"{number:04}\n")
+
+
+def _words(steps: Steps) -> str:
+    return str(steps) if isinstance(steps, int | str) else " ".join(map(str, steps))

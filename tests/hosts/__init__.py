@@ -1,0 +1,70 @@
+"""Hosts that are folders: /sys and /proc of a kind of host, each in one text file beside this one.
+
+The lines of such a file:
+
+    /sys/class/net/eth0/mtu = 1500              a file of one line; `\\n` in it begins another
+    /sys/class/net/eth0/device -> ../../../x    a symbolic link
+    /sys/class/net/eth0/queues/                 an empty folder
+    [/sys/class/net/eth0]                       the folder of the names that follow:
+      mtu = 1500
+    # ...                                       a remark
+    @later                                      what follows is the same host one second later
+
+A file's content ends in a line feed, unless there is nothing after its `=`: then it is empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangline.agent.hardware.roots import Roots
+
+HERE = Path(__file__).parent
+NAMES = ("h100-ib", "plain-vm")
+LATER = "@later"
+
+
+@dataclass(frozen=True)
+class HostFolder:
+    """A host that was unpacked."""
+
+    root: Path
+    later_lines: tuple[str, ...] = ()
+
+    @property
+    def roots(self) -> Roots:
+        """Its /sys and /proc, and no NVML."""
+        return Roots(self.root / "sys", self.root / "proc", str(self.root / "no-nvml.so"))
+
+    def pass_a_second(self) -> None:
+        """Let the files show what they show a second later."""
+        _write(self.later_lines, self.root)
+
+
+def unpack(name: str, root: Path) -> HostFolder:
+    """Make the folder of host *name* below *root*."""
+    lines = (HERE / f"{name}.txt").read_text().splitlines()
+    at = lines.index(LATER) if LATER in lines else len(lines)
+    _write(tuple(lines[:at]), root)
+    return HostFolder(root, tuple(lines[at + 1 :]))
+
+
+def _write(lines: tuple[str, ...], root: Path) -> None:
+    folder = root
+    for line in lines:
+        if line.startswith("["):
+            folder = root / line[2:-1]
+        elif line and not line.startswith("#"):
+            _make(root if line.startswith("/") else folder, *line.strip().partition(" ")[::2])
+
+
+def _make(folder: Path, name: str, rest: str) -> None:
+    place = folder / name.lstrip("/")
+    (place if name.endswith("/") else place.parent).mkdir(parents=True, exist_ok=True)
+    sign, _, text = rest.partition(" ")
+    if sign == "->":
+        place.symlink_to(text)
+    elif sign == "=":
+        content = text.replace("\\n", "\n").replace("\\t", "\t")
+        place.write_text(content + "\n" if content else "")
