@@ -1,0 +1,105 @@
+"""Counter algebra: what each pair of observations may be called, and that it never lies upwards."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.fingerprints.counters import Observation, Outcome, compare
+
+BOOT, OTHER = b"a" * 16, b"b" * 16
+SECOND_NS = 1_000_000_000
+
+
+def step(
+    older: int | None, newer: int | None, *, width_bits: int = 64, sticks: bool = False
+) -> tuple[Outcome, int]:
+    before = Observation(older, SECOND_NS, BOOT, "d")
+    after = Observation(newer, 2 * SECOND_NS, BOOT, "d")
+    result = compare(before, after, width_bits=width_bits, sticks=sticks)
+    return result.outcome, result.count
+
+
+def test_a_delta_carries_its_seconds() -> None:
+    """The rate is count over the host's own seconds, not over those between two arrivals."""
+    before, after = Observation(5, 0, BOOT), Observation(12, 3_500_000_000, BOOT)
+    assert compare(before, after).seconds == 3.5
+
+
+def test_every_outcome_once() -> None:
+    """Each of these was seen on a real host and was once taken for a number."""
+    assert step(5, 12) == (Outcome.DELTA, 7)
+    assert step(2**32 - 3, 4, width_bits=32) == (Outcome.WRAPPED, 7)
+    assert step(3_000_000_000, 4, width_bits=32) == (Outcome.RESET, 0)
+    assert step(2**32 - 3, 4) == (Outcome.RESET, 0)  # 64 bits do not wrap
+    assert step(200, 255, width_bits=8, sticks=True) == (Outcome.SATURATED, 0)
+    assert step(255, 3, width_bits=8, sticks=True) == (Outcome.RESET, 0)  # somebody cleared it
+    assert step(5, None) == (Outcome.UNSUPPORTED, 0)
+    assert step(5, 2**32 - 1) == (Outcome.BLANK, 0)
+    assert step(5, 2**63 - 13) == (Outcome.BLANK, 0)
+    assert step(5, 2**63 - 14)[0] is Outcome.DELTA
+    assert step(2**32 - 1, 5) == (Outcome.RESET, 0)  # a blank is no place to count from
+    assert step(None, 5) == (Outcome.RESET, 0)
+
+
+def test_a_sticky_32_bit_counter_at_its_ceiling_is_saturated_not_blank() -> None:
+    """port_xmit_wait=4294967295 on a congested port: blind, and that is a finding."""
+    assert step(9, 2**32 - 1, width_bits=32, sticks=True)[0] is Outcome.SATURATED
+
+
+def test_a_counter_wider_than_declared_counts_on() -> None:
+    """Current HCAs answer old names from 64-bit counters: 70,000 symbol errors in 16 bits."""
+    assert step(65_530, 70_000, width_bits=16, sticks=True) == (Outcome.DELTA, 4_470)
+
+
+def test_another_boot_device_or_driver_starts_over() -> None:
+    """40,000 errors before the reboot are not this boot's."""
+    before = Observation(5, 0, BOOT, "d", 1)
+    for after in (
+        Observation(9, SECOND_NS, OTHER, "d", 1),
+        Observation(9, SECOND_NS, BOOT, "e", 1),
+        Observation(9, SECOND_NS, BOOT, "d", 2),
+    ):
+        assert compare(before, after).outcome is Outcome.RESET
+
+
+def test_the_same_instant_is_stale() -> None:
+    """A driver that hands out its last sample again has not counted zero errors."""
+    before, after = Observation(5, SECOND_NS, BOOT), Observation(5, SECOND_NS, BOOT)
+    assert compare(before, after).outcome is Outcome.STALE
+
+
+values = st.none() | st.integers(0, 2**64 - 1) | st.sampled_from([0, 15, 255, 65535, 2**32 - 1])
+widths = st.sampled_from([4, 8, 16, 32, 64])
+
+
+@given(values, values, widths, st.booleans(), st.booleans(), st.integers(-1, 3))
+def test_only_steps_carry_a_count_and_it_is_no_more_than_the_hardware_can_count(
+    older: int | None, newer: int | None, width: int, sticks: bool, same: bool, seconds: int
+) -> None:
+    """A negative rate, or 2**64 errors in a second, has drained healthy hosts before."""
+    before = Observation(older, SECOND_NS, BOOT)
+    after = Observation(newer, (1 + seconds) * SECOND_NS, BOOT if same else OTHER)
+    result = compare(before, after, width_bits=width, sticks=sticks)
+    if result.outcome in (Outcome.DELTA, Outcome.WRAPPED):
+        assert older is not None and newer is not None and same and seconds > 0
+        assert 0 <= result.count < 2**64 and result.seconds > 0
+        assert (older + result.count) % 2**64 == newer or (older + result.count) % 2**width == newer
+    else:
+        assert result.count == 0 and result.seconds == 0.0
+
+
+@given(st.lists(st.integers(0, 1000), min_size=2, max_size=20), st.integers(0, 2**32 - 1))
+def test_the_steps_of_a_wrapping_counter_add_up(increments: list[int], start: int) -> None:
+    """However often it wraps, what is counted is what happened (blank readings span the gap)."""
+    total, value, counted = 0, start, 0
+    before = Observation(start, 0, BOOT)
+    for at, increment in enumerate(increments, 1):
+        total, value = total + increment, (value + increment) % 2**32
+        after = Observation(value, at * SECOND_NS, BOOT)
+        result = compare(before, after, width_bits=32)
+        counted += result.count
+        if result.outcome in (Outcome.DELTA, Outcome.WRAPPED):
+            before = after
+    if before.value == value and start != 2**32 - 1:
+        assert counted == total
