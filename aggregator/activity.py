@@ -1,0 +1,105 @@
+"""What each GPU is doing, and its clock while it does it.
+
+A GPU's clock says something only while it computes. An idle GPU clocks down by itself; one that waits
+for others shows 100 % utilisation at low power (H100: about 150 W against 550 W) and tells nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .arrays import Codes, Flags, Floats, Indexes, Times, grown
+from .tables import Devices, DeviceTable, smoothing
+
+#: Bits of `gpu.clock_event_reasons_flags` (nvml.h, nvmlClocksEventReason*).
+REASON_SETTING, REASON_POWER_CAP, REASON_HARDWARE = 0x2, 0x4, 0x8
+REASON_SOFTWARE_THERMAL, REASON_HARDWARE_THERMAL, REASON_POWER_BRAKE = 0x20, 0x40, 0x80
+REASON_THERMAL = REASON_SOFTWARE_THERMAL | REASON_HARDWARE_THERMAL
+
+#: Computing needs a kernel on the GPU and power well above waiting (0.21 of the limit on an H100).
+UTILIZATION_MIN = 0.5
+POWER_SHARE_MIN = 0.35
+#: Time constant of the clock's mean; a fault shows within two of them.
+CLOCK_SECONDS = 4.0
+#: After this long without computing, the mean begins anew: another job has other clocks.
+FORGET_SECONDS = 60.0
+
+
+class Activity:
+    """The mean SM clock of every GPU while it computes, and how often the part was reset."""
+
+    def __init__(self, devices: Devices) -> None:
+        self.devices = devices
+        capacity = devices.capacity
+        self._clock: Floats = np.full(capacity, np.nan)
+        self._loaded_ns: Times = np.zeros(capacity, dtype=np.int64)
+        self._loaded: Flags = np.zeros(capacity, dtype=bool)
+        self._boot: Codes = np.zeros(capacity, dtype=np.int32)
+        self._energy: Floats = np.zeros(capacity)
+        self._reset: Codes = np.zeros(capacity, dtype=np.int32)
+
+    def _fit(self) -> None:
+        before, capacity = self._loaded.shape[0], self.devices.capacity
+        if before < capacity:
+            for name, array in vars(self).items():
+                if isinstance(array, np.ndarray):
+                    setattr(self, name, grown(array, capacity))
+            self._clock[before:] = np.nan
+
+    def advance(self, rows: Indexes, second: DeviceTable, ten: DeviceTable) -> None:
+        """Take in the new readings of *rows* of the GPUs' one-second table."""
+        self._fit()
+        loaded = loaded_now(second, ten)[rows]
+        time_ns, boot = second._boottime_ns[rows], second._boot[rows]
+        seconds = (time_ns - self._loaded_ns[rows]) / 1e9
+        fresh = (boot == self._boot[rows]) & (seconds <= FORGET_SECONDS)
+        before, now = self._clock[rows], second.gauge("sm_clock_hertz")[rows]
+        weight = np.where(fresh & np.isfinite(before), smoothing(seconds, CLOCK_SECONDS), 1.0)
+        counted = loaded & np.isfinite(now)
+        mean = np.where(weight < 1.0, before, 0.0) * (1.0 - weight) + now * weight
+        self._clock[rows] = np.where(counted, mean, before)
+        self._loaded_ns[rows] = np.where(counted, time_ns, self._loaded_ns[rows])
+        self._boot[rows] = np.where(counted, boot, self._boot[rows])
+        self._loaded[rows] = loaded
+        self._notice_reset(rows, second)
+
+    def _notice_reset(self, rows: Indexes, second: DeviceTable) -> None:
+        """Energy counts since the driver loaded: less than before means a reset or a reload."""
+        energy = np.nan_to_num(second.gauge("energy_joules")[rows], nan=-1.0)
+        known = energy >= 0.0
+        self._reset[rows] += known & (energy < self._energy[rows])
+        self._energy[rows] = np.where(known, energy, self._energy[rows])
+
+    @property
+    def loaded(self) -> Flags:
+        """Say which GPUs computed at their last reading."""
+        self._fit()
+        return self._loaded[: self.devices.count]
+
+    @property
+    def resets(self) -> Codes:
+        """How often each GPU's energy began anew."""
+        self._fit()
+        return self._reset[: self.devices.count]
+
+    def clock(self, boot: Codes, now_ns: Times) -> Floats:
+        """Return each GPU's mean SM clock while computing; NaN when it has not for a minute."""
+        self._fit()
+        count, host = self.devices.count, self.devices.host
+        age = (now_ns[host] - self._loaded_ns[:count]) / 1e9
+        fresh = (self._boot[:count] == boot[host]) & (age <= FORGET_SECONDS)
+        return np.where(fresh, self._clock[:count], np.nan)
+
+
+def loaded_now(second: DeviceTable, ten: DeviceTable) -> Flags:
+    """Say which GPUs compute, by their last readings.
+
+    A braked GPU may draw as little as a waiting one; its clock event reasons tell them apart.
+    """
+    power, limit = second.gauge("power_watts"), ten.gauge("power_limit_watts")
+    flags = second.state("clock_event_reasons_flags")
+    held = (flags & np.uint64(REASON_THERMAL | REASON_POWER_BRAKE | REASON_HARDWARE)) != 0
+    # Without a limit or a power reading, utilisation alone has to do.
+    drawing = ~(power < POWER_SHARE_MIN * limit)
+    busy = second.gauge("utilization_ratio") >= UTILIZATION_MIN
+    return np.asarray(busy & (drawing | held), dtype=bool)

@@ -1,0 +1,69 @@
+"""`gangline aggregator`: run the service."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from ...fingerprints.settings import SettingsError, describe, load
+from ..config import AggregatorConfig
+from ..server import Aggregator, StartError, serve
+from ..storefile import StoreError
+
+OK, FAILED, USAGE = 0, 1, 2
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until SIGTERM or SIGINT. 1 with words when it cannot start, 2 for a wrong setting."""
+    options = _parser().parse_args(arguments)
+    if options.help_settings:
+        print(describe(AggregatorConfig))
+        return OK
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        config = load(AggregatorConfig, options.config, _assignments(options))
+        asyncio.run(_serve(config))
+    except SettingsError as error:
+        print(f"gangline aggregator: {error}", file=sys.stderr)
+        return USAGE
+    except (StoreError, StartError) as error:
+        print(f"gangline aggregator: {error}", file=sys.stderr)
+        return FAILED
+    return OK
+
+
+async def _serve(config: AggregatorConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve(Aggregator(config), stop, lambda it: _say(config, it.port))
+
+
+def _say(config: AggregatorConfig, port: int) -> None:
+    address = config.listen.rpartition(":")[0]
+    print(f"gangline aggregator: listening on {address}:{port}, data in {config.data}", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline aggregator",
+        description="Run the service: takes readings from agents, stores them, judges hosts.",
+        epilog="Without options it listens on 127.0.0.1:7600 and stores under ./var/aggregator.",
+    )
+    parser.add_argument("--data", metavar="DIR", help="folder of the store")
+    parser.add_argument("--listen", metavar="ADDRESS:PORT", help="where to listen; port 0: any")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, as TOML")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting")
+    parser.add_argument("--help-settings", action="store_true", help="every setting and its range")
+    return parser
+
+
+def _assignments(options: argparse.Namespace) -> list[str]:
+    named = [("data", options.data), ("listen", options.listen)]
+    given: list[str] = options.set
+    return [f"{key}={value}" for key, value in named if value is not None] + given

@@ -1,0 +1,131 @@
+"""How the client commands reach an aggregator, and what they say when none answers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from ...fingerprints.wire import score_pb2
+from ...fingerprints.wire.score_pb2_grpc import ScoreServiceStub
+
+#: Exit codes, those of `cli.py`.
+OK, FAILED, USAGE, NO_ANSWER, NOT_FOUND = 0, 1, 2, 3, 4
+
+ADDRESS_DEFAULT = "127.0.0.1:7600"
+ADDRESS_VARIABLE = "GANGLINE_AGGREGATOR"
+#: Longer than this nobody waits at a prompt.
+DEADLINE_SECONDS = 5.0
+PAGE_SIZE = 1000
+#: A page of 1,000 nodes in full view, with room.
+REPLY_BYTES_MAX = 64 << 20
+
+T = TypeVar("T")
+
+
+class CommandError(Exception):
+    """Ends a command with words on stderr and an exit code."""
+
+    def __init__(self, words: str, code: int) -> None:
+        super().__init__(words)
+        self.code = code
+
+
+class Client:
+    """Score calls over one channel, each with a deadline. Raises CommandError with words."""
+
+    def __init__(self, address: str, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+        self.address = address
+        self._deadline_seconds = deadline_seconds
+        options = [("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)]
+        self._channel = grpc.insecure_channel(address, options=options)
+        self._stub: Any = ScoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def hosts(self, *, full: bool = False) -> Listing:
+        """Return every host, worst first."""
+        view = score_pb2.FULL if full else score_pb2.BASIC
+        scores: list[score_pb2.NodeScore] = []
+        token = ""
+        while True:
+            request = score_pb2.ListNodeScoresRequest(
+                page_size=PAGE_SIZE, page_token=token, view=view
+            )
+            reply = self._call(self._stub.ListNodeScores, request)
+            scores += reply.node_scores
+            token = reply.next_page_token
+            if not token:
+                return Listing(scores, reply.version, reply.degraded_reason)
+
+    def host(self, name: str) -> score_pb2.NodeScore:
+        """Return one host in full. Raises CommandError(NOT_FOUND)."""
+        request = score_pb2.GetNodeScoreRequest(name=f"nodes/{name}", view=score_pb2.FULL)
+        score: score_pb2.NodeScore = self._call(self._stub.GetNodeScore, request)
+        return score
+
+    def names(self) -> list[str]:
+        """Return the names of all hosts."""
+        reply = self._call(self._stub.GetNodeDictionary, score_pb2.GetNodeDictionaryRequest())
+        return list(reply.names)
+
+    def _call(self, method: Callable[..., T], request: object) -> T:
+        try:
+            return method(request, timeout=self._deadline_seconds)
+        except grpc.RpcError as error:
+            raise translated(error, self.address) from error
+
+
+class Listing:
+    """All hosts of one snapshot."""
+
+    def __init__(
+        self, scores: Iterable[score_pb2.NodeScore], version: int, degraded_reason: str
+    ) -> None:
+        self.scores = list(scores)
+        self.version = version
+        self.degraded_reason = degraded_reason
+
+
+def translated(error: Any, address: str) -> CommandError:
+    """Return what to tell a person about a failed call."""
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.NOT_FOUND:
+        return CommandError(details, NOT_FOUND)
+    if code is grpc.StatusCode.UNAVAILABLE and details.startswith("no snapshot yet"):
+        return CommandError(f"the aggregator at {address} has just started: {details}", NO_ANSWER)
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return CommandError(
+            f"no aggregator answers at {address}; start one with: gangline aggregator, or name "
+            f"another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}",
+            NO_ANSWER,
+        )
+    return CommandError(f"the aggregator at {address} answered {code.name}: {details}", FAILED)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what all client commands take."""
+    parser.add_argument(
+        "--aggregator",
+        metavar="ADDRESS:PORT",
+        default=os.environ.get(ADDRESS_VARIABLE) or ADDRESS_DEFAULT,
+        help=f"where it listens (else {ADDRESS_VARIABLE}, else {ADDRESS_DEFAULT})",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+
+
+def guarded(name: str, run: Callable[[], int]) -> int:
+    """Run a command's body; a CommandError becomes words on stderr and its exit code."""
+    try:
+        return run()
+    except CommandError as error:
+        print(f"gangline {name}: {error}", file=sys.stderr)
+        return error.code

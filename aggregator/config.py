@@ -1,0 +1,76 @@
+"""The aggregator's settings, and the address it may listen on."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..fingerprints.settings import SettingsError, setting
+
+
+@dataclass(frozen=True)
+class AggregatorConfig:
+    """Every limit of the service, with its unit. Filled by `fingerprints.settings.load`."""
+
+    listen: str = setting("127.0.0.1:7600", says="address:port; port 0 takes any free one")
+    listen_beyond_loopback: bool = setting(
+        False, says="allow a listen address that other machines reach: plain text, no TLS, no login"
+    )
+    data: Path = setting(  # noqa: RUF009 - a Path is immutable
+        Path("var/aggregator"), says="folder of the store, made if missing"
+    )
+    commit_seconds: float = setting(
+        1.0, low=0.01, high=60, says="a commit at least this often while something waits"
+    )
+    commit_rows: int = setting(
+        8000, low=1, high=1_000_000, says="a commit as soon as so many rows wait"
+    )
+    queue_bytes_max: int = setting(
+        256 << 20,
+        low=1 << 20,
+        says="readings in memory that wait for a commit; at the limit streams are not read further",
+    )
+    retention_hours: int = setting(
+        24, low=1, high=24 * 366, says="hours of readings kept; older hours are dropped whole"
+    )
+    history_days: int = setting(
+        14, low=1, high=3660, says="days of scores, evidence, events and cleared findings kept"
+    )
+    credit_frames: int = setting(
+        64, low=1, high=4096, says="frames a host may have on their way without a receipt"
+    )
+    hosts_max: int = setting(20_000, low=1, says="hosts; a further one is refused")
+    ops_seconds: float = setting(
+        15.0, low=0.5, high=3600, says="how often the operators' file is written"
+    )
+    ops_rows_max: int = setting(
+        200_000,
+        low=1000,
+        high=5_000_000,
+        says="readings of the last minutes per table in the operators' file; fewer minutes beyond",
+    )
+    judge_seconds: float = setting(1.0, low=0.05, high=60, says="how often all hosts are judged")
+
+
+def parse_listen(text: str, *, beyond_loopback: bool) -> tuple[str, int]:
+    """Return (address, port) of `address:port`. Raises SettingsError with what would be right."""
+    address, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise SettingsError(f"listen = {text!r}: expected address:port, such as 127.0.0.1:7600")
+    if not _is_loopback(address) and not beyond_loopback:
+        raise SettingsError(
+            f"listen = {text!r}: {address or 'no address'} is not loopback, and this service speaks "
+            "plain text without login; listen on 127.0.0.1, or say --set listen_beyond_loopback=true "
+            "if the network is trusted"
+        )
+    return address, int(port)
+
+
+def _is_loopback(address: str) -> bool:
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return False

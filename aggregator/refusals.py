@@ -1,0 +1,42 @@
+"""What the aggregator says no to. Each carries its words; `service/errors.py` gives each its status."""
+
+from __future__ import annotations
+
+
+class Refusal(Exception):
+    """The base of all: an answer in words for the other side, not a fault of ours."""
+
+
+class Invalid(Refusal):
+    """A request's field is not what it may be. The words name the field, the value and the limit."""
+
+    def __init__(self, field: str, words: str) -> None:
+        super().__init__(f"{field}: {words}")
+
+
+class NameTaken(Refusal):
+    """Another agent speaks under this name; it stays until it has been silent."""
+
+
+class NoSession(Refusal):
+    """The call carries no session, or one that has ended: register again."""
+
+
+class NotFound(Refusal):
+    """There is no such host."""
+
+
+class OutOfDate(Refusal):
+    """What the request builds on (a dictionary's epoch) is of the past: fetch it again."""
+
+
+class TooMuch(Refusal):
+    """A limit on how many is reached: hosts, events that wait. Later may help."""
+
+
+class NotReady(Refusal):
+    """Nothing to answer with yet, or the disk does not take what must be durable first."""
+
+
+class StreamRefused(Refusal):
+    """So many frames in a row were bad that nothing good is to be expected of this stream."""

@@ -1,0 +1,172 @@
+"""The service as one process: gRPC on one loop, which owns the fleet; the store has its own threads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from ..fingerprints.wire import score_pb2, telemetry_pb2
+from ..fingerprints.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
+from ..fingerprints.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
+from .config import AggregatorConfig, parse_listen
+from .fleet import Fleet
+from .ingest import Ingest
+from .judge import Judgement, judge
+from .scorelog import ScoreLog
+from .service.errors import Errors
+from .service.score import ScoreService
+from .service.telemetry import TelemetryService
+from .store import Store
+
+log = logging.getLogger(__name__)
+
+#: A message longer than this is refused by gRPC itself: a frame of 1 MiB, or a large registration.
+MESSAGE_BYTES_MAX = 4 << 20
+#: Calls still running this long after we are told to stop are ended.
+GRACE_SECONDS = 3.0
+
+TELEMETRY: str = telemetry_pb2.DESCRIPTOR.services_by_name["TelemetryService"].full_name
+SCORE: str = score_pb2.DESCRIPTOR.services_by_name["ScoreService"].full_name
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class StartError(Exception):
+    """The service cannot start; the words say why and what to do."""
+
+
+class Holder:
+    """What the API answers from: swapped whole, never changed."""
+
+    def __init__(self) -> None:
+        self.snapshot: Judgement | None = None
+
+
+class Aggregator:
+    """`start`, then `close`; between them it serves."""
+
+    def __init__(
+        self,
+        config: AggregatorConfig,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        # Node indexes begin anew with each process, so that its epoch is the moment of its start.
+        self.fleet = Fleet(epoch=wall_ns() // 1_000_000)
+        self.holder = Holder()
+        self.port = 0
+        self._config = config
+        self._wall_ns = wall_ns
+        self._scores = ScoreLog()
+        self._health: Any = cast(Any, health).aio.HealthServicer()
+
+    async def start(self) -> None:
+        """Open the store and serve. Raises SettingsError, StoreError or StartError, with words."""
+        address, port = parse_listen(
+            self._config.listen, beyond_loopback=self._config.listen_beyond_loopback
+        )
+        self.store = Store.open(self._config.data, self._config, self._wall_ns)
+        try:
+            self._ingest = Ingest(self.fleet, self.store, self._config, self._wall_ns)
+            self._telemetry = TelemetryService(self._ingest)
+            self._server = self._make_server()
+            self.port = self._bind(address, port)
+            await self._server.start()
+        except BaseException:
+            self.store.close()
+            raise
+        await self._health.set("", _SERVING)
+        await self._health.set(TELEMETRY, _SERVING)
+        await self._health.set(SCORE, _NOT_SERVING)
+        self._judge_task = asyncio.create_task(self._judge_always())
+
+    def _make_server(self) -> grpc.aio.Server:
+        server = grpc.aio.server(
+            interceptors=[Errors()],
+            options=[
+                ("grpc.so_reuseport", 0),  # else two aggregators share one port, unnoticed
+                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ],
+        )
+        add_TelemetryServiceServicer_to_server(self._telemetry, server)  # type: ignore[no-untyped-call]
+        add_ScoreServiceServicer_to_server(ScoreService(self.holder), server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (TELEMETRY, SCORE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        return server
+
+    def _bind(self, address: str, port: int) -> int:
+        try:
+            _probe(address, port)
+            bound = self._server.add_insecure_port(f"{address}:{port}")
+        except (OSError, RuntimeError) as error:
+            raise StartError(
+                f"cannot listen on {address}:{port}: {error}. If another program has the port, "
+                f"`ss -ltnp 'sport = :{port}'` names it: stop that one, or give this one another "
+                f"port with --listen {address}:PORT"
+            ) from error
+        return bound
+
+    async def _judge_always(self) -> None:
+        while True:
+            begin = time.monotonic()
+            try:
+                await self._judge()
+            except Exception:
+                log.exception("judging failed; the snapshot before stays")
+            rest = self._config.judge_seconds - (time.monotonic() - begin)
+            await asyncio.sleep(max(0.01, rest))
+
+    async def _judge(self) -> None:
+        now_ns = self._wall_ns()
+        self._ingest.findings.sweep(now_ns)
+        snapshot = judge(self.fleet, now_ns, self.holder.snapshot)
+        first, self.holder.snapshot = self.holder.snapshot is None, snapshot
+        self.store.submit_scores(snapshot, self._scores.changed(snapshot))
+        self.store.submit_findings(self._ingest.findings.changes(now_ns))
+        if first:
+            await self._health.set(SCORE, _SERVING)
+        await self._health.set(TELEMETRY, _NOT_SERVING if self.store.failing else _SERVING)
+
+    async def close(self) -> None:
+        """Stop accepting, commit what waits, send its receipts, close the store: within 5 s."""
+        begin = time.monotonic()
+        self._judge_task.cancel()
+        await self._health.enter_graceful_shutdown()
+        self._telemetry.stop_reading()
+        self.store.hurry()
+        await self._server.stop(GRACE_SECONDS)
+        self._ingest.close()
+        self.store.submit_findings(self._ingest.findings.changes(self._wall_ns()))
+        rest = max(1.0, 5.0 - (time.monotonic() - begin))
+        await asyncio.get_running_loop().run_in_executor(None, self.store.close, rest)
+
+
+def _probe(address: str, port: int) -> None:
+    """Raise OSError if nobody could listen there: gRPC would write its own words to stderr."""
+    family, kind, _, _, where = socket.getaddrinfo(
+        address.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)
+        probe.listen(1)
+
+
+async def serve(aggregator: Aggregator, stop: asyncio.Event, ready: Callable[[Any], None]) -> None:
+    """Start, say that it is *ready*, and close when *stop* is set. Raises what `start` raises."""
+    await aggregator.start()
+    ready(aggregator)
+    try:
+        await stop.wait()
+    finally:
+        await aggregator.close()

@@ -1,0 +1,248 @@
+"""ScoreService: what any scheduler asks. Every answer comes from the last snapshot."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Protocol
+
+import numpy as np
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from ...fingerprints.wire import score_pb2
+from ...fingerprints.wire.score_pb2_grpc import ScoreServiceServicer
+from ..judge import Judgement
+from ..refusals import Invalid, NotFound, NotReady, OutOfDate
+from ..sources import Source
+from ..verdicts import Evidence, HostScore, Snapshot
+
+PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
+#: Snapshots that someone is paging through; a token of an older one has expired.
+LISTINGS_MAX = 8
+#: A scheduler may use an answer for so long.
+VALID_SECONDS = 15
+#: A bitmap of more nodes than this is a mistake.
+BITMAP_BYTES_MAX = 1 << 20
+
+
+class Holder(Protocol):
+    """Where the last snapshot stands; swapped whole. None while loading."""
+
+    @property
+    def snapshot(self) -> Snapshot | None: ...
+
+
+class ScoreService(ScoreServiceServicer):
+    """The four calls, as coroutines of grpc.aio. A `Refusal` becomes its status at the edge.
+
+    A reply made of bytes is one that was serialised before; `errors.Errors` lets it pass as it is.
+    """
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self._listings: OrderedDict[int, tuple[Judgement, list[int]]] = OrderedDict()
+        self._packed: tuple[Judgement, bytes] | None = None
+        self._dictionary: tuple[tuple[str, ...], bytes] | None = None
+
+    async def GetNodeScore(
+        self, request: score_pb2.GetNodeScoreRequest, context: Any
+    ) -> score_pb2.NodeScore:
+        """Return one node's score. Raises NotFound, Invalid, NotReady."""
+        snapshot = self._snapshot()
+        name = node_of(request.name)
+        for host in (h for h in snapshot.hosts if h.host == name):
+            sources = snapshot.sources[host.node_index]
+            return message(snapshot, host, full=_is_full(request.view), sources=sources)
+        raise NotFound(f"no node {name!r}: no host of that name has ever registered")
+
+    async def ListNodeScores(
+        self, request: score_pb2.ListNodeScoresRequest, context: Any
+    ) -> score_pb2.ListNodeScoresResponse:
+        """Return a page of all nodes, worst first. Raises Invalid, NotReady."""
+        size = request.page_size or PAGE_SIZE_DEFAULT
+        if not 1 <= size <= PAGE_SIZE_MAX:
+            raise Invalid(
+                "page_size", f"{size}, expected 1 to {PAGE_SIZE_MAX}, or 0 for the default"
+            )
+        full = _is_full(request.view)
+        snapshot, order, at = self._listing(request.page_token)
+        reply = score_pb2.ListNodeScoresResponse(
+            version=snapshot.version,
+            degraded=bool(snapshot.degraded_reason),
+            degraded_reason=snapshot.degraded_reason,
+        )
+        for index in order[at : at + size]:
+            host, sources = snapshot.hosts[index], snapshot.sources[index]
+            reply.node_scores.append(message(snapshot, host, full=full, sources=sources))
+        if at + size < len(order):
+            self._listings[snapshot.version] = snapshot, order
+            self._listings.move_to_end(snapshot.version)
+            reply.next_page_token = f"{snapshot.version}-{at + size}"
+        while len(self._listings) > LISTINGS_MAX:
+            self._listings.popitem(last=False)
+        return reply
+
+    async def ScoreNodes(
+        self, request: score_pb2.ScoreNodesRequest, context: Any
+    ) -> score_pb2.ScoreNodesResponse | bytes:
+        """Return packed columns; without a filter, bytes made once per snapshot.
+
+        Raises OutOfDate for a dictionary of another epoch, Invalid, NotReady.
+        """
+        snapshot = self._snapshot()
+        wanted = request.dictionary_version
+        if wanted not in (0, snapshot.dictionary_version):
+            raise OutOfDate(
+                f"dictionary_version {wanted}: node indexes began anew, the version is now "
+                f"{snapshot.dictionary_version}; call GetNodeDictionary again"
+            )
+        floor = request.score_floor
+        if not 0.0 <= floor <= 1.0:  # also refuses NaN
+            raise Invalid("score_floor", f"{floor}, expected 0 to 1")
+        if floor or request.node_bitmap:
+            return _columns(snapshot, _selected(snapshot, request.node_bitmap), floor)
+        if self._packed is None or self._packed[0] is not snapshot:
+            everyone = np.arange(len(snapshot.hosts), dtype=np.intp)
+            self._packed = snapshot, _columns(snapshot, everyone, 0.0).SerializeToString()
+        return self._packed[1]
+
+    async def GetNodeDictionary(
+        self, request: score_pb2.GetNodeDictionaryRequest, context: Any
+    ) -> score_pb2.NodeDictionary | bytes:
+        """Return all names; the position is the node index. Raises NotReady."""
+        snapshot = self._snapshot()
+        if self._dictionary is None or self._dictionary[0] is not snapshot.names:
+            version = snapshot.dictionary_version
+            reply = score_pb2.NodeDictionary(version=version, names=snapshot.names)
+            self._dictionary = snapshot.names, reply.SerializeToString()
+        return self._dictionary[1]
+
+    def _snapshot(self) -> Judgement:
+        snapshot = self._holder.snapshot
+        if not isinstance(snapshot, Judgement):
+            raise NotReady("no snapshot yet: the first one comes within seconds of the start")
+        return snapshot
+
+    def _listing(self, token: str) -> tuple[Judgement, list[int], int]:
+        """Return (snapshot, node indexes worst first, where the page begins)."""
+        if not token:
+            snapshot = self._snapshot()
+            known = self._listings.get(snapshot.version)
+            if known and known[0] is snapshot:
+                return *known, 0
+            hosts = snapshot.hosts
+            return snapshot, sorted(range(len(hosts)), key=lambda i: (*hosts[i].rank, -i)), 0
+        version, dash, at = token.partition("-")
+        if not (dash and version.isdecimal() and at.isdecimal() and len(token) <= 40):
+            raise Invalid("page_token", f"{token[:40]!r}, expected next_page_token of a reply")
+        listing = self._listings.get(int(version))
+        if listing is None:
+            raise Invalid("page_token", f"{token!r} has expired: begin again without one")
+        return *listing, int(at)
+
+
+def node_of(name: str) -> str:
+    """Return `a` of `nodes/a`. Raises Invalid for anything else."""
+    collection, slash, node = name.partition("/")
+    if collection != "nodes" or not slash or not node:
+        raise Invalid("name", f"{name[:100]!r}, expected nodes/NODE")
+    return node
+
+
+def _is_full(view: int) -> bool:
+    if view not in (score_pb2.VIEW_UNSPECIFIED, score_pb2.BASIC, score_pb2.FULL):
+        raise Invalid("view", f"{view}, expected BASIC or FULL")
+    return view == score_pb2.FULL
+
+
+def message(
+    snapshot: Judgement, host: HostScore, *, full: bool, sources: tuple[Source, ...]
+) -> score_pb2.NodeScore:
+    """Return *host* as it goes over the wire; contributions and sources in the full view."""
+    reply = score_pb2.NodeScore(
+        node=f"nodes/{host.host}",
+        score=host.score,
+        score_lower=host.score_lower,
+        score_upper=host.score_upper,
+        state=_number(host.state),
+        hazard_per_hour=host.hazard_per_hour,
+        relative_speed=host.relative_speed,
+        reason=_number(host.reason),
+        reason_words=host.reason_words,
+        clears_when=host.clears_when,
+        simulated=host.simulated,
+        compute_time=timestamp(snapshot.computed_ns),
+        version=snapshot.version,
+    )
+    reply.horizon.seconds = round(snapshot.horizon_seconds)
+    if host.heard_ns:
+        reply.data_age.FromNanoseconds(max(0, snapshot.computed_ns - host.heard_ns))
+    if full:
+        reply.contributions.extend(_contribution(e) for e in host.evidence)
+        reply.sources.extend(
+            score_pb2.SourceOutcome(source=s.name, outcome=s.outcome_word, words=s.words)
+            for s in sources
+        )
+    return reply
+
+
+def _contribution(evidence: Evidence) -> score_pb2.Contribution:
+    return score_pb2.Contribution(
+        signal=evidence.signal,
+        device=evidence.device,
+        value=evidence.value,
+        unit=evidence.unit,
+        normal=evidence.normal,
+        log_hazard_delta=evidence.log_hazard_delta,
+        relative_speed_factor=evidence.relative_speed_factor,
+        score_delta=evidence.score_delta,
+        reason=_number(evidence.reason),
+        words=evidence.words,
+        observe_time=timestamp(evidence.observed_ns),
+        evidence_sql=evidence.sql,
+    )
+
+
+def _number(value: int) -> Any:
+    """Return an enumerated value as protobuf takes it: its stubs know no IntEnum."""
+    return value
+
+
+def timestamp(time_ns: int) -> Timestamp:
+    """Return nanoseconds since 1970 as a Timestamp."""
+    return Timestamp(seconds=time_ns // 1_000_000_000, nanos=time_ns % 1_000_000_000)
+
+
+def _selected(snapshot: Judgement, bitmap: bytes) -> np.typing.NDArray[np.intp]:
+    """Return the node indexes that *bitmap* names; all for an empty one."""
+    count = len(snapshot.hosts)
+    if not bitmap:
+        return np.arange(count, dtype=np.intp)
+    if len(bitmap) > BITMAP_BYTES_MAX:
+        raise Invalid("node_bitmap", f"{len(bitmap)} bytes, at most {BITMAP_BYTES_MAX}")
+    bits = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
+    chosen = np.flatnonzero(bits)
+    if chosen.size and chosen[-1] >= count:
+        raise Invalid("node_bitmap", f"index {chosen[-1]} is set: there are {count} nodes, from 0")
+    return chosen
+
+
+def _columns(
+    snapshot: Judgement, chosen: np.typing.NDArray[np.intp], floor: float
+) -> score_pb2.ScoreNodesResponse:
+    columns = snapshot.columns
+    allowed = columns.allowed(floor)[chosen]
+    return score_pb2.ScoreNodesResponse(
+        dictionary_version=snapshot.dictionary_version,
+        score_version=snapshot.version,
+        node_index=chosen.tolist(),
+        score=columns.score[chosen].tolist(),
+        hazard_per_hour=columns.hazard_per_hour[chosen].tolist(),
+        relative_speed=columns.relative_speed[chosen].tolist(),
+        state=columns.state[chosen].tobytes(),
+        bucket=columns.bucket[chosen].tobytes(),
+        reason=columns.reason[chosen].tobytes(),
+        allowed_bitmap=np.packbits(allowed, bitorder="little").tobytes(),
+        valid_until=timestamp(snapshot.computed_ns + VALID_SECONDS * 1_000_000_000),
+        degraded=bool(snapshot.degraded_reason),
+        degraded_reason=snapshot.degraded_reason,
+    )

@@ -1,0 +1,169 @@
+"""TelemetryService on grpc.aio: sessions, a stream per host, receipts once frames are durable."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+from ...fingerprints.frames import FrameError
+from ...fingerprints.wire import telemetry_pb2 as wire
+from ...fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceServicer
+from ..ingest import Ingest
+from ..ledger import RangeSet
+from ..refusals import NoSession, StreamRefused
+from ..sessions import Session
+
+#: After so many refused frames in a row the stream is closed with words.
+REFUSED_IN_ROW_MAX = 32
+#: While the store's queue is full, a stream looks for room this often and reads nothing.
+ROOM_SECONDS = 0.05
+#: A closed stream's last receipts are waited for at most this long.
+LAST_RECEIPTS_SECONDS = 10.0
+
+
+class TelemetryService(TelemetryServiceServicer):
+    """How agents speak to the ingest."""
+
+    def __init__(self, ingest: Ingest) -> None:
+        self._ingest = ingest
+        self._streams: set[Stream] = set()
+
+    async def RegisterNode(
+        self, request: wire.RegisterNodeRequest, context: Any
+    ) -> wire.RegisterNodeResponse:
+        """Who speaks, and what its signal ids mean."""
+        return self._ingest.register(request, _address(context.peer()))
+
+    async def ReportEvents(
+        self, request: wire.ReportEventsRequest, context: Any
+    ) -> wire.ReportEventsResponse:
+        """The fast lane."""
+        return await self._ingest.events(self._session(context), request)
+
+    async def StreamTelemetry(
+        self, request_iterator: AsyncIterator[wire.TelemetryBatch], context: Any
+    ) -> None:
+        """Frames in, receipts out."""
+        session = self._session(context)
+        stream = Stream(self._ingest, session)
+        self._streams.add(stream)
+        session.streams += 1
+        try:
+            await stream.run(request_iterator, context)
+        finally:
+            session.streams -= 1
+            self._streams.discard(stream)
+
+    def stop_reading(self) -> None:
+        """Read no further frames; each stream ends once its last receipt is sent."""
+        for stream in self._streams:
+            stream.stop_reading()
+
+    def _session(self, context: Any) -> Session:
+        for key, value in context.invocation_metadata() or ():
+            if key == "gangline-session":
+                return self._ingest.sessions.get(str(value))
+        raise NoSession("metadata gangline-session is missing: call RegisterNode first")
+
+
+class Stream:
+    """One stream: a task that reads, and a loop that writes what the reader and the store tell."""
+
+    def __init__(self, ingest: Ingest, session: Session) -> None:
+        self._ingest = ingest
+        self._session = session
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._waking = False
+        self._durable: deque[int] = deque()  # filled by the writer thread, emptied by the loop
+        self._refused: list[wire.RefusedFrame] = []
+        self._refused_in_row = 0
+        self._unreceipted = 0
+        self._reader: asyncio.Task[None] | None = None
+
+    async def run(self, requests: AsyncIterator[wire.TelemetryBatch], context: Any) -> None:
+        """Serve the stream to its end. Raises what ends it early, after the receipts due by then."""
+        self._reader = asyncio.create_task(self._read(requests))
+        self._reader.add_done_callback(lambda _: self._wake.set())
+        try:
+            while not self._reader.done():
+                await self._wake.wait()
+                await self._answer(context)
+            async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
+                while self._unreceipted or self._refused:
+                    await self._answer(context)
+                    if self._unreceipted:
+                        await self._wake.wait()
+        except TimeoutError:
+            pass  # without receipt: the agent sends them again
+        finally:
+            self._reader.cancel()
+        if not self._reader.cancelled() and self._reader.done():
+            self._reader.result()
+
+    def stop_reading(self) -> None:
+        """Take no further frames."""
+        if self._reader is not None:
+            self._reader.cancel()
+
+    async def _read(self, requests: AsyncIterator[wire.TelemetryBatch]) -> None:
+        async for message in requests:
+            try:
+                good = self._ingest.accept(self._session, message)
+            except FrameError as error:
+                self._refuse(message.sequence, str(error))
+                continue
+            self._refused_in_row = 0
+            while not self._ingest.submit(self._session, good, self.durable):
+                await asyncio.sleep(ROOM_SECONDS)
+            self._unreceipted += 1
+
+    def _refuse(self, sequence: int, reason: str) -> None:
+        self._refused.append(wire.RefusedFrame(sequence=sequence, reason=reason))
+        self._refused_in_row += 1
+        self._wake.set()
+        if self._refused_in_row >= REFUSED_IN_ROW_MAX:
+            raise StreamRefused(
+                f"{self._refused_in_row} frames in a row were refused, the last because: {reason}"
+            )
+
+    def durable(self, sequence: int) -> None:
+        """Called by the writer thread once a frame is on disk. One wake-up per commit, not per frame."""
+        self._durable.append(sequence)
+        if not self._waking:
+            self._waking = True
+            with suppress(RuntimeError):  # the loop has ended: nobody is left to tell
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def _answer(self, context: Any) -> None:
+        """Send the receipts and refusals there are."""
+        self._wake.clear()
+        self._waking = False
+        refused, self._refused = self._refused, []
+        ranges = self._receipts()
+        if not ranges and not refused:
+            return
+        await context.write(
+            wire.IngestAck(
+                durable=ranges,
+                refused=refused,
+                credit_frames=self._ingest.credit_frames,
+            )
+        )
+
+    def _receipts(self) -> list[wire.SequenceRange]:
+        ranges = RangeSet()
+        while self._durable:
+            sequence = self._durable.popleft()
+            ranges.add(sequence, sequence)
+            self._unreceipted -= 1
+        return [wire.SequenceRange(first=first, last=last) for first, last in ranges]
+
+
+def _address(peer: str) -> str:
+    """Return `127.0.0.1:4711` of gRPC's `ipv4:127.0.0.1:4711`."""
+    return urllib.parse.unquote(peer.partition(":")[2])

@@ -1,0 +1,217 @@
+"""A real aggregator in this process, and agents that speak to it through the generated stub."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import grpc
+import pytest
+
+from gangline.agent.framing import dictionary
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.server import Aggregator
+from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceStub
+
+#: Only a guard: nothing here waits for time to pass.
+GUARD_SECONDS = 20.0
+
+
+@dataclass
+class Agent:
+    """An agent as the wire sees it: a run, a boot, clocks, and frames by sequence."""
+
+    host: str = "host-1"
+    run_id: bytes = b"r" * 16
+    boot_id: bytes = b"b" * 16
+    clock_error_ns: int = 0
+    signals: list[wire.SignalDefinition] = field(default_factory=dictionary)
+    booted_ns: int = field(default_factory=lambda: time.time_ns() - 3600 * 10**9)
+
+    def registration(self, **changes: Any) -> wire.RegisterNodeRequest:
+        now = time.time_ns()
+        request = wire.RegisterNodeRequest(
+            protocol_version=1,
+            node=self.host,
+            run_id=self.run_id,
+            boot_id=self.boot_id,
+            agent_version="0.1",
+            signals=self.signals,
+            devices=[wire.Device(kind="gpu", key="GPU-0", attributes={"product": "H100"})],
+            labels={"rack": "r1"},
+            boottime_ns=now - self.booted_ns,
+            wall_time_ns=now + self.clock_error_ns,
+        )
+        for name, value in changes.items():
+            request.ClearField(name)
+            if isinstance(value, list):
+                getattr(request, name).extend(value)
+            else:
+                setattr(request, name, value)
+        return request
+
+    def block(self, sequence: int, gpus: int = 2) -> Block:
+        """Rows whose power is the sequence, so that a lost or doubled frame shows."""
+        block = Block("gpu_1s", [f"GPU-{gpu}" for gpu in range(gpus)])
+        column = [s.column for s in _gpu_signals()].index("power_watts")
+        for row in range(gpus):
+            block.put_float(column, row, float(sequence))
+        return block
+
+    def frame(
+        self, sequence: int, blocks: list[Block] | None = None, *, run_id: bytes = b""
+    ) -> bytes:
+        now = time.time_ns()
+        stamp = frames.Stamp(
+            run_id or self.run_id,
+            self.boot_id,
+            sequence,
+            now - self.booted_ns,
+            now + self.clock_error_ns,
+        )
+        return frames.encode(stamp, [self.block(sequence)] if blocks is None else blocks)
+
+    def message(self, sequence: int, **changes: Any) -> wire.TelemetryBatch:
+        return wire.TelemetryBatch(sequence=sequence, frame=self.frame(sequence, **changes))
+
+
+def _gpu_signals() -> Any:
+    from gangline.fingerprints.catalogue import TABLES
+
+    return TABLES["gpu_1s"]
+
+
+class Connection:
+    """One connection of an agent: registered, with a stream."""
+
+    def __init__(self, port: int, agent: Agent) -> None:
+        self.agent = agent
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        self.stub: Any = TelemetryServiceStub(self.channel)  # type: ignore[no-untyped-call]
+        self.metadata: tuple[tuple[str, str], ...] = ()
+        self.durable: set[int] = set()
+        self.refused: dict[int, str] = {}
+        self.stream: Any = None
+
+    async def register(self, **changes: Any) -> wire.RegisterNodeResponse:
+        answer: wire.RegisterNodeResponse = await self.stub.RegisterNode(
+            self.agent.registration(**changes)
+        )
+        self.metadata = (("gangline-session", answer.session),)
+        return answer
+
+    def open(self) -> None:
+        self.stream = self.stub.StreamTelemetry(metadata=self.metadata)
+
+    async def send(self, *messages: wire.TelemetryBatch) -> None:
+        """Send and wait until each has a receipt or a refusal."""
+        if self.stream is None:
+            self.open()
+        waiting = {message.sequence for message in messages}
+        stream: Any = self.stream
+        for message in messages:
+            await stream.write(message)
+        async with asyncio.timeout(GUARD_SECONDS):
+            while waiting:
+                ack = await self.acknowledgement()
+                waiting -= {one.sequence for one in ack.refused}
+                for one in ack.durable:
+                    waiting -= set(range(one.first, one.last + 1))
+
+    async def acknowledgement(self) -> wire.IngestAck:
+        ack = await self.stream.read()
+        if ack is grpc.aio.EOF:
+            await self.stream  # raises the status it ended with
+            raise AssertionError("the stream ended without a status")
+        for one in ack.durable:
+            self.durable |= set(range(one.first, one.last + 1))
+        self.refused |= {one.sequence: one.reason for one in ack.refused}
+        return ack  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        if self.stream is not None:
+            self.stream.cancel()
+        await self.channel.close()
+
+
+@dataclass
+class Lab:
+    """Aggregators over one data folder, and agents that connect to them."""
+
+    folder: Path
+
+    def config(self, **changes: Any) -> AggregatorConfig:
+        values = {
+            "listen": "127.0.0.1:0",
+            "data": self.folder,
+            "commit_seconds": 0.02,
+            "judge_seconds": 0.1,
+            "ops_seconds": 3600.0,
+        }
+        return AggregatorConfig(**{**values, **changes})
+
+    @asynccontextmanager
+    async def aggregator(
+        self, wall_ns: Any = time.time_ns, **changes: Any
+    ) -> AsyncIterator[Aggregator]:
+        one = Aggregator(self.config(**changes), wall_ns)
+        await one.start()
+        try:
+            yield one
+        finally:
+            await one.close()
+
+    @asynccontextmanager
+    async def agent(self, to: Aggregator, agent: Agent | None = None) -> AsyncIterator[Connection]:
+        """A registered agent."""
+        connection = Connection(to.port, agent or Agent())
+        try:
+            await connection.register()
+            yield connection
+        finally:
+            await connection.close()
+
+    def rows(self, query: str, file: str = "gangline.duckdb") -> list[tuple[Any, ...]]:
+        """Ask a file that no aggregator holds."""
+        with duckdb.connect(str(self.folder / file), read_only=True) as connection:
+            return connection.execute(query).fetchall()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    """A data folder and all that works on it."""
+    return Lab(tmp_path / "data")
+
+
+@pytest.fixture
+def make_agent() -> type[Agent]:
+    """The class, for tests that need several."""
+    return Agent
+
+
+@pytest.fixture
+def connect() -> type[Connection]:
+    """The class, for agents whose registration is the test."""
+    return Connection
+
+
+@pytest.fixture
+def until() -> Iterator[Callable[..., Any]]:
+    """Wait for a condition: `await until(lambda: ...)`."""
+
+    async def wait(condition: Callable[[], Any]) -> Any:
+        async with asyncio.timeout(GUARD_SECONDS):
+            while not (value := condition()):
+                await asyncio.sleep(0.005)
+        return value
+
+    yield wait

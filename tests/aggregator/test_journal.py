@@ -1,0 +1,179 @@
+"""The event journal: what is on disk after a crash, and events through the whole service."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator import journal
+from gangline.aggregator.journal import EventJournal, StoredEvent, encode, parse
+from gangline.aggregator.refusals import TooMuch
+from gangline.fingerprints.wire import telemetry_pb2 as wire
+
+
+def xid(number: int, **more: Any) -> wire.HealthEvent:
+    return wire.HealthEvent(
+        event_id=f"e{number}", device_kind="gpu", device="GPU-0", name="gpu.xid", code=95, **more
+    )
+
+
+EVENTS = st.lists(
+    st.builds(
+        lambda host, time_ns, text: StoredEvent(host, time_ns, time_ns, xid(1, message=text)),
+        st.text(max_size=20),
+        st.integers(0, 2**64 - 1),
+        st.text(max_size=50),
+    ),
+    max_size=8,
+)
+
+
+@given(EVENTS, st.data())
+def test_a_torn_journal_gives_back_what_was_whole(events: list[StoredEvent], data: Any) -> None:
+    """Power lost in the middle of a write: the records before it are there, nothing else is."""
+    whole = b"".join(map(encode, events))
+    cut = data.draw(st.integers(0, len(whole)))
+    sizes = [len(encode(event)) for event in events]
+    expected = [e for at, e in enumerate(events) if sum(sizes[: at + 1]) <= cut]
+    assert [event for event, _ in parse(whole[:cut])] == expected
+    assert [event for event, _ in parse(whole[:cut] + bytes(7))] == expected
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
+    """A journal that is no journal ends at its first byte."""
+    list(parse(data))
+
+
+def test_events_wait_in_the_journal_until_they_are_stored(tmp_path: Path) -> None:
+    """The file begins anew once the store has all of it, and not before."""
+    path = tmp_path / "events.journal"
+    one, two = StoredEvent("a", 1, 1, xid(1)), StoredEvent("a", 2, 2, xid(2))
+    first = EventJournal(path)
+    position = first.append([one])
+    first.append([two])
+    first.stored(position)  # `two` is not stored yet
+    first.close()
+    again = EventJournal(path)
+    assert again.replayed == [one, two]
+    again.stored(again.position)
+    again.close()
+    assert path.read_bytes() == b""
+
+
+def test_a_torn_tail_is_cut_off_and_counted(tmp_path: Path) -> None:
+    """What comes after a torn record must not hide behind it."""
+    path = tmp_path / "events.journal"
+    event = StoredEvent("a", 1, 1, xid(1))
+    path.write_bytes(encode(event) + b"torn")
+    first = EventJournal(path)
+    assert (first.replayed, first.torn_bytes) == ([event], 4)
+    first.append([event])
+    first.close()
+    assert path.read_bytes() == encode(event) * 2
+
+
+def test_a_full_journal_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store has been stuck for long: events are refused, and taken again once it has caught up."""
+    monkeypatch.setattr(journal, "JOURNAL_BYTES_MAX", 100)
+    one = EventJournal(tmp_path / "events.journal")
+    position = one.append([StoredEvent("a", 1, 1, xid(1))])
+    with pytest.raises(TooMuch, match="at most 100"):
+        one.append([StoredEvent("a", 1, 1, xid(2, message="x" * 100))])
+    one.stored(position)
+    one.append([StoredEvent("a", 1, 1, xid(2))])
+    one.close()
+
+
+def test_an_event_sent_twice_is_stored_once(lab: Any) -> None:
+    """The answer to ReportEvents was lost on the way, or the aggregator restarted in between."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            answer = await _report(agent, xid(1), xid(2), xid(1))
+            assert (answer.accepted, list(answer.duplicate_event_ids)) == (2, ["e1"])
+            again = await _report(agent, xid(2), xid(3))
+            assert (again.accepted, list(again.duplicate_event_ids)) == (1, ["e2"])
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            answer = await _report(agent, xid(3))
+            assert (answer.accepted, list(answer.duplicate_event_ids)) == (0, ["e3"])
+
+    asyncio.run(way())
+    assert lab.rows("SELECT event_id, code FROM events ORDER BY ALL") == [
+        ("e1", 95),
+        ("e2", 95),
+        ("e3", 95),
+    ]
+    assert (lab.folder / "events.journal").read_bytes() == b""
+
+
+def test_a_journal_left_behind_is_moved_at_the_start(lab: Any) -> None:
+    """kill -9 after the receipt and before the commit; and one of them had been committed already."""
+
+    async def live(*events: wire.HealthEvent) -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            if events:
+                await _report(agent, *events)
+
+    asyncio.run(live(xid(1)))
+    left = [StoredEvent("host-1", 1, 1, xid(1)), StoredEvent("host-1", 2, 2, xid(2))]
+    (lab.folder / "events.journal").write_bytes(b"".join(map(encode, left)))
+    asyncio.run(live())
+    assert lab.rows("SELECT event_id FROM events ORDER BY ALL") == [("e1",), ("e2",)]
+
+
+def test_a_restart_forgets_no_fault(lab: Any, until: Any) -> None:
+    """A GPU fell off the bus, then the aggregator was updated: the host must not look well again."""
+
+    def fatal(aggregator: Any) -> bool:
+        hosts = getattr(aggregator.holder.snapshot, "hosts", ())
+        return any(host.state.name == "UNHEALTHY" for host in hosts)
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            now_ns = time.time_ns()
+            lost = xid(1, wall_time_ns=now_ns, boottime_ns=now_ns - agent.agent.booted_ns)
+            await _report(agent, lost)
+            await agent.send(agent.agent.message(1))
+            await until(lambda: fatal(aggregator))
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await agent.send(agent.agent.message(2))
+            await until(lambda: fatal(aggregator))
+
+    asyncio.run(way())
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (wire.HealthEvent(name="gpu.xid"), "events.event_id"),
+        (xid(1, message="x" * 5000), "events.message: 5000 characters, at most 4096"),
+    ],
+)
+def test_events_past_a_limit_are_refused(lab: Any, event: wire.HealthEvent, words: str) -> None:
+    """A kernel log line without end: named, with the limit; nothing of the request is taken."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await _report(agent, xid(7), event)
+            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert words in str(error.value.details())
+
+    asyncio.run(way())
+    assert lab.rows("FROM events") == []
+
+
+async def _report(agent: Any, *events: wire.HealthEvent) -> wire.ReportEventsResponse:
+    request = wire.ReportEventsRequest(events=events)
+    answer: wire.ReportEventsResponse = await agent.stub.ReportEvents(
+        request, metadata=agent.metadata
+    )
+    return answer

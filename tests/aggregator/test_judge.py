@@ -1,0 +1,291 @@
+"""Judging over time: who is unknown, stale, frozen; what late and odd frames do; ten thousand hosts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from gangline.aggregator import judge as judging
+from gangline.aggregator import (
+    rules_agent,
+    rules_clock,
+    rules_fabric,
+    rules_gpu,
+    rules_host,
+    rules_memory,
+    rules_xid,
+)
+from gangline.aggregator.fleet import UNKNOWN_PER_HOST_MAX, Fleet
+from gangline.aggregator.judge import judge
+from gangline.aggregator.scoring import base_hazard_per_hour
+from gangline.aggregator.verdicts import Reason, State
+from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.wire import telemetry_pb2
+from tests.aggregator.world import SECOND_NS, START_NS, World, block, gpu_of
+
+
+def test_a_host_is_unknown_until_it_was_heard_for_five_seconds() -> None:
+    """A host that just registered is neither healthy nor at fault."""
+    world = World()
+    assert judge(world.fleet, START_NS, None).hosts[0].state is State.UNKNOWN
+    world.run(3)
+    score = world.score(world.hosts[0])
+    assert score.state is State.UNKNOWN and 0.0 < score.score < 1.0
+    world.run(4)
+    assert set(world.states().values()) == {"HEALTHY"}
+
+
+def test_a_healthy_host_has_the_base_hazard_and_a_measured_speed() -> None:
+    """The numbers of a host about which nothing is known but its size."""
+    world = World()
+    world.run(20)
+    score = world.score(world.hosts[0])
+    assert score.hazard_per_hour == pytest.approx(base_hazard_per_hour(8))
+    assert score.score == pytest.approx(math.exp(-8 * (8 * 2.2e-5 + 5e-6)))
+    assert 0.93 < score.relative_speed <= 1.0
+    assert score.evidence == () and score.reason is Reason.NONE
+
+
+def test_a_silent_host_is_stale_with_wide_bounds_and_comes_back() -> None:
+    """A dead agent, a dead host or a dead link: not known which, and not healthy."""
+    world = World()
+    world.run(20)
+    fresh = world.score(world.hosts[0])
+    world.hosts[0].silent = True
+    world.run(14)
+    assert world.score(world.hosts[0]).state is State.HEALTHY
+    world.run(5)
+    stale = world.score(world.hosts[0])
+    assert (stale.state, stale.reason) == (State.STALE, Reason.STALE_TELEMETRY)
+    assert stale.score_lower < fresh.score_lower
+    assert list(world.states().values()).count("HEALTHY") == 3
+    world.hosts[0].silent = False
+    world.run(2)
+    assert world.score(world.hosts[0]).state is State.HEALTHY
+
+
+def test_a_sick_host_that_falls_silent_is_still_sick() -> None:
+    """XID 95, then the host hangs: silence must not clear what speech showed."""
+    world = World()
+    world.run(10)
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
+    world.hosts[1].grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=300)
+    world.run(20)
+    world.hosts[0].silent = world.hosts[1].silent = True
+    world.run(300)
+    assert world.score(world.hosts[0]).state is State.UNHEALTHY
+    assert world.score(world.hosts[1]).state is State.SUSPECT
+
+
+def test_rates_do_not_decay_while_nobody_reports_them() -> None:
+    """No frame for ten seconds is not ten seconds without an error."""
+    world = World()
+    world.run(20)
+    world.hosts[0].grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=300)
+    world.run(30)
+    before = world.score(world.hosts[0]).evidence[0].value
+    world.hosts[0].silent = True
+    world.run(12)
+    assert world.score(world.hosts[0]).evidence[0].value == before
+
+
+def test_many_hosts_silent_at_once_are_our_fault_and_frozen() -> None:
+    """A switch in front of the aggregator died: 20 hosts must not be drained for it."""
+    world = World(hosts=8, gpus=1)
+    world.run(20)
+    for host in world.hosts[:5]:
+        host.silent = True
+    snapshot = world.run(60)
+    assert set(world.states().values()) == {"HEALTHY"}
+    assert "5 of 8 hosts fell silent" in snapshot.degraded_reason
+    assert "more likely our fault" in world.score(world.hosts[0]).evidence[0].words
+    assert world.score(world.hosts[0]).score_lower < world.score(world.hosts[7]).score_lower
+    for host in world.hosts[:5]:
+        host.silent = False
+    assert world.run(2).degraded_reason == ""
+
+
+def test_an_outage_is_not_frozen_for_ever() -> None:
+    """Five hosts were taken away for good."""
+    world = World(hosts=8, gpus=1)
+    world.run(20)
+    for host in world.hosts[:5]:
+        host.silent = True
+    world.now_ns += 880 * SECOND_NS
+    assert world.run(10).degraded_reason
+    snapshot = world.run(30)
+    assert not snapshot.degraded_reason
+    assert list(world.states().values()).count("STALE") == 5
+
+
+def test_late_frames_do_not_move_the_present() -> None:
+    """A frame that waited on disk says what was, not what is."""
+    world = World()
+    world.run(10)
+    late = world.frame(world.hosts[0])
+    device = gpu_of(world.hosts[0], 0)
+    world.hosts[0].set("gpu_1s", device, temperature_celsius=90)
+    world.run(5)
+    world.fleet.observe("h0", late, world.now_ns)
+    table, row = world.fleet.tables["gpu_1s"], world.fleet.devices["gpu"].row_of[0, device]
+    assert table.gauge("temperature_celsius")[row] == 90
+
+
+def test_backlog_does_not_make_a_silent_host_fresh() -> None:
+    """The agent drains its spool after an outage: it is there, its readings are old."""
+    world = World()
+    world.run(20)
+    world.hosts[0].silent = True
+    world.run(30)
+    world.fleet.note_backlog("h0", world.now_ns)
+    world.run(1)
+    score = world.score(world.hosts[0])
+    assert score.state is State.STALE and "what it kept meanwhile" in score.reason_words
+
+
+def test_a_late_frame_of_the_boot_before_is_late() -> None:
+    """Its boottime is larger than the new boot's, and must not win for it."""
+    world = World()
+    world.run(10)
+    old = world.frame(world.hosts[0])
+    world.hosts[0].reboot(world.now_ns)
+    world.run(10)
+    before = int(world.fleet.heard_ns[0])
+    world.fleet.observe("h0", old, world.now_ns + 1)
+    assert int(world.fleet.heard_ns[0]) == before
+    world.run(2)
+    assert world.score(world.hosts[0]).state is State.HEALTHY
+
+
+def test_unknown_signals_are_kept_by_name_and_bounded() -> None:
+    """A newer agent's signals are never refused, nor do they fill the memory."""
+    fleet = Fleet()
+    signals = [telemetry_pb2.SignalDefinition(signal_id=60_000, name="gpu.shine_ratio")]
+    fleet.register("a", simulated=False, run_id=b"r", boot_id=b"b" * 16, devices=[],
+                   received_ns=1, signals=signals)  # fmt: skip
+    unknown = Block("gpu_1s", ["G"], [1000, 60_000])
+    unknown.put_float(0, 0, 1.5e9)
+    unknown.put_int(1, 0, 7)
+    flood = Block("shiny_1s", [f"d{i}" for i in range(400)], [60_001])
+    for row in range(400):
+        flood.put_int(0, row, row)
+    stamp = frames.Stamp(b"r" * 16, b"b" * 16, 1, 10, 10)
+    fleet.observe("a", frames.Frame(stamp, (unknown, flood)), 5)
+    assert fleet.unknown[0]["G", "gpu.shine_ratio"] == 7
+    assert len(fleet.unknown[0]) == UNKNOWN_PER_HOST_MAX
+    assert fleet.tables["gpu_1s"].gauge("sm_clock_hertz")[0] == 1.5e9
+    judge(fleet, 10, None)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, -5.0])
+def test_odd_numbers_break_nothing(value: float) -> None:
+    """A driver that answers NaN, or minus infinity degrees, spoils no other host's score."""
+    world = World()
+    world.run(10)
+    sick = world.hosts[0]
+    for table, device in list(sick.readings):
+        if table in ("gpu_1s", "gpu_10s", "host_1s", "filesystem_60s"):
+            columns = [
+                c for c in sick.readings[table, device] if not c.endswith(("state", "flags"))
+            ]
+            columns = [c for c in columns if "nanoseconds" not in c]
+            sick.set(table, device, **dict.fromkeys(columns, value))
+    world.run(30)
+    score = world.score(sick)
+    assert 0.0 <= score.score <= 1.0 and score.hazard_per_hour > 0
+    assert [s for n, s in world.states().items() if n != "h0"] == ["HEALTHY"] * 3
+
+
+def test_frames_of_strangers_and_of_the_far_future_are_left_alone() -> None:
+    """A frame of a host that never registered, and one whose clock says the year 2500."""
+    world = World()
+    world.run(10)
+    stamp = frames.Stamp(b"R" * 16, b"B" * 16, 99, 2**64 - 1, 2**64 - 1)
+    world.fleet.observe("nobody", frames.Frame(stamp, ()), world.now_ns)
+    world.fleet.observe("h0", frames.Frame(stamp, ()), world.now_ns)
+    world.run(5)
+    assert set(world.states().values()) == {"HEALTHY"}
+
+
+def test_node_indexes_stay_and_names_are_shared() -> None:
+    """10,000 re-registrations invalidate nobody's dictionary."""
+    world = World(hosts=2)
+    first = world.run(2)
+    world.register(world.hosts[0])
+    assert world.run(1).names is first.names
+    world.fleet.register("new", simulated=True, run_id=b"", boot_id=b"", devices=[], received_ns=1)
+    assert world.run(1).names == ("h0", "h1", "new")
+    assert world.fleet.index["h0"] == 0
+
+
+def test_a_snapshot_of_another_epoch_is_not_built_upon() -> None:
+    """After a restart node 3 may be another host: its symptoms are not carried over."""
+    world = World()
+    world.run(10)
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
+    old = world.run(1)
+    fresh = Fleet(epoch=8)
+    fresh.register("x", simulated=False, run_id=b"", boot_id=b"", devices=[], received_ns=1)
+    after = judge(fresh, world.now_ns + SECOND_NS, old)
+    assert after.version == old.version + 1
+    assert after.hosts[0].host == "x" and after.hosts[0].state is State.UNKNOWN
+
+
+def test_every_rule_of_the_house_is_judged_by() -> None:
+    """A rule written and forgotten finds nothing for ever."""
+    for module in (rules_agent, rules_clock, rules_fabric,
+                   rules_gpu, rules_host, rules_memory,
+                   rules_xid):  # fmt: skip
+        for name, thing in vars(module).items():
+            returns = getattr(thing, "__annotations__", {}).get("return")
+            if returns == "Iterator[Symptom]" and name != "silent_hosts" and name[0] != "_":
+                assert thing in judging.RULES, name
+
+
+def test_a_rule_that_fails_blinds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A division by zero in one rule must not keep a fatal XID from being seen."""
+
+    def broken(_: object) -> list[object]:
+        raise ZeroDivisionError("by zero")
+
+    world = World()
+    world.run(10)
+    monkeypatch.setattr(judging, "RULES", (broken, *judging.RULES))
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
+    snapshot = world.run(1)
+    assert world.score(world.hosts[0]).state is State.UNHEALTHY
+    assert snapshot.degraded_reason == "rule broken failed: ZeroDivisionError: by zero"
+
+
+def test_ten_thousand_hosts() -> None:
+    """The fleet the design speaks of, one of its hosts sick: found, and nobody else."""
+    count = 10_000
+    fleet = Fleet()
+    clock = np.random.default_rng(1).normal(1.755e9, 0.02e9, (count, 8)).clip(1.65e9, 1.85e9)
+    clock[4_711, 3] = 1.2e9
+    devices = [f"GPU-{i}" for i in range(8)]
+    inventory = [
+        telemetry_pb2.Device(kind="gpu", key=d, attributes={"model": "H100"}) for d in devices
+    ]
+    for host in range(count):
+        fleet.register(f"n{host}", simulated=False, run_id=b"r", boot_id=b"b" * 16,
+                       devices=inventory, received_ns=START_NS)  # fmt: skip
+    values = {"power_watts": 550.0, "utilization_ratio": 1.0, "temperature_celsius": 88.0,
+              "clock_event_reasons_flags": 0x20}  # fmt: skip
+    readings = block("gpu_1s", {d: dict(values) for d in devices})
+    snapshot = None
+    for second in range(1, 13):
+        now_ns = START_NS + second * SECOND_NS
+        stamp = frames.Stamp(b"r" * 16, b"b" * 16, second, second * SECOND_NS, now_ns)
+        for host in range(count):
+            for gpu in range(8):
+                readings.put_float(0, gpu, clock[host, gpu])
+            fleet.observe(f"n{host}", frames.Frame(stamp, (readings,)), now_ns)
+        snapshot = judge(fleet, now_ns, snapshot)
+    assert snapshot is not None and len(snapshot.hosts) == count
+    blamed = [h.host for h in snapshot.hosts if h.state is not State.HEALTHY]
+    assert blamed == ["n4711"]
+    assert snapshot.columns.state.shape == (count,)

@@ -1,0 +1,108 @@
+"""Frames to Arrow and to the latest of each device, against cells read one by one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.aggregator import latest as latest_module
+from gangline.aggregator.latest import Latest
+from gangline.aggregator.rows import Foreign, HostFrame, batch
+from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import BY_ID, TABLES
+
+KNOWN = [s.signal_id for s in TABLES["gpu_1s"]]
+UNKNOWN = [60_001, 60_002]
+FOREIGN = {60_001: Foreign("gpu.new_ratio", True)}  # 60_002 is in no dictionary at all
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> Block:
+    """A block of some signals of gpu_1s, in any order, with strangers, some cells missing."""
+    ids = draw(st.lists(st.sampled_from(KNOWN + UNKNOWN), min_size=1, max_size=6, unique=True))
+    devices = draw(st.lists(st.sampled_from(["G0", "G1", "G2"]), max_size=3, unique=True))
+    table = draw(st.sampled_from(["gpu_1s", "gpu_1s", "never_heard_of"]))
+    block = Block(table, devices, ids)
+    for column in range(len(ids)):
+        for row in range(len(devices)):
+            block.put_int(column, row, draw(st.none() | st.integers(0, 2**64 - 1)))
+    return block
+
+
+def frame_of(block: Block, sequence: int, host: str = "a", boottime_ns: int = 5_000) -> HostFrame:
+    stamp = frames.Stamp(b"r" * 16, b"b" * 16, sequence, boottime_ns, 0)
+    return HostFrame(host, frames.Frame(stamp, (block,)), 1_000_000, FOREIGN)
+
+
+def cell(block: Block, column: int, row: int, *, as_float: bool) -> Any:
+    at = column * block.rows + row
+    if not block.valid[at]:
+        return None
+    return block.floats[at] if as_float else block.ints[at]
+
+
+def same(one: Any, other: Any) -> bool:
+    return one == other or (isinstance(one, float) and math.isnan(one) and math.isnan(other))
+
+
+@settings(deadline=None)
+@given(st.lists(blocks(), min_size=1, max_size=4))
+def test_every_cell_comes_out_once(several: list[Block]) -> None:
+    """Known signals in their column, all others by name, missing ones as NULL: none lost, none moved."""
+    tables = dict(batch(frame_of(b, n) for n, b in enumerate(several)).tables())
+    known = tables["gpu_1s"].to_pylist() if "gpu_1s" in tables else []
+    named = tables["by_name"].to_pylist() if "by_name" in tables else []
+    expected_named = []
+    for block in several:
+        ours = block.table == "gpu_1s"
+        rows = [known.pop(0) for _ in range(block.rows)] if ours else []
+        for column, signal_id in enumerate(block.signal_ids):
+            for row in range(block.rows):
+                signal = BY_ID.get(signal_id)
+                if ours and signal is not None and signal_id in KNOWN:
+                    value = cell(block, column, row, as_float=signal.kind == "gauge")
+                    assert same(rows[row][signal.column], value)
+                elif block.valid[column * block.rows + row]:
+                    expected_named.append((block.devices[row], signal_id))
+    assert known == []
+    assert len(named) == len(expected_named)
+    assert sorted(one["device"] for one in named) == sorted(device for device, _ in expected_named)
+
+
+def values(latest: Latest) -> dict[tuple[str, str], float]:
+    rows = latest.copy()["gpu_1s"].arrow().to_pylist()
+    return {(row["host"], row["device"]): row["sm_clock_hertz"] for row in rows}
+
+
+def reading(value: float, boottime_ns: int, host: str = "a", devices: int = 1) -> HostFrame:
+    block = Block("gpu_1s", [f"G{n}" for n in range(devices)])
+    for row in range(devices):
+        block.put_float(0, row, value)
+    return frame_of(block, boottime_ns, host, boottime_ns)
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 50)), max_size=5), max_size=6)
+)
+def test_the_latest_is_the_latest_in_time(commits: list[list[tuple[str, int]]]) -> None:
+    """Backlog comes after live readings: it must not take their place, in one commit or in several."""
+    latest, newest = Latest(), dict[tuple[str, str], float]()
+    for commit in commits:
+        latest.update(batch(reading(float(at), at, host) for host, at in commit))
+        for host, at in commit:
+            newest[host, "G0"] = max(newest.get((host, "G0"), -1.0), float(at))
+    assert values(latest) == newest
+
+
+def test_a_host_that_invents_devices_costs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new device name with every frame: stored as readings, but not kept in memory for ever."""
+    monkeypatch.setattr(latest_module, "DEVICES_PER_HOST_MAX", 70)
+    latest = Latest()
+    latest.update(batch([reading(1.0, 1, devices=100), reading(2.0, 2, "b", devices=3)]))
+    assert len(values(latest)) == 73
+    assert values(latest)["b", "G2"] == 2.0

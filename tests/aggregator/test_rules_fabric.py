@@ -1,0 +1,123 @@
+"""Ports that retransmit or are down, and what looks like it but is none. Readings are set by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.aggregator.scoring import base_hazard_per_hour
+from gangline.aggregator.verdicts import Reason, State
+from tests.aggregator.world import World, all_well
+
+
+def test_climbing_retransmissions_are_found_within_25_seconds() -> None:
+    """A dirty optic: from none to 300 a second in 15 s, on one port."""
+    world = World()
+    world.run(20)
+    sick = world.hosts[1]
+
+    def climb(passed: int) -> None:
+        rate = 20.0 * min(passed, 15)
+        sick.grow("rdma_1s_changes", "mlx5_1/1", packet_sequence_errors=rate)
+
+    world.run(25, climb)
+    score = world.score(sick)
+    assert (score.state, score.reason) == (State.SUSPECT, Reason.FABRIC)
+    assert score.evidence[0].device == "mlx5_1/1"
+    assert score.evidence[0].signal == "rdma.packet_sequence_errors"
+    assert list(world.states().values()).count("HEALTHY") == 3
+
+
+def test_retransmissions_now_and_then_are_nothing() -> None:
+    """Healthy ports retransmit a few packets a minute."""
+    world = World()
+
+    def now_and_then(passed: int) -> None:
+        for host in world.hosts:
+            rate = 8.0 if passed % 7 == 0 else 0.0
+            host.grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=rate)
+
+    world.run(90, now_and_then)
+    assert all_well(world)
+
+
+def test_reordering_everywhere_alike_is_adaptive_routing() -> None:
+    """Adaptive routing delivers out of order on every port, hundreds a second, by design."""
+    world = World()
+    for host in world.hosts:
+        for port in ("mlx5_0/1", "mlx5_1/1"):
+            host.grow("rdma_1s_changes", port, out_of_sequence_packets=400)
+    world.run(60)
+    assert all_well(world)
+
+
+def test_a_count_that_grew_while_nobody_listened_is_no_burst() -> None:
+    """Ten minutes of an aggregator away: 3,000 retransmissions in all, 5 a second, not 3,000."""
+    world = World()
+    world.run(20)
+    for host in world.hosts[:2]:
+        host.silent = True
+        host.grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=5.0)
+    world.run(600)
+    for host in world.hosts[:2]:
+        host.silent = False
+    world.run(20)
+    assert all_well(world)
+
+
+def test_a_port_that_was_up_and_is_down_is_a_rail_down() -> None:
+    """A cable was pulled: deterministic, so UNHEALTHY, until it is ACTIVE for a minute."""
+    world = World()
+    world.run(20)
+    world.hosts[0].set("rdma_1s", "mlx5_1/1", port_state=1, physical_state=2)
+    world.run(10)
+    assert (world.score(world.hosts[0]).state, world.score(world.hosts[0]).reason) == (
+        State.UNHEALTHY,
+        Reason.RAIL_DOWN,
+    )
+    world.hosts[0].set("rdma_1s", "mlx5_1/1", port_state=4, physical_state=5)
+    world.run(65)
+    assert all_well(world)
+
+
+def test_a_port_that_nobody_cabled_is_not_down() -> None:
+    """Storage ports that no host of the fleet uses; and one that an operator disabled."""
+    world = World()
+    for host in world.hosts:
+        host.set("rdma_1s", "mlx5_9/1", port_state=1, physical_state=2)
+    world.run(20)
+    world.hosts[0].set("rdma_1s", "mlx5_0/1", port_state=1, physical_state=3)
+    world.run(30)
+    assert all_well(world)
+
+
+def test_a_port_down_since_before_we_looked_is_known_by_its_peers() -> None:
+    """The aggregator restarted while a rail was down: three hosts of four have it."""
+    world = World(hosts=5)
+    world.hosts[0].set("rdma_1s", "mlx5_1/1", port_state=1, physical_state=2)
+    world.run(20)
+    assert world.score(world.hosts[0]).reason is Reason.RAIL_DOWN
+
+
+def test_a_flapping_link_is_suspect() -> None:
+    """The link came back within the second: only its counter tells."""
+    world = World()
+    world.run(20)
+    world.hosts[0].set("rdma_1s_changes", "mlx5_0/1", link_downed_events=3)
+    world.run(5)
+    score = world.score(world.hosts[0])
+    assert (score.state, score.reason) == (State.SUSPECT, Reason.RAIL_DOWN)
+
+
+def test_a_stuck_counter_is_a_finding_and_costs_nothing() -> None:
+    """excessive_buffer_overrun_errors=15 on real hosts: a 4-bit counter stuck at its ceiling."""
+    world = World()
+    sick = world.hosts[0]
+    sick.set("rdma_10s_changes", "mlx5_0/1", buffer_overrun_errors=15)
+    world.run(30)
+    score = world.score(sick)
+    assert (score.state, score.reason) == (State.HEALTHY, Reason.BLIND)
+    assert score.hazard_per_hour == pytest.approx(base_hazard_per_hour(8))
+    assert [f.name for f in world.fleet.findings.values()] == ["counter.saturated"]
+    sick.set("rdma_10s_changes", "mlx5_0/1", buffer_overrun_errors=0)
+    world.run(20)
+    assert not world.fleet.findings and not world.score(sick).evidence

@@ -1,0 +1,91 @@
+"""The host, its agent and what others found out: never worse than it is. Readings are set by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.aggregator.verdicts import Finding, Reason, State
+from tests.aggregator.world import World, all_well
+
+
+def test_a_small_machine_at_full_load_is_watched_at_most() -> None:
+    """Two cores that build something: pressure 1.0 for minutes, steal 0.3, no memory left."""
+    world = World()
+    world.hosts[0].set("host_1s", "host", pressure_cpu_some_ratio=1.0, cpu_steal_ratio=0.3,
+                       pressure_memory_full_ratio=0.9)  # fmt: skip
+    world.run(120)
+    score = world.score(world.hosts[0])
+    assert (score.state, score.reason) == (State.WATCH, Reason.HOST_CPU)
+    assert score.score > 0.99
+
+
+def test_a_file_system_that_turned_read_only_is_told_from_one_that_always_was() -> None:
+    """errors=remount-ro on the scratch disk; a squashfs image is read-only by nature."""
+    world = World()
+    world.hosts[1].set("filesystem_60s", "/snap", size_bytes=5e9, available_bytes=0.0,
+                       read_only_state=1)  # fmt: skip
+    world.run(61)
+    assert all_well(world)
+    world.hosts[0].set("filesystem_60s", "/", read_only_state=1)
+    world.run(60)
+    score = world.score(world.hosts[0])
+    assert (score.state, score.reason) == (State.WATCH, Reason.STORAGE)
+
+
+def test_a_full_disk_is_watched() -> None:
+    """A checkpoint that cannot be written kills the job at its next cadence."""
+    world = World()
+    world.hosts[0].set("filesystem_60s", "/", available_bytes=1e8)
+    world.run(60)
+    assert world.score(world.hosts[0]).reason is Reason.STORAGE
+
+
+@pytest.mark.parametrize(
+    ("collector", "outcome", "state"),
+    [
+        ("gpu_1s", 4, State.UNHEALTHY),
+        ("rdma_1s", 4, State.SUSPECT),
+        ("host_1s", 4, State.WATCH),
+        ("gpu_1s", 2, State.HEALTHY),
+        ("gpu_1s", 1, State.HEALTHY),
+    ],
+)
+def test_hung_drivers_and_collectors_that_are_not_let_in(
+    collector: str, outcome: int, state: State
+) -> None:
+    """ "Did not return" is a reading; "not permitted" is not a fault of the host, but is said."""
+    world = World()
+    world.run(10)
+    world.hosts[0].set("collector_1s", collector, outcome_state=outcome)
+    world.event(world.hosts[0], outcome, collector, "collector.outcome")
+    world.run(10)
+    score = world.score(world.hosts[0])
+    assert score.state is state
+    assert bool(score.evidence) == (outcome != 1)
+    assert world.snapshot and world.snapshot.sources[0][0].name == "gpu_1s"
+
+
+def test_lost_frames_are_a_finding() -> None:
+    """A spool that overflowed during an outage: what is gone is said, not hidden."""
+    world = World()
+    world.run(10)
+    world.hosts[0].set("agent_1s", "agent", spool_dropped_frames=120)
+    world.run(5)
+    score = world.score(world.hosts[0])
+    assert (score.state, score.reason) == (State.WATCH, Reason.DATA_LOST)
+    assert [f.name for f in world.fleet.findings.values()] == ["data.lost"]
+
+
+def test_findings_of_others_stand_as_evidence_until_they_are_cleared() -> None:
+    """Two hosts of one name, and a clock that is an hour off."""
+    world = World()
+    world.run(10)
+    world.fleet.find(Finding("h0", "identity.duplicate_name", "10.0.0.9", "two hosts say h0", 1))
+    world.fleet.find(Finding("h1", "clock.offset", "", "the clock is 3600 s ahead", 1))
+    world.run(1)
+    assert world.score(world.hosts[0]).reason is Reason.IDENTITY
+    assert world.score(world.hosts[1]).reason is Reason.CLOCK
+    world.fleet.clear("h0", "identity.duplicate_name", "10.0.0.9")
+    world.fleet.clear("h1", "clock.offset")
+    world.run(1)
+    assert all_well(world)

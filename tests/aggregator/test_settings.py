@@ -1,0 +1,55 @@
+"""The aggregator's settings, and where it may listen."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.aggregator.commands import aggregator
+from gangline.aggregator.config import parse_listen
+from gangline.fingerprints.settings import SettingsError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:7600", ("127.0.0.1", 7600)),
+        ("127.8.9.1:0", ("127.8.9.1", 0)),
+        ("localhost:1", ("localhost", 1)),
+        ("[::1]:7600", ("[::1]", 7600)),
+    ],
+)
+def test_loopback_is_fine(text: str, expected: tuple[str, int]) -> None:
+    """Every way to write it."""
+    assert parse_listen(text, beyond_loopback=False) == expected
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:7600", "[::]:7600", "10.0.0.1:7600", ":7600", "host:1"])
+def test_what_others_reach_must_be_asked_for(text: str) -> None:
+    """Plain text without login on a network nobody thought of."""
+    with pytest.raises(SettingsError, match="listen_beyond_loopback=true"):
+        parse_listen(text, beyond_loopback=False)
+    assert parse_listen(text, beyond_loopback=True)[1] == int(text.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("text", ["7600", "127.0.0.1", "127.0.0.1:http", "127.0.0.1:70000", "a:-1"])
+def test_what_is_no_address(text: str) -> None:
+    """Named, with an example of what is right."""
+    with pytest.raises(SettingsError, match=r"expected address:port, such as 127\.0\.0\.1:7600"):
+        parse_listen(text, beyond_loopback=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "commit_second=1"], "did you mean 'commit_seconds'"),
+        (["--set", "retention_hours=0"], "expected 1 to"),
+        (["--listen", "0.0.0.0:7600"], "not loopback"),
+        (["--config", "/nonexistent.toml"], "/nonexistent.toml"),
+    ],
+)
+def test_a_wrong_setting_is_exit_2_and_words(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The service does not start half configured, and touches no folder."""
+    assert aggregator.main(arguments) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,165 @@
+"""What operators ask: the views of the operators' file, and the command that asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from gangline.aggregator.commands import sql
+from gangline.aggregator.findings import Findings
+from gangline.fingerprints.wire import telemetry_pb2 as wire
+
+
+@pytest.fixture
+def store(lab: Any, until: Any) -> Path:
+    """A store with two hosts, an XID, a finding, and the operators' file over it."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await agent.send(agent.agent.message(1), agent.agent.message(2))
+            xid = wire.HealthEvent(
+                event_id="e1",
+                device_kind="gpu",
+                device="GPU-0",
+                name="gpu.xid",
+                code=79,
+                message="fell off the bus",
+                wall_time_ns=time.time_ns(),
+                boottime_ns=time.time_ns() - agent.agent.booted_ns,
+            )
+            request = wire.ReportEventsRequest(events=[xid])
+            await agent.stub.ReportEvents(request, metadata=agent.metadata)
+            now_ns = time.time_ns()
+            Findings(aggregator.fleet).find("host-1", "clock.offset", "off", now_ns, expires=False)
+            await until(lambda: _unhealthy(aggregator.holder.snapshot))
+
+    asyncio.run(way())
+    return Path(lab.folder)
+
+
+def _unhealthy(snapshot: Any) -> bool:
+    return bool(snapshot and snapshot.hosts and snapshot.hosts[0].state.name == "UNHEALTHY")
+
+
+#: What each is asked for, and a cell of its first row.
+OPS = [
+    ("FROM ops.worst(n := 1)", "state", "UNHEALTHY"),
+    ("FROM ops.hosts", "host", "host-1"),
+    ("FROM ops.scores_now", "state", "UNHEALTHY"),
+    ("FROM ops.explain('host-1')", "reason", "XID_FATAL"),
+    ("FROM ops.freshness", "host", "host-1"),
+    ("FROM ops.heard", "host", "host-1"),
+    ("FROM ops.findings", "still_so", True),
+    ("FROM ops.faults", "code", 79),
+    ("FROM ops.gpu_history('GPU-0')", "power_watts", 1.0),
+    ("FROM ops.changed_last_hour", "host", "host-1"),
+    ("FROM latest.gpu_1s WHERE device = 'GPU-1'", "power_watts", 2.0),
+    ("SELECT ops.severity('UNHEALTHY') AS worst", "worst", 1),
+]
+
+
+@pytest.mark.parametrize("file", ["gangline.duckdb", "operators.duckdb"])
+def test_the_same_questions_of_both_files(store: Path, file: str) -> None:
+    """In the day the operators' file, in the post mortem the store itself: the same SQL answers."""
+    with duckdb.connect(str(store / file), read_only=True) as connection:
+        for query, column, expected in OPS:
+            cursor = connection.execute(query)
+            names = [one[0] for one in cursor.description or ()]
+            rows = cursor.fetchall()
+            assert rows, query
+            assert rows[0][names.index(column)] == expected, query
+        named = connection.execute(sql.WHAT_THERE_IS).fetchall()
+    asked = {query.split("ops.")[1].split("(")[0] for query, _, _ in OPS if "FROM ops." in query}
+    documented = {ask.partition("ops.")[2].split("(")[0] for ask, answers in named if answers}
+    assert asked <= documented
+
+
+def test_every_piece_of_evidence_shows_its_rows(store: Path) -> None:
+    """An operator runs the SQL that came with the evidence, word for word."""
+    with sql.open_read_only(store / "operators.duckdb") as connection:
+        _, queries = sql.ask(connection, "SELECT sql FROM evidence")
+        assert queries
+        for (query,) in queries:
+            names, _ = sql.ask(connection, query)
+            assert names
+
+
+REFUSED = [
+    ("DELETE FROM hosts", "type DELETE is refused"),
+    ("WITH gone AS (DELETE FROM hosts RETURNING *) FROM gone", ""),
+    ("EXPLAIN ANALYZE DELETE FROM hosts", "writing is refused"),
+    ("CREATE TABLE mine (a INT)", "type CREATE is refused"),
+    ("COPY hosts TO 'hosts.csv'", "type COPY is refused"),
+    ("ATTACH 'other.duckdb'", "type ATTACH is refused"),
+    ("SET enable_external_access = true", "type SET is refused"),
+    ("INSTALL httpfs", "refused"),
+    ("PRAGMA database_list; SELECT 1", "2 statements: expected exactly one"),
+    ("", "0 statements"),
+    ("FROM read_csv('/etc/passwd')", "out of reach"),
+    ("FROM read_text('/etc/passwd')", "out of reach"),
+    ("FROM glob('/*')", "out of reach"),
+    ("FROM '/etc/passwd'", "does not exist"),
+    ("SELEC 1", "syntax error"),
+    ("SELECT hots FROM ops.hosts", "hint: DESCRIBE"),
+    ("FROM ops.nothing", "hint: `gangline sql` alone"),
+]
+
+
+@pytest.mark.parametrize(("query", "words"), REFUSED, ids=[query[:24] for query, _ in REFUSED])
+def test_what_is_not_a_question_is_refused(
+    store: Path, capsys: pytest.CaptureFixture[str], query: str, words: str
+) -> None:
+    """SQL that writes, reads files, or is wrong: words on stderr, nothing on stdout, exit 2."""
+    before = (store / "operators.duckdb").read_bytes()
+    assert sql.main([query, "--data", str(store)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and words in err and "Traceback" not in err
+    assert len(err.splitlines()) <= 7
+    assert (store / "operators.duckdb").read_bytes() == before
+
+
+def test_a_table_json_and_csv(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For a person, for a program, for a spreadsheet; how old it is goes to stderr."""
+    query = "SELECT host, labels, score > 2 AS no, NULL AS nothing FROM ops.hosts"
+    assert sql.main([query, "--data", str(store)]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0].split() == ["host", "labels", "no", "nothing"]
+    assert out.splitlines()[-1] == "(1 row)"
+    assert "s ago" in err and "no aggregator" not in err
+    assert sql.main([query, "--data", str(store), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {"host": "host-1", "labels": {"rack": "r1"}, "no": False, "nothing": None}
+    ]
+    assert sql.main(["SELECT host, NULL AS n FROM hosts", "--data", str(store), "--csv"]) == 0
+    assert capsys.readouterr().out == "host,n\nhost-1,\n"
+
+
+def test_no_file_and_an_old_file(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The aggregator is down: exit 3 when there was never one, a warning when it stopped writing."""
+    assert sql.main(["FROM hosts", "--data", str(tmp_path / "nowhere")]) == 3
+    assert "gangline aggregator" in capsys.readouterr().err
+    with duckdb.connect(str(store / "operators.duckdb")) as connection:
+        connection.execute("UPDATE snapshot SET taken = taken - INTERVAL 2 MINUTE")
+    assert sql.main(["SELECT 1", "--data", str(store)]) == 0
+    assert "no aggregator seems to be writing" in capsys.readouterr().err
+    (store / "operators.duckdb").write_bytes(b"no database" * 100)
+    assert sql.main(["SELECT 1", "--data", str(store)]) == 1
+    assert "cannot be opened" in capsys.readouterr().err
+
+
+def test_a_table_fits_the_terminal() -> None:
+    """A long reason must not wrap every line; control characters of a host must not reach the screen."""
+    rows = [("host-1", 0.123456789, "word " * 40), ("h\x1b[31m", None, "short")]
+    lines = sql.table(["host", "score", "why"], rows, 60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[1].endswith("…") and "0.123457" in lines[1]
+    assert "\x1b" not in lines[2] and " -  short" in lines[2]
+    assert sql.table(["a"], [], 10).splitlines() == ["a", "(0 rows)"]

@@ -1,0 +1,206 @@
+"""The store's file: what is refused in words, what is kept, what goes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from gangline.aggregator import rows
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.hours import HOUR_NS
+from gangline.aggregator.store import Store
+from gangline.aggregator.storefile import StoreError
+from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block
+
+NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
+
+
+@contextmanager
+def opened(folder: Path, wall_ns: Callable[[], int], **changes: Any) -> Iterator[Store]:
+    values = {"commit_seconds": 0.01, "ops_seconds": 3600.0, **changes}
+    store = Store.open(folder, AggregatorConfig(data=folder, **values), wall_ns)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def put(store: Store, sequence: int, block: Block | None = None, host: str = "a") -> None:
+    """Submit a frame and wait for its receipt."""
+    done = threading.Event()
+    if block is None:
+        block = Block("host_1s", ["host"])
+        block.put_float(0, 0, float(sequence))
+    stamp = frames.Stamp(b"r" * 16, b"b" * 16, sequence, 1_000_000_000, NOW_NS)
+    frame = frames.Frame(stamp, (block,))
+    assert store.submit_frame(host, frame, NOW_NS, NOW_NS, lambda _: done.set())
+    assert done.wait(20)
+
+
+def ask(folder: Path, query: str) -> list[Any]:
+    with duckdb.connect(str(folder / "gangline.duckdb"), read_only=True) as connection:
+        return connection.execute(query).fetchall()
+
+
+def test_no_key_and_no_index_anywhere(tmp_path: Path) -> None:
+    """DuckDB 1.5.5 corrupts an index when it replays a WAL with ALTER: we have none."""
+    with opened(tmp_path, lambda: NOW_NS) as store:
+        put(store, 1)
+    assert ask(tmp_path, "SELECT index_name FROM duckdb_indexes()") == []
+    keys = "SELECT * FROM duckdb_constraints() WHERE constraint_type <> 'NOT NULL'"
+    assert ask(tmp_path, keys) == []
+
+
+def test_a_newer_store_is_refused_untouched(tmp_path: Path) -> None:
+    """A downgrade: the older program must not write into what it does not understand."""
+    with opened(tmp_path, lambda: NOW_NS):
+        pass
+    with duckdb.connect(str(tmp_path / "gangline.duckdb")) as connection:
+        connection.execute("UPDATE gangline_store SET schema_version = 99")
+    before = (tmp_path / "gangline.duckdb").read_bytes()
+    with pytest.raises(StoreError, match=r"version 99, this gangline knows up to \d+.*untouched"):
+        Store.open(tmp_path)
+    assert (tmp_path / "gangline.duckdb").read_bytes() == before
+
+
+def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
+    """--data names a folder where somebody keeps another database."""
+    with duckdb.connect(str(tmp_path / "gangline.duckdb")) as connection:
+        connection.execute("CREATE TABLE payroll (name VARCHAR)")
+    with pytest.raises(StoreError, match=r"not a Gangline store .it holds payroll.*--data"):
+        Store.open(tmp_path)
+
+
+def test_no_database_file_is_refused(tmp_path: Path) -> None:
+    """A file that was cut off, or was never a database: left as it is."""
+    path = tmp_path / "gangline.duckdb"
+    path.write_bytes(b"SQLite format 3\0" * 100)
+    with pytest.raises(StoreError, match=r"not a DuckDB file.*untouched"):
+        Store.open(tmp_path)
+    assert path.read_bytes() == b"SQLite format 3\0" * 100
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """--data names a file."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="data folder cannot be used"):
+        Store.open(tmp_path / "file")
+
+
+def test_a_refused_store_frees_the_folder(tmp_path: Path) -> None:
+    """After the words have been heeded the next start works: the lock is not kept."""
+    path = tmp_path / "gangline.duckdb"
+    path.write_bytes(b"x" * 100)
+    with pytest.raises(StoreError):
+        Store.open(tmp_path)
+    path.unlink()
+    with opened(tmp_path, lambda: NOW_NS) as store:
+        put(store, 1)
+
+
+def test_hours_go_by_age(tmp_path: Path) -> None:
+    """Retention drops whole hours, and the view goes on over the rest."""
+    now = [NOW_NS]
+    with opened(tmp_path, lambda: now[0], retention_hours=2) as store:
+        for hour in range(5):
+            now[0] = NOW_NS + hour * HOUR_NS
+            put(store, hour)
+    tables = ask(tmp_path, "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'hours'")
+    assert sorted(name for (name,) in tables) == [
+        "host_1s__2026112012",
+        "host_1s__2026112013",
+        "host_1s__2026112014",
+    ]
+    values = ask(tmp_path, "SELECT cpu_user_ratio FROM readings.host_1s ORDER BY ALL")
+    assert values == [(2.0,), (3.0,), (4.0,)]
+
+
+def test_an_hour_table_of_an_older_version_gains_columns(tmp_path: Path) -> None:
+    """Upgraded within the hour: the table made by the old version lacks what the new one measures."""
+    with opened(tmp_path, lambda: NOW_NS) as store:
+        put(store, 1)
+    with duckdb.connect(str(tmp_path / "gangline.duckdb")) as connection:
+        connection.execute("ALTER TABLE hours.host_1s__2026112010 DROP COLUMN cpu_user_ratio")
+    with opened(tmp_path, lambda: NOW_NS) as store:
+        put(store, 2)
+    values = ask(tmp_path, "SELECT cpu_user_ratio FROM readings.host_1s ORDER BY ALL NULLS FIRST")
+    assert values == [(None,), (2.0,)]
+
+
+def test_what_is_missing_is_null_and_counters_keep_64_bits(tmp_path: Path) -> None:
+    """A cell that was not read is neither zero nor healthy; 2^64 - 1 is not rounded to a double."""
+    block = Block("gpu_1s_changes", ["GPU-0", "GPU-1"])
+    block.put_int(0, 1, 2**64 - 1)
+    with opened(tmp_path, lambda: NOW_NS) as store:
+        put(store, 1, block)
+    query = "SELECT device, ecc_corrected_volatile_errors FROM readings.gpu_1s_changes ORDER BY 1"
+    assert ask(tmp_path, query) == [("GPU-0", None), ("GPU-1", 2**64 - 1)]
+
+
+def test_odd_times_are_held_within_what_sql_can_show(tmp_path: Path) -> None:
+    """A host whose boot clock says the year 2300: stored, and no other host's commit fails for it."""
+    block = Block("host_1s", ["host"])
+    block.offset_ns = 2**62
+    with opened(tmp_path, lambda: NOW_NS) as store:
+        put(store, 1, block, host="odd")
+        put(store, 1, host="even")
+    assert ask(tmp_path, "SELECT host FROM readings.host_1s ORDER BY 1") == [("even",), ("odd",)]
+
+
+def test_a_full_queue_says_no(tmp_path: Path) -> None:
+    """The disk is slower than the fleet: memory is bounded, and what was taken is still receipted."""
+    block = Block("host_1s", [f"device-{n}" for n in range(1000)])
+    frame = frames.Frame(frames.Stamp(b"r" * 16, b"b" * 16, 1, 1, NOW_NS), (block,))
+    done = threading.Event()
+    with opened(tmp_path, lambda: NOW_NS, queue_bytes_max=1 << 20, commit_seconds=3.0) as store:
+        taken = 0
+        while store.submit_frame(f"host-{taken}", frame, 0, 0, lambda _: done.set()):
+            taken += 1
+            assert taken < 100
+        assert 0 < taken < 10 and store.room < 0.5
+        store.hurry()
+        assert done.wait(20)
+
+
+def test_the_ledger_is_compacted_at_the_start(tmp_path: Path) -> None:
+    """A million commits must not mean a million rows to read at every start."""
+    with opened(tmp_path, lambda: NOW_NS) as store:
+        for sequence in (1, 2, 3, 7):
+            put(store, sequence)
+    assert len(ask(tmp_path, "FROM received")) == 4
+    with opened(tmp_path, lambda: NOW_NS):
+        pass
+    kept = ask(tmp_path, "SELECT first_sequence, last_sequence FROM received ORDER BY 1")
+    assert kept == [(1, 3), (7, 7)]
+
+
+def test_what_cannot_be_stored_costs_no_other_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame that trips over a fault of ours: its host's alone is set aside, and the writer lives."""
+    honest = rows.batch
+
+    def stumbles(of: Any) -> Any:
+        if any(one.host == "poison" for one in of):
+            raise ValueError("no such cell")
+        return honest(of)
+
+    monkeypatch.setattr("gangline.aggregator.writer.batch", stumbles)
+    block = Block("host_1s", ["host"])
+    frame = frames.Frame(frames.Stamp(b"r" * 16, b"b" * 16, 1, 1, NOW_NS), (block,))
+    receipts: list[str] = []
+    done = threading.Event()
+    with opened(tmp_path, lambda: NOW_NS, commit_seconds=0.2) as store:
+        store.submit_frame("poison", frame, 0, 0, lambda _: receipts.append("poison"))
+        store.submit_frame("good", frame, 0, 0, lambda _: done.set())
+        assert done.wait(20)
+        put(store, 2, host="good")
+        assert (receipts, store.set_aside_frames) == ([], 1)
+    assert ask(tmp_path, "SELECT DISTINCT host FROM readings.host_1s") == [("good",)]

@@ -1,0 +1,191 @@
+"""The aggregator as a real process that is killed: what was acknowledged is there, exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+
+class Process:
+    """`gangline aggregator` on any free port."""
+
+    def __init__(self, folder: Path, *more: str) -> None:
+        command = [sys.executable, "-m", "gangline.cli", "aggregator", "--data", str(folder)]
+        self.child = subprocess.Popen(
+            [*command, "--listen", "127.0.0.1:0", *more], stdout=subprocess.PIPE, text=True
+        )
+        assert self.child.stdout is not None
+        said = self.child.stdout.readline()
+        assert "listening on 127.0.0.1:" in said, said
+        self.port = int(said.partition("127.0.0.1:")[2].partition(",")[0])
+
+    def end(self, number: int) -> int:
+        self.child.send_signal(number)
+        with self.child:
+            return self.child.wait(30)
+
+
+async def _send_until_dead(agent: Any, first: int, enough: int, process: Process) -> None:
+    """Send without pause; kill -9 once *enough* receipts came; return when the stream breaks."""
+
+    async def send() -> None:
+        sequence = first
+        while True:
+            await agent.stream.write(agent.agent.message(sequence))
+            sequence += 1
+
+    agent.open()
+    sender = asyncio.create_task(send())
+    with pytest.raises(grpc.aio.AioRpcError):
+        while True:
+            await agent.acknowledgement()
+            if len(agent.durable) >= enough:
+                process.child.send_signal(signal.SIGKILL)
+    await asyncio.wait([sender])
+    assert sender.exception() is not None
+    with process.child:
+        process.child.wait(30)
+
+
+def test_kill_9_under_load(lab: Any, connect: Any, make_agent: Any) -> None:
+    """Killed while frames pour in, three times over; the agent sends everything unreceipted again."""
+    agents = make_agent(host="a"), make_agent(host="b", run_id=b"s" * 16)
+
+    async def way() -> dict[str, set[int]]:
+        durable: dict[str, set[int]] = {agent.host: set() for agent in agents}
+        for life in range(3):
+            process = Process(
+                lab.folder, "--set", "commit_seconds=0.05", "--set", "ops_seconds=0.5"
+            )
+            connections = [connect(process.port, agent) for agent in agents]
+            for one in connections:
+                one.durable = durable[one.agent.host]
+                await one.register()
+            first = 1 + max(len(connections[0].durable) - 20, 0)  # overlaps what is durable
+            await _send_until_dead(connections[0], first, 200 * (life + 1), process)
+            for one in connections:
+                await one.close()
+        process = Process(lab.folder)
+        for agent in agents:
+            connection = connect(process.port, agent)
+            await connection.register()
+            await connection.send(*(agent.message(n) for n in range(1, 1000)))
+            durable[agent.host] |= connection.durable
+            await connection.close()
+        assert process.end(signal.SIGTERM) == 0
+        return durable
+
+    durable = asyncio.run(way())
+    stored = lab.rows(
+        "SELECT host, CAST(power_watts AS INTEGER), count(*) FROM readings.gpu_1s GROUP BY ALL"
+    )
+    assert {count for _, _, count in stored} == {2}  # a row per GPU, none lost, none doubled
+    for host, sequences in durable.items():
+        assert sequences <= {sequence for name, sequence, _ in stored if name == host}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_when_told_to(lab: Any, number: int) -> None:
+    """systemd stops it, a person presses Ctrl-C: exit 0, and a store that opens without a WAL."""
+    process = Process(lab.folder)
+    assert process.end(number) == 0
+    assert lab.rows("SELECT schema_version FROM gangline_store") == [(1,)]
+    assert not (lab.folder / "gangline.duckdb.wal").exists()
+    assert lab.rows("FROM ops.hosts", "operators.duckdb") == []
+
+
+def test_two_aggregators_on_one_folder(lab: Any) -> None:
+    """Started twice by mistake: the second says whose folder it is, and the first goes on."""
+    first = Process(lab.folder)
+    try:
+        second = _fails(lab.folder, "--listen", "127.0.0.1:0")
+        assert f"process {first.child.pid}" in second and "--data" in second
+    finally:
+        assert first.end(signal.SIGTERM) == 0
+
+
+def test_a_port_in_use(lab: Any, tmp_path: Path) -> None:
+    """Something else listens on our port: who to look for and what to do, not a traceback."""
+    first = Process(lab.folder)
+    try:
+        words = _fails(tmp_path / "other", "--listen", f"127.0.0.1:{first.port}")
+        assert f"ss -ltnp 'sport = :{first.port}'" in words and "--listen" in words
+    finally:
+        assert first.end(signal.SIGTERM) == 0
+
+
+def _fails(folder: Path, *more: str, code: int = 1) -> str:
+    command = [sys.executable, "-m", "gangline.cli", "aggregator", "--data", str(folder), *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_disk_that_is_full(lab: Any, connect: Any, make_agent: Any, until: Any) -> None:
+    """No byte can be written for a while: no receipt, nothing lost, and it goes on by itself."""
+    import resource
+
+    process = Process(lab.folder, "--set", "commit_seconds=0.05")
+    limit = resource.RLIMIT_FSIZE
+    full, free = (1, resource.RLIM_INFINITY), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    agent = make_agent()
+
+    async def way() -> None:
+        connection = connect(process.port, agent)
+        await connection.register()
+        await connection.send(agent.message(1))
+        resource.prlimit(process.child.pid, limit, full)  # writes past byte 1 fail from now on
+        await connection.stream.write(agent.message(2))
+        health = await _health(connection.channel)
+        assert await health.until_not_serving()
+        assert connection.durable == {1}
+        resource.prlimit(process.child.pid, limit, free)
+        async with asyncio.timeout(20):
+            while connection.durable != {1, 2}:
+                await connection.acknowledgement()
+        await connection.send(agent.message(3))
+        await connection.close()
+
+    try:
+        asyncio.run(way())
+    finally:
+        code = process.end(signal.SIGTERM)
+    assert code == 0
+    assert lab.rows("SELECT count(*), count(DISTINCT power_watts) FROM readings.gpu_1s") == [(6, 3)]
+
+
+class _Health:
+    def __init__(self, watch: Any) -> None:
+        self.watch = watch
+
+    async def until_not_serving(self) -> bool:
+        from grpc_health.v1 import health_pb2
+
+        async with asyncio.timeout(20):
+            while (await self.watch.read()).status == health_pb2.HealthCheckResponse.SERVING:
+                pass
+        self.watch.cancel()
+        return True
+
+
+async def _health(channel: Any) -> _Health:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    service = "gangline.v1.TelemetryService"
+    return _Health(stub.Watch(health_pb2.HealthCheckRequest(service=service)))
+
+
+def test_the_lock_dies_with_its_process(lab: Any) -> None:
+    """After kill -9 the folder's lock is free: the kernel gave it back with the process."""
+    process = Process(lab.folder)
+    assert process.end(signal.SIGKILL) == -signal.SIGKILL
+    assert Process(lab.folder).end(signal.SIGTERM) == 0

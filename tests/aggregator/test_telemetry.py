@@ -1,0 +1,184 @@
+"""The way of a reading: over gRPC, into the store, and its receipt back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from gangline.fingerprints.wire import telemetry_pb2 as wire
+
+
+def test_a_reading_comes_back_from_the_store(lab: Any) -> None:
+    """The whole way: what an agent sent with a receipt is what SQL shows."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await agent.send(agent.agent.message(1), agent.agent.message(2))
+            assert agent.durable == {1, 2}
+
+    asyncio.run(way())
+    assert lab.rows("SELECT host, device, power_watts FROM readings.gpu_1s ORDER BY ALL") == [
+        ("host-1", "GPU-0", 1.0),
+        ("host-1", "GPU-0", 2.0),
+        ("host-1", "GPU-1", 1.0),
+        ("host-1", "GPU-1", 2.0),
+    ]
+    assert lab.rows("SELECT sm_clock_hertz FROM readings.gpu_1s LIMIT 1") == [(None,)]
+    assert lab.rows("SELECT host, labels['rack'] FROM hosts") == [("host-1", "r1")]
+    assert lab.rows("SELECT device, attributes['product'] FROM devices") == [("GPU-0", "H100")]
+    assert lab.rows("SELECT first_sequence, last_sequence FROM received") == [(1, 2)]
+
+
+def test_a_resend_never_doubles(lab: Any) -> None:
+    """An agent whose connection broke before the receipt sends again; and again to the next process."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await agent.send(agent.agent.message(1))
+            await agent.send(agent.agent.message(1), agent.agent.message(1), agent.agent.message(2))
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await agent.send(agent.agent.message(2), agent.agent.message(1))
+            assert agent.durable == {1, 2}
+
+    asyncio.run(way())
+    assert lab.rows("SELECT count(*) FROM readings.gpu_1s") == [(4,)]
+    assert lab.rows("SELECT first_sequence, last_sequence FROM received") == [(1, 2)]
+
+
+def test_health_and_reflection(lab: Any, until: Any) -> None:
+    """A load balancer asks per service; grpcurl asks what there is."""
+
+    async def way() -> list[str]:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            stub: Any = health_pb2_grpc.HealthStub(agent.channel)
+            watch = stub.Watch(health_pb2.HealthCheckRequest(service="gangline.v1.ScoreService"))
+            async with asyncio.timeout(20):
+                while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
+                    pass
+            watch.cancel()
+            telemetry = "gangline.v1.TelemetryService"
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=telemetry))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            return await asyncio.to_thread(_services, aggregator.port)
+
+    services = asyncio.run(way())
+    assert {"gangline.v1.TelemetryService", "gangline.v1.ScoreService"} <= set(services)
+
+
+def _services(port: int) -> list[str]:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        return list(ProtoReflectionDescriptorDatabase(channel).get_services())
+
+
+BAD: list[tuple[str, Any]] = [
+    ("truncated", lambda good: good[:40]),
+    ("foreign protocol", lambda good: b"GET / HTTP/1.1\r\n" + good),
+    ("checksum", lambda good: good[:-1] + bytes((good[-1] ^ 1,))),
+    ("oversized", lambda good: good + bytes(1 << 20)),
+]
+
+
+@pytest.mark.parametrize(("words", "damage"), BAD, ids=[words for words, _ in BAD])
+def test_a_bad_frame_is_refused_with_words(lab: Any, words: str, damage: Any) -> None:
+    """Damaged on its way: that frame is refused, the stream and all other frames live."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            bad = wire.TelemetryBatch(sequence=1, frame=damage(agent.agent.frame(1)))
+            await agent.send(bad, agent.agent.message(2))
+            assert words in agent.refused[1]
+            assert agent.durable == {2}
+
+    asyncio.run(way())
+
+
+def test_a_frame_of_another_run_or_sequence_is_refused(lab: Any) -> None:
+    """Two agents that share a spool folder: the frame says whose it is."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            good = agent.agent.frame(4)
+            await agent.send(
+                agent.agent.message(1, run_id=b"x" * 16),
+                wire.TelemetryBatch(sequence=3, frame=good),
+            )
+            assert "run" in agent.refused[1] and agent.agent.run_id.hex() in agent.refused[1]
+            assert "sequence 4" in agent.refused[3]
+
+    asyncio.run(way())
+
+
+def test_a_stream_of_nothing_but_bad_frames_is_closed(lab: Any) -> None:
+    """A program that is no agent does not keep a stream for ever; the words say why it ended."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await agent.send(
+                    *(wire.TelemetryBatch(sequence=n, frame=b"hello") for n in range(1, 40))
+                )
+            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert "32 frames in a row" in str(error.value.details())
+            assert "truncated" in agent.refused[1]
+
+    asyncio.run(way())
+
+
+def test_a_stream_without_a_session_is_refused(lab: Any) -> None:
+    """After a restart of the aggregator an agent's session means nothing: it must register again."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            for metadata in ((), (("gangline-session", "of-another-life"),)):
+                agent.metadata, agent.stream = metadata, None
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await agent.send(agent.agent.message(1))
+                assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+                assert "RegisterNode" in str(error.value.details())
+
+    asyncio.run(way())
+
+
+def test_an_ended_stream_still_gets_its_receipts(lab: Any) -> None:
+    """An agent that stops says so and waits for the last receipts, so that nothing is sent twice."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            agent.open()
+            await agent.stream.write(agent.agent.message(1))
+            await agent.stream.done_writing()
+            await agent.acknowledgement()
+            assert agent.durable == {1}
+            assert await agent.stream.read() is grpc.aio.EOF
+            assert await agent.stream.code() == grpc.StatusCode.OK
+
+    asyncio.run(way())
+
+
+def test_closing_commits_and_receipts_what_is_queued(
+    lab: Any, connect: Any, make_agent: Any, until: Any
+) -> None:
+    """SIGTERM under load: what was taken is committed, and its receipt leaves before the door shuts."""
+
+    async def way() -> None:
+        async with lab.aggregator(commit_seconds=30.0) as aggregator:
+            agent = connect(aggregator.port, make_agent())
+            await agent.register()
+            agent.open()
+            await agent.stream.write(agent.agent.message(1))
+            await until(lambda: aggregator.store.room < 1.0)
+            receipt = asyncio.create_task(agent.acknowledgement())
+        async with asyncio.timeout(20):
+            await receipt
+        await agent.close()
+        assert agent.durable == {1}
+
+    asyncio.run(way())
+    assert lab.rows("SELECT count(*) FROM readings.gpu_1s") == [(2,)]

@@ -1,0 +1,227 @@
+"""A small fleet whose readings a test sets by hand, fed to the real fleet through real frames.
+
+Time is handed in: a second passes when `run` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gangline.aggregator.fleet import Fleet
+from gangline.aggregator.judge import Judgement, judge
+from gangline.aggregator.verdicts import HostScore
+from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import PERIOD_SECONDS, TABLES, Kind
+from gangline.fingerprints.wire import telemetry_pb2
+
+SECOND_NS = 1_000_000_000
+START_NS = 1_700_000_000 * SECOND_NS
+UPTIME_NS = 3_600 * SECOND_NS
+
+CLOCK_HERTZ, CLOCK_MAX_HERTZ = 1.755e9, 1.98e9
+COMPUTING_WATTS, WAITING_WATTS, IDLE_WATTS, LIMIT_WATTS = 550.0, 150.0, 75.0, 700.0
+
+Values = dict[str, float]
+#: (table, device) -> column -> value
+Readings = dict[tuple[str, str], Values]
+
+
+@dataclass
+class Host:
+    """One host's readings as they stand, and what was last sent of its on-change tables."""
+
+    name: str
+    boot_id: bytes = b"B" * 16
+    booted_ns: int = START_NS - UPTIME_NS
+    readings: Readings = field(default_factory=dict)
+    growth: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    sent: Readings = field(default_factory=dict)
+    sequence: int = 0
+    silent: bool = False
+
+    def set(self, table: str, device: str, **values: float) -> None:
+        """Set values of a device, by column."""
+        self.readings.setdefault((table, device), {}).update(values)
+
+    def grow(self, table: str, device: str, **per_second: float) -> None:
+        """Let counters grow from now on."""
+        for column, rate in per_second.items():
+            self.growth[table, device, column] = rate
+
+    def forget(self, table: str) -> None:
+        """Report nothing of *table* any more."""
+        self.readings = {k: v for k, v in self.readings.items() if k[0] != table}
+        self.growth = {k: v for k, v in self.growth.items() if k[0] != table}
+
+    def reboot(self, at_ns: int) -> None:
+        """Begin a new boot."""
+        self.boot_id, self.booted_ns, self.sent = bytes([self.boot_id[0] + 1]) * 16, at_ns, {}
+
+
+class World:
+    """*hosts* hosts of *gpus* GPUs in one synchronous job, all well."""
+
+    def __init__(
+        self, hosts: int = 4, gpus: int = 8, *, seed: int = 0, spread: float = 0.02
+    ) -> None:
+        self.fleet = Fleet(epoch=7)
+        self.now_ns = START_NS
+        self.second = 0
+        self.snapshot: Judgement | None = None
+        self.random = np.random.default_rng(seed)
+        self.hosts = [Host(f"h{i}") for i in range(hosts)]
+        for host in self.hosts:
+            self._furnish(host, gpus, spread)
+            self.register(host, gpus)
+
+    def _furnish(self, host: Host, gpus: int, spread: float) -> None:
+        for gpu in range(gpus):
+            device = gpu_of(host, gpu)
+            part = 1.0 + float(np.clip(self.random.normal(0.0, spread), -0.05, 0.05))
+            host.set(
+                "gpu_1s", device, sm_clock_hertz=CLOCK_HERTZ * part, power_watts=COMPUTING_WATTS,
+                utilization_ratio=1.0, temperature_celsius=66, clock_event_reasons_flags=0,
+                violation_thermal_nanoseconds=5e9, violation_power_nanoseconds=7e9, energy_joules=1e9,
+                lost_state=0, recovery_action_state=0,
+            )  # fmt: skip
+            host.grow("gpu_1s", device, energy_joules=COMPUTING_WATTS)
+            host.set(
+                "gpu_10s", device, sm_clock_max_hertz=CLOCK_MAX_HERTZ, power_limit_watts=LIMIT_WATTS,
+                temperature_slowdown_celsius=89, pcie_width_lanes=16, pcie_width_max_lanes=16,
+            )  # fmt: skip
+            host.set(
+                "gpu_1s_changes", device,
+                ecc_corrected_volatile_errors=3, ecc_uncorrected_volatile_errors=0,
+            )  # fmt: skip
+            host.set("gpu_10s_changes", device, remap_pending_state=0, remap_failed_state=0)
+        for port in ("mlx5_0/1", "mlx5_1/1"):
+            host.set("rdma_1s", port, port_state=4, physical_state=5, transmit_wait_count=9)
+            columns = ("ack_timeout_errors", "packet_sequence_errors", "out_of_sequence_packets",
+                       "implied_nak_errors", "adaptive_retransmissions_packets",
+                       "link_downed_events")  # fmt: skip
+            host.set("rdma_1s_changes", port, **dict.fromkeys(columns, 2.0))
+            host.set("rdma_10s_changes", port, buffer_overrun_errors=0)
+        host.set("host_1s", "host", pressure_cpu_some_ratio=0.02, cpu_steal_ratio=0.0)
+        host.set("net_1s", "eth0", carrier_state=1)
+        host.set("filesystem_60s", "/", size_bytes=5e11, available_bytes=2e11, read_only_state=0)
+        host.set("agent_1s", "agent", spool_dropped_frames=0)
+        for collector in ("gpu_1s", "rdma_1s", "host_1s"):
+            host.set("collector_1s", collector, outcome_state=0, turn_seconds=0.001)
+
+    def register(self, host: Host, gpus: int = 8, model: str = "H100") -> None:
+        """Register *host*, again or for the first time."""
+        devices = [
+            telemetry_pb2.Device(
+                kind="gpu",
+                key=gpu_of(host, gpu),
+                attributes={"model": model, "pci_address": f"0000:{gpu:02x}:00.0"},
+            )
+            for gpu in range(gpus)
+        ]
+        self.fleet.register(
+            host.name, simulated=False, run_id=b"R" * 16, boot_id=host.boot_id, devices=devices,
+            received_ns=self.now_ns,
+        )  # fmt: skip
+
+    def run(self, seconds: int, each: Callable[[int], None] | None = None) -> Judgement:
+        """Let *seconds* pass; *each* is called before every one with the seconds run so far."""
+        for passed in range(seconds):
+            if each:
+                each(passed)
+            self.now_ns += SECOND_NS
+            self.second += 1
+            for host in self.hosts:
+                for (table, device, column), rate in host.growth.items():
+                    host.readings[table, device][column] += rate
+                if not host.silent:
+                    self.fleet.observe(host.name, self.frame(host), self.now_ns)
+            self.snapshot = judge(self.fleet, self.now_ns, self.snapshot)
+        assert self.snapshot is not None
+        return self.snapshot
+
+    def frame(self, host: Host) -> frames.Frame:
+        """Return the host's frame of now, as it comes off the wire."""
+        host.sequence += 1
+        boottime_ns = self.now_ns - host.booted_ns
+        stamp = frames.Stamp(b"R" * 16, host.boot_id, host.sequence, boottime_ns, self.now_ns)
+        return frames.decode(frames.encode(stamp, self._blocks(host)))
+
+    def _blocks(self, host: Host) -> list[Block]:
+        tables: dict[str, list[str]] = {}
+        for (table, device), values in host.readings.items():
+            period = PERIOD_SECONDS[TABLES[table][0].pace]
+            due = not host.sent or self.second % period == 0
+            if TABLES[table][0].on_change:
+                known = host.sent.get((table, device))
+                due = due and (known != values or self.second % 60 == 0)
+            if due:
+                tables.setdefault(table, []).append(device)
+                host.sent[table, device] = dict(values)
+        return [
+            block(t, {d: host.readings[t, d] for d in devices}) for t, devices in tables.items()
+        ]
+
+    def event(self, host: Host, code: int, device: str, name: str = "gpu.xid") -> None:
+        """Report an event of *host* now."""
+        self.fleet.event(
+            host.name,
+            telemetry_pb2.HealthEvent(
+                event_id=f"{code}{self.now_ns}", device_kind="gpu", device=device, name=name,
+                code=code, message=f"NVRM: Xid (PCI:{device}): {code}", wall_time_ns=self.now_ns,
+            ),
+            self.now_ns,
+        )  # fmt: skip
+
+    def score(self, host: Host) -> HostScore:
+        """Return the host as last judged."""
+        assert self.snapshot is not None
+        return next(h for h in self.snapshot.hosts if h.host == host.name)
+
+    def states(self) -> dict[str, str]:
+        """Return every host's state by name."""
+        assert self.snapshot is not None
+        return {h.host: h.state.name for h in self.snapshot.hosts}
+
+
+def block(table: str, rows: dict[str, Values]) -> Block:
+    """Return a block of *rows*, by device and column; what is not named is missing."""
+    made = Block(table, list(rows))
+    for column, signal in enumerate(TABLES[table]):
+        for row, values in enumerate(rows.values()):
+            value = values.get(signal.column)
+            if signal.kind is Kind.GAUGE:
+                made.put_float(column, row, value)
+            else:
+                made.put_int(column, row, None if value is None else int(value))
+    return made
+
+
+def gpu_of(host: Host, gpu: int) -> str:
+    """Return the UUID of a host's GPU."""
+    return f"GPU-{host.name}-{gpu}-0000-0000-000000000000"
+
+
+def all_well(world: World) -> bool:
+    return set(world.states().values()) == {"HEALTHY"}
+
+
+def throttle(host: Host, gpu: int, ratio: float = 0.68) -> None:
+    """Heat takes *ratio* of a GPU's clock, the way an H100 shows it."""
+    device = gpu_of(host, gpu)
+    clock = host.readings["gpu_1s", device]["sm_clock_hertz"]
+    host.set("gpu_1s", device, sm_clock_hertz=clock * ratio, temperature_celsius=88,
+             clock_event_reasons_flags=0x20, power_watts=390.0)  # fmt: skip
+    host.grow("gpu_1s", device, violation_thermal_nanoseconds=8e8)
+
+
+def wait_for_others(world: World, slow: Host) -> None:
+    """Everyone else's seconds are spent half computing, half waiting."""
+    for host in world.hosts:
+        for gpu in range(8):
+            if host is not slow:
+                watts = COMPUTING_WATTS if (world.second + gpu) % 2 else WAITING_WATTS
+                host.set("gpu_1s", gpu_of(host, gpu), power_watts=watts, utilization_ratio=1.0)
