@@ -1,0 +1,205 @@
+"""The way survives: real processes on loopback, killed; what was acknowledged is stored exactly once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from gangline.aggregator.commands.client import Client, CommandError
+from tests.processes import Process, free_port, listening, until
+
+FRAMES = 300
+
+
+class World:
+    """An aggregator and a sender, each to be killed and started again."""
+
+    def __init__(self, place: Path, frames: int = FRAMES, **sender: str) -> None:
+        self.folder = place
+        self.port = free_port()
+        address = f"127.0.0.1:{self.port}"
+        data = ["--data", str(place / "aggregator"), "--listen", address]
+        self.aggregator = Process(["aggregator", *data], place / "aggregator.log")
+        spool = sender.pop("folder", str(place))
+        more = [word for key, value in sender.items() for word in (f"--{key}", value)]
+        self.sender = Process(
+            ["--target", address, "--folder", spool, "--frames", str(frames), *more],
+            place / "sender.log",
+            module="tests.survival.sender",
+        )
+        self.appended = Path(spool) / "appended"
+
+    def start_aggregator(self) -> None:
+        self.aggregator.start()
+        until(lambda: listening(self.port), f"listening; it said: {self.aggregator.said()}")
+
+    def numbers(self) -> list[int]:
+        """What the sender's spool took, as far as the sender lived to note it."""
+        return [int(n) for n in self.appended.read_text().split()] if self.appended.exists() else []
+
+    def until_appended(self, count: int) -> None:
+        until(lambda: len(self.numbers()) >= count, f"{count} frames; {self.sender.said()}")
+
+    def until_done(self) -> dict[str, int]:
+        """Wait for the last receipt and return the sender's counts."""
+        until(lambda: "done" in self.sender.said(), f"all receipts; see {self.sender.log}")
+        return {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", self.sender.said())}
+
+    def stored(self) -> list[tuple[int, int]]:
+        """End the aggregator and return (number, how often it is stored)."""
+        assert self.aggregator.stop() == 0
+        with duckdb.connect(
+            str(self.folder / "aggregator" / "gangline.duckdb"), read_only=True
+        ) as base:
+            return base.execute(
+                "SELECT context_switches_count, count(*) FROM readings.host_1s "
+                "WHERE host = 'sender' GROUP BY 1 ORDER BY 1"
+            ).fetchall()
+
+
+@contextmanager
+def world(place: Path, frames: int = FRAMES, **sender: str) -> Iterator[World]:
+    """A world that is ended, whatever happens in it."""
+    made = World(place, frames, **sender)
+    try:
+        yield made
+    finally:
+        made.sender.kill()
+        made.aggregator.kill()
+
+
+def assert_each_once(stored: list[tuple[int, int]], appended: list[int]) -> None:
+    """Nothing lost, nothing doubled. A killed sender may have appended one more than it noted."""
+    assert {n for n, times in stored if times != 1} == set(), "doubled"
+    assert set(appended) - {n for n, _ in stored} == set(), "lost"
+
+
+def test_the_aggregator_is_killed_under_load(tmp_path: Path) -> None:
+    """An out-of-memory kill of the service, three times within as many seconds."""
+    with world(tmp_path) as it:
+        it.start_aggregator()
+        it.sender.start()
+        for kill in (1, 2, 3):
+            it.until_appended(kill * FRAMES // 4)
+            it.aggregator.kill()
+            it.start_aggregator()
+        counted = it.until_done()
+        assert_each_once(it.stored(), it.numbers())
+        assert counted == {"dropped": 0, "refused": 0, "write_errors": 0}
+
+
+def test_the_agent_is_killed(tmp_path: Path) -> None:
+    """An agent that crashes, or is upgraded the rough way, three times."""
+    with world(tmp_path) as it:
+        it.start_aggregator()
+        it.sender.start()
+        for kill in (1, 2, 3):
+            it.until_appended(kill * FRAMES // 4)
+            it.sender.kill()
+            it.sender.start()
+        it.until_done()
+        assert_each_once(it.stored(), it.numbers())
+
+
+def test_both_are_killed(tmp_path: Path) -> None:
+    """The power of a rack that holds the service as well."""
+    with world(tmp_path) as it:
+        it.start_aggregator()
+        it.sender.start()
+        for kill in (1, 2):
+            it.until_appended(kill * FRAMES // 3)
+            it.aggregator.kill()
+            it.sender.kill()
+            it.sender.start()
+            it.start_aggregator()
+        it.until_done()
+        assert_each_once(it.stored(), it.numbers())
+
+
+def test_the_aggregator_is_away_for_a_minute(tmp_path: Path) -> None:
+    """A minute's readings wait on the host and arrive under their own time when it is back."""
+    with world(tmp_path, frames=90) as it:
+        it.start_aggregator()
+        it.sender.start()
+        it.until_appended(20)
+        it.aggregator.kill()
+        it.until_appended(80)
+        it.start_aggregator()
+        assert it.until_done()["dropped"] == 0
+        assert_each_once(it.stored(), it.numbers())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real filesystem of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "gangline-test", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_spool_disk(tmp_path: Path, small_disk: Path) -> None:
+    """Somebody's core dump fills the disk while the aggregator is away: oldest first, and counted."""
+    options = {"folder": str(small_disk), "period-seconds": "0", "bytes-max": str(64 << 20)}
+    with world(tmp_path, frames=3000, **options) as it:
+        it.sender.start()
+        it.until_appended(3000)
+        it.start_aggregator()
+        counted = it.until_done()
+        stored, appended = it.stored(), it.numbers()
+    numbers = [n for n, _ in stored]
+    assert counted["dropped"] > 0
+    assert {times for _, times in stored} == {1}
+    assert len(stored) + counted["dropped"] == len(appended)
+    assert numbers[-100:] == appended[-100:], "the newest are kept"
+
+
+def fresh(address: str) -> bool:
+    """Say whether the service has heard host `this` within the last two seconds."""
+    try:
+        with Client(address) as client:
+            score = client.host("this")
+    except CommandError:
+        return False
+    return score.HasField("data_age") and score.data_age.ToNanoseconds() < 2_000_000_000
+
+
+def test_the_real_agent_and_both_kills(tmp_path: Path) -> None:
+    """This machine's own readings: agent and service killed in turn, no second stored twice."""
+    port = free_port()
+    address, folder = f"127.0.0.1:{port}", tmp_path / "aggregator"
+    places = [f"{key}_folder={tmp_path / key}" for key in ("spool", "events")]
+    settings = [word for place in places for word in ("--set", place)]
+    aggregator = Process(["aggregator", "--data", str(folder), "--listen", address], tmp_path / "a")
+    agent = Process(
+        ["agent", "--aggregator", address, "--set", "host=this", *settings], tmp_path / "b"
+    )
+    with aggregator, agent:
+        for victim in (agent, aggregator, agent):
+            until(lambda: fresh(address), f"heard; {tmp_path / 'b'}")
+            victim.kill()
+            until(lambda: not fresh(address), "silent")
+            victim.start()
+        until(lambda: fresh(address), f"heard; {tmp_path / 'b'}")
+        assert agent.stop() == 0
+        assert aggregator.stop() == 0
+    with duckdb.connect(str(folder / "gangline.duckdb"), read_only=True) as base:
+        rows = base.execute(
+            "SELECT count(*), count(DISTINCT boottime_ns) FROM readings.host_1s"
+        ).fetchone()
+        received = base.execute(
+            "SELECT sum(last_sequence - first_sequence + 1) FROM received"
+        ).fetchone()
+    assert rows is not None
+    assert received is not None
+    assert rows[0] == rows[1] > 0
+    assert received[0] >= rows[0]
