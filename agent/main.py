@@ -14,17 +14,17 @@ from ..fingerprints.block import Block
 from ..fingerprints.catalogue import Pace
 from ..fingerprints.settings import SettingsError
 from . import identity, inventory
-from .client import Client, TargetError
 from .clock import Clock, SystemClock
 from .collectors import COLLECTORS
 from .config import AgentConfig
 from .daemon import SECOND_NS, Daemon, Patience
-from .events import EventQueue
 from .framing import Framer
 from .hardware.roots import Roots
 from .own import Troubles
 from .registration import InventoryCollector, Registration
-from .spool import Spool
+from .spool.events import EventQueue
+from .spool.spool import Spool
+from .transport.client import Client, TargetError
 from .turn import Collector
 
 #: Of the five seconds from SIGTERM to the end: the client may take one more, then its thread is left.

@@ -17,14 +17,14 @@ from ..fingerprints.wire import score_pb2, telemetry_pb2
 from ..fingerprints.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
 from ..fingerprints.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
 from .config import AggregatorConfig, parse_listen
-from .fleet import Fleet
-from .ingest import Ingest
-from .judge import Judgement, judge
-from .scorelog import ScoreLog
+from .fleet.fleet import Fleet
+from .ingest.intake import Ingest
+from .judgement.judge import Judgement, judge
 from .service.errors import Errors
 from .service.score import ScoreService
 from .service.telemetry import TelemetryService
-from .store import Store
+from .store.scorelog import ScoreLog
+from .store.store import Store
 
 log = logging.getLogger(__name__)
 

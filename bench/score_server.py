@@ -16,8 +16,8 @@ from typing import Any
 
 import grpc
 
-from gangline.aggregator.fleet import Fleet
-from gangline.aggregator.judge import Judgement, judge
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.judgement.judge import Judgement, judge
 from gangline.aggregator.service.errors import Errors
 from gangline.aggregator.service.score import ScoreService
 from gangline.fingerprints.block import Block

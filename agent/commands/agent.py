@@ -11,8 +11,8 @@ from ... import cli
 from ...fingerprints.settings import SettingsError, describe, load
 from .. import log
 from ..config import AgentConfig, check_address
-from ..folder import FolderError
 from ..main import run
+from ..spool.folder import FolderError
 
 #: Where the aggregator is, for every command of the house.
 ENVIRONMENT = "GANGLINE_AGGREGATOR"

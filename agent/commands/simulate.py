@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 from ...cli import FAILED, OK
-from ..client import TargetError, parse_target
 from ..clock import SystemClock
-from ..folder import FolderError
 from ..main import Signals
 from ..simulated.fleet import HOSTS_MAX, SimulatedFleet
 from ..simulated.runner import run
+from ..spool.folder import FolderError
+from ..transport.client import TargetError, parse_target
 
 ADDRESS = "127.0.0.1:7600"
 SEED_MAX = 2**64 - 1

@@ -12,13 +12,13 @@ from pathlib import Path
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import TABLES
 from ...fingerprints.wire import telemetry_pb2
-from ..client import Client
 from ..clock import Clock
-from ..events import EventQueue
 from ..framing import Framer
 from ..own import Own
 from ..registration import Registration
-from ..spool import Spool
+from ..spool.events import EventQueue
+from ..spool.spool import Spool
+from ..transport.client import Client
 
 #: A spool this full forgets its oldest frames: more than an hour of one host.
 SPOOL_BYTES_MAX = 16 << 20

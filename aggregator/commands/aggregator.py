@@ -12,7 +12,7 @@ from pathlib import Path
 from ...fingerprints.settings import SettingsError, describe, load
 from ..config import AggregatorConfig
 from ..server import Aggregator, StartError, serve
-from ..storefile import StoreError
+from ..store.storefile import StoreError
 
 OK, FAILED, USAGE = 0, 1, 2
 

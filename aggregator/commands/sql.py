@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import duckdb
 
-from ..storefile import OPS_FILE
+from ..store.storefile import OPS_FILE
 
 OK, FAILED, USAGE, NO_ANSWER = 0, 1, 2, 3
 

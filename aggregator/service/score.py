@@ -10,9 +10,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from ...fingerprints.wire import score_pb2
 from ...fingerprints.wire.score_pb2_grpc import ScoreServiceServicer
-from ..judge import Judgement
+from ..fleet.sources import Source
+from ..judgement.judge import Judgement
 from ..refusals import Invalid, NotFound, NotReady, OutOfDate
-from ..sources import Source
 from ..verdicts import Evidence, HostScore, Snapshot
 
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000

@@ -12,10 +12,10 @@ from typing import Any
 from ...fingerprints.frames import FrameError
 from ...fingerprints.wire import telemetry_pb2 as wire
 from ...fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceServicer
-from ..ingest import Ingest
-from ..ledger import RangeSet
+from ..ingest.intake import Ingest
+from ..ingest.sessions import Session
 from ..refusals import NoSession, StreamRefused
-from ..sessions import Session
+from ..store.ledger import RangeSet
 
 #: After so many refused frames in a row the stream is closed with words.
 REFUSED_IN_ROW_MAX = 32

@@ -16,10 +16,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from gangline.agent.client import Client, TargetError, parse_target
-from gangline.agent.conversation import ANSWER_SECONDS_MAX, RECEIPT_SECONDS_MAX
-from gangline.agent.events import EventQueue
-from gangline.agent.spool import Spool
+from gangline.agent.spool.events import EventQueue
+from gangline.agent.spool.spool import Spool
+from gangline.agent.transport.client import Client, TargetError, parse_target
+from gangline.agent.transport.conversation import ANSWER_SECONDS_MAX, RECEIPT_SECONDS_MAX
 from gangline.fingerprints.wire.telemetry_pb2 import (
     Device,
     HealthEvent,

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.conversation import (
+from gangline.agent.spool.events import EventQueue
+from gangline.agent.spool.spool import Spool
+from gangline.agent.transport.conversation import (
     ANSWER_SECONDS_MAX,
     RECEIPT_SECONDS_MAX,
     Conversation,
     RefusedError,
 )
-from gangline.agent.events import EventQueue
-from gangline.agent.session import Session, SessionError
-from gangline.agent.spool import Spool
+from gangline.agent.transport.session import Session, SessionError
 from gangline.fingerprints.wire.telemetry_pb2 import (
     HealthEvent,
     IngestAck,

@@ -15,7 +15,7 @@ import pytest
 
 from gangline.agent.daemon import Daemon, Patience
 from gangline.agent.framing import Framer
-from gangline.agent.spool import Spool
+from gangline.agent.spool.spool import Spool
 from gangline.agent.turn import NoData, Outcome
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block

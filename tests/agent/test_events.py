@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.events import MESSAGE_CHARACTERS_MAX, EventQueue, parse_line
-from gangline.agent.folder import FolderError
+from gangline.agent.spool.events import MESSAGE_CHARACTERS_MAX, EventQueue, parse_line
+from gangline.agent.spool.folder import FolderError
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 
 
@@ -50,7 +50,7 @@ def test_events_wait_for_their_receipt_over_restarts(tmp_path: Path) -> None:
 PUTTER = """
 import sys
 from pathlib import Path
-from gangline.agent.events import EventQueue
+from gangline.agent.spool.events import EventQueue
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 queue = EventQueue.open(Path(sys.argv[1]))
 number = len(queue)

@@ -13,7 +13,9 @@ from gangline.agent import log
 
 
 def record(words: str, **extra: object) -> logging.LogRecord:
-    made = logging.LogRecord("gangline.agent.client", logging.WARNING, "", 7, words, None, None)
+    made = logging.LogRecord(
+        "gangline.agent.transport.client", logging.WARNING, "", 7, words, None, None
+    )
     made.__dict__.update(extra)
     return made
 

@@ -22,7 +22,7 @@ from gangline import cli
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.config import AgentConfig
 from gangline.agent.main import Broken, collectors_of
-from gangline.agent.spool import Spool
+from gangline.agent.spool.spool import Spool
 from gangline.agent.turn import Outcome, take_turn
 from gangline.fingerprints import frames
 from gangline.fingerprints.catalogue import BY_NAME
@@ -307,5 +307,5 @@ def test_the_daemon_is_light_when_it_runs(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": ""},
     )
     loaded = set(json.loads(out.stdout))
-    assert "gangline.agent.client" in loaded
+    assert "gangline.agent.transport.client" in loaded
     assert not loaded & HEAVY

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.outflow import (
+from gangline.agent.spool.spool import Spool
+from gangline.agent.transport.outflow import (
     BACKLOG_RATE_RATIO,
     BACKOFF_REFUSED_SECONDS,
     BACKOFF_SECONDS_MAX,
@@ -19,7 +20,6 @@ from gangline.agent.outflow import (
     Backoff,
     Outflow,
 )
-from gangline.agent.spool import Spool
 
 
 class Memory:

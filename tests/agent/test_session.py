@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.session import (
+from gangline.agent.transport.session import (
     EVENTS,
     MESSAGE_BYTES_MAX,
     REGISTER,

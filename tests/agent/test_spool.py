@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gangline.agent.folder import FolderError
-from gangline.agent.spool import JUMP_SEQUENCES, Spool
+from gangline.agent.spool.folder import FolderError
+from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
 
 BYTES_MAX = 32_768
 SEGMENT_BYTES = 4096
@@ -164,7 +164,7 @@ TestSpoolAgainstModel.settings = settings(
 APPENDER = """
 import sys
 from pathlib import Path
-from gangline.agent.spool import Spool
+from gangline.agent.spool.spool import Spool
 spool = Spool.open(
     Path(sys.argv[1]), bytes_max=1 << 24, segment_bytes=4096, boot_id=b"b" * 16, owner="m"
 )
@@ -372,7 +372,7 @@ def test_another_process_that_holds_the_folder_is_named(folder: Path) -> None:
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from gangline.agent.folder import hold
+from gangline.agent.spool.folder import hold
 hold(Path(sys.argv[1]))
 if os.fork() == 0:
     os.setpgid(0, 0)
@@ -460,7 +460,7 @@ def test_killed_while_frames_lived_in_memory_numbers_jump(folder: Path) -> None:
 FULL_DISK = """
 import sys
 from pathlib import Path
-from gangline.agent.spool import Spool
+from gangline.agent.spool.spool import Spool
 root = Path(sys.argv[1])
 def read(spool):
     found = {}

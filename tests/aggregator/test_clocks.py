@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.clocks import HostClock, words
+from gangline.aggregator.ingest.clocks import HostClock, words
 
 SECOND = 1_000_000_000
 BOOT, OTHER_BOOT = b"b" * 16, b"c" * 16

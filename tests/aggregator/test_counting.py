@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator import counting
+from gangline.aggregator.fleet import counting
 from gangline.fingerprints.counters import Observation, Outcome, classify, compare
 
 values = (

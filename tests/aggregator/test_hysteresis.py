@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator import hysteresis
-from gangline.aggregator.hysteresis import Hold, Key
-from gangline.aggregator.symptoms import Rule, Symptom
+from gangline.aggregator.judgement import hysteresis
+from gangline.aggregator.judgement.hysteresis import Hold, Key
+from gangline.aggregator.judgement.symptoms import Rule, Symptom
 from gangline.aggregator.verdicts import Reason, State
 
 SECOND_NS = 1_000_000_000

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator import journal
-from gangline.aggregator.journal import EventJournal, StoredEvent, encode, parse
 from gangline.aggregator.refusals import TooMuch
+from gangline.aggregator.store import journal
+from gangline.aggregator.store.journal import EventJournal, StoredEvent, encode, parse
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
 

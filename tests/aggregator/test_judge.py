@@ -7,19 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from gangline.aggregator import judge as judging
-from gangline.aggregator import (
-    rules_agent,
-    rules_clock,
-    rules_fabric,
-    rules_gpu,
-    rules_host,
-    rules_memory,
-    rules_xid,
-)
-from gangline.aggregator.fleet import UNKNOWN_PER_HOST_MAX, Fleet
-from gangline.aggregator.judge import judge
-from gangline.aggregator.scoring import base_hazard_per_hour
+from gangline.aggregator.fleet.fleet import UNKNOWN_PER_HOST_MAX, Fleet
+from gangline.aggregator.judgement import judge as judging
+from gangline.aggregator.judgement.judge import judge
+from gangline.aggregator.judgement.rules import agent as rules_agent
+from gangline.aggregator.judgement.rules import clock as rules_clock
+from gangline.aggregator.judgement.rules import fabric as rules_fabric
+from gangline.aggregator.judgement.rules import gpu as rules_gpu
+from gangline.aggregator.judgement.rules import host as rules_host
+from gangline.aggregator.judgement.rules import memory as rules_memory
+from gangline.aggregator.judgement.rules import xid as rules_xid
+from gangline.aggregator.judgement.scoring import base_hazard_per_hour
 from gangline.aggregator.verdicts import Reason, State
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator import ledger
-from gangline.aggregator.ledger import Ledger, RangeSet, ranges_of
+from gangline.aggregator.store import ledger
+from gangline.aggregator.store.ledger import Ledger, RangeSet, ranges_of
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 20)), max_size=60)
 

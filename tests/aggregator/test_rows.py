@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator import latest as latest_module
-from gangline.aggregator.latest import Latest
-from gangline.aggregator.rows import Foreign, HostFrame, batch
+from gangline.aggregator.store import latest as latest_module
+from gangline.aggregator.store.latest import Latest
+from gangline.aggregator.store.rows import Foreign, HostFrame, batch
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import BY_ID, TABLES

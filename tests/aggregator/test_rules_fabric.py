@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.aggregator.scoring import base_hazard_per_hour
+from gangline.aggregator.judgement.scoring import base_hazard_per_hour
 from gangline.aggregator.verdicts import Reason, State
 from tests.aggregator.world import World, all_well
 

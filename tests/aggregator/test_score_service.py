@@ -16,7 +16,7 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.commands.client import Client, CommandError
-from gangline.aggregator.judge import Judgement
+from gangline.aggregator.judgement.judge import Judgement
 from gangline.aggregator.service.errors import Errors
 from gangline.aggregator.service.score import LISTINGS_MAX, ScoreService
 from gangline.aggregator.verdicts import Reason, State

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangline.aggregator.scorelog import ScoreLog
+from gangline.aggregator.store.scorelog import ScoreLog
 from gangline.aggregator.verdicts import HostScore, Reason, Snapshot, State
 
 SECOND = 1_000_000_000

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.scoring import (
+from gangline.aggregator.judgement.scoring import (
     EVIDENCE_MAX,
     HAZARD_PER_HOUR_MAX,
     HORIZON_HOURS,
@@ -17,7 +17,7 @@ from gangline.aggregator.scoring import (
     base_hazard_per_hour,
     score_host,
 )
-from gangline.aggregator.symptoms import Rule, Symptom
+from gangline.aggregator.judgement.symptoms import Rule, Symptom
 from gangline.aggregator.verdicts import SEVERITY, Reason, State
 
 STATES = [State.HEALTHY, State.WATCH, State.DEGRADED, State.SUSPECT, State.UNHEALTHY, State.STALE]

@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from gangline.aggregator.commands import sql
-from gangline.aggregator.findings import Findings
+from gangline.aggregator.ingest.findings import Findings
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import duckdb
 import pytest
 
-from gangline.aggregator import rows
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.hours import HOUR_NS
-from gangline.aggregator.store import Store
-from gangline.aggregator.storefile import StoreError
+from gangline.aggregator.store import rows
+from gangline.aggregator.store.hours import HOUR_NS
+from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.storefile import StoreError
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_stored_costs_no_other_host(
             raise ValueError("no such cell")
         return honest(of)
 
-    monkeypatch.setattr("gangline.aggregator.writer.batch", stumbles)
+    monkeypatch.setattr("gangline.aggregator.store.writer.batch", stumbles)
     block = Block("host_1s", ["host"])
     frame = frames.Frame(frames.Stamp(b"r" * 16, b"b" * 16, 1, 1, NOW_NS), (block,))
     receipts: list[str] = []

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gangline.aggregator.fleet import Fleet
-from gangline.aggregator.judge import Judgement, judge
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.judgement.judge import Judgement, judge
 from gangline.aggregator.verdicts import HostScore
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.folder import FolderError
 from gangline.agent.simulated import SimulatedFleet
 from gangline.agent.simulated.host import SimulatedHost
 from gangline.agent.simulated.runner import Runner, allow_files
+from gangline.agent.spool.folder import FolderError
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.wire import telemetry_pb2

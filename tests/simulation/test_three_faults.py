@@ -16,8 +16,8 @@ import pytest
 from gangline.agent.framing import Framer, dictionary
 from gangline.agent.simulated import SimulatedFleet
 from gangline.agent.simulated.faults import ECC_XID95, RDMA_RETRANSMISSIONS, THERMAL
-from gangline.aggregator.fleet import Fleet
-from gangline.aggregator.judge import judge
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.verdicts import SEVERITY, HostScore, Reason, Snapshot, State
 from gangline.fingerprints import frames
 

@@ -14,10 +14,10 @@ import random
 import time
 from pathlib import Path
 
-from gangline.agent.client import Client
-from gangline.agent.events import EventQueue
 from gangline.agent.framing import dictionary
-from gangline.agent.spool import Spool
+from gangline.agent.spool.events import EventQueue
+from gangline.agent.spool.spool import Spool
+from gangline.agent.transport.client import Client
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import TABLES, index_of

@@ -1,0 +1,248 @@
+"""The agent's way to the aggregator: a daemon thread with one socket.
+
+It dials, registers, streams what the spool holds and reports events, and after any failure comes
+back with jitter. It never raises, never holds up who samples, and forgets only what has a receipt.
+What is said when is `conversation`'s and `outflow`'s; here are the socket and the thread.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import select
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from ...fingerprints.wire.telemetry_pb2 import RegisterNodeRequest
+from ..clock import Clock, SystemClock
+from .conversation import Conversation, QueuedEvents, RefusedError, SpooledFrames
+from .outflow import Backoff
+from .session import Session, SessionError
+
+CONNECT_SECONDS_MAX = 5.0
+RECEIVE_BYTES_MAX = 1 << 16
+WORDS_CHARACTERS_MAX = 300
+#: A peer that vanished is noticed after so long, by the kernel: by unacknowledged data while
+#: something is on its way (TCP_USER_TIMEOUT), by keepalive probes while nothing is.
+PEER_SILENCE_SECONDS_MAX = 20
+_KEEPALIVE_IDLE_SECONDS = 10
+_KEEPALIVE_INTERVAL_SECONDS = 5
+_KEEPALIVE_PROBES = 2
+
+
+class TargetError(ValueError):
+    """The aggregator's address cannot be used; the words say what would be right."""
+
+
+def parse_target(target: str, *, allow_plaintext: bool = False) -> tuple[str, int]:
+    """Return host and port of `host:port` or `[address]:port`. Raises TargetError.
+
+    What leaves this machine would be readable and changeable on its way, so without
+    *allow_plaintext* only loopback is taken: 127.0.0.0/8, ::1, localhost.
+    """
+    host, colon, port = target.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not host or not colon or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise TargetError(f"aggregator {target!r}: expected HOST:PORT, such as 127.0.0.1:7600")
+    if not allow_plaintext and not _is_loopback(host):
+        raise TargetError(
+            f"aggregator {target!r} is not on loopback, and there is no TLS yet: "
+            "use an address such as 127.0.0.1:7600, or set allow_plaintext if its network is trusted"
+        )
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class Client:
+    """`start`, then `notify` after each frame or event; `close` at the end.
+
+    Attributes, to be read from any thread: `connected` (registered, and not known to be broken),
+    `reconnects` (registrations that the aggregator answered), `last_error` (words of the last
+    failure; they stay when all is well again).
+    """
+
+    def __init__(
+        self,
+        target: str,
+        register: Callable[[], RegisterNodeRequest],
+        spool: SpooledFrames,
+        events: QueuedEvents,
+        *,
+        random_source: random.Random,
+        clock: Clock | None = None,
+        live_hertz: float = 1.0,
+        allow_plaintext: bool = False,
+    ) -> None:
+        """*register* makes the request anew for each connection (run id and boot id are filled in
+        from *spool*); *live_hertz* is how often a frame is made. Raises TargetError."""
+        self._address = parse_target(target, allow_plaintext=allow_plaintext)
+        self.target = target
+        self.connected = False
+        self.reconnects = 0
+        self.last_error = ""
+        self._register = register
+        self._spool = spool
+        self._events = events
+        self._clock: Clock = clock or SystemClock()
+        self._live_hertz = live_hertz
+        self._backoff = Backoff(random_source)
+        self._wake_receive, self._wake_send = socket.socketpair()
+        self._wake_receive.setblocking(False)
+        self._wake_send.setblocking(False)
+        self._closing = threading.Event()
+        self._close_by = 0.0
+        self._register_again = False
+        self._thread = threading.Thread(target=self._run, name="gangline-client", daemon=True)
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def notify(self) -> None:
+        """Say that a frame or an event was added. Never blocks, never raises."""
+        with suppress(OSError):  # woken already, or closed
+            self._wake_send.send(b"\0")
+
+    def reregister(self) -> None:
+        """Send RegisterNode again on the connection that is, as after a change of the inventory."""
+        self._register_again = True
+        self.notify()
+
+    def close(self, seconds_max: float = 5.0) -> None:
+        """Send what is live, wait for its receipts, and end; within about *seconds_max*.
+
+        Backlog stays on disk. Returns also when the aggregator does not answer.
+        """
+        self._close_by = self._seconds() + seconds_max
+        self._closing.set()
+        self.notify()
+        if self._thread.ident is not None:
+            self._thread.join(seconds_max + 1.0)
+        if not self._thread.is_alive():
+            self._wake_send.close()
+            self._wake_receive.close()
+
+    def _seconds(self) -> float:
+        return self._clock.boottime_ns() / 1e9
+
+    # The thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            refused = False
+            try:
+                self._connect_and_talk()
+            except (SessionError, OSError) as error:
+                refused = isinstance(error, RefusedError)
+                self._failed(error)
+            except Exception as error:  # noqa: BLE001 - sampling must go on, whatever this was
+                self._failed(error)
+            if not self._closing.is_set():
+                self._closing.wait(self._backoff.failed(refused=refused))
+
+    def _failed(self, error: Exception) -> None:
+        name = "" if isinstance(error, SessionError | OSError) else f"{type(error).__name__}: "
+        words = (error.strerror if isinstance(error, OSError) else "") or str(error)
+        self.last_error = f"{self.target}: {name}{words}"[:WORDS_CHARACTERS_MAX]
+
+    def _connect_and_talk(self) -> None:
+        with socket.create_connection(self._address, CONNECT_SECONDS_MAX) as connection:
+            _configure(connection)
+            conversation = Conversation(
+                Session(self.target), self._register, self._spool, self._events, self._live_hertz
+            )
+            self._register_again = False
+            try:
+                self._talk(connection, conversation)
+            finally:
+                self.connected = False
+
+    def _talk(self, connection: socket.socket, conversation: Conversation) -> None:
+        poll = select.poll()
+        poll.register(self._wake_receive, select.POLLIN)
+        out = b""
+        while True:
+            now = self._seconds()
+            done = False
+            if self._register_again:
+                self._register_again = False
+                conversation.register_again()
+            if self._closing.is_set():
+                done, more = conversation.finish(now)
+            else:
+                more = conversation.step(now)
+            out = _send(connection, out + more)
+            if self._closing.is_set() and ((done and not out) or now >= self._close_by):
+                return
+            poll.register(connection, select.POLLIN | (select.POLLOUT if out else 0))
+            ready = self._wait(poll, conversation.wait_seconds(now), now)
+            if self._wake_receive.fileno() in ready:
+                _drain(self._wake_receive)
+            if connection.fileno() in ready and (data := _receive(connection)):
+                self._take(conversation, data)
+
+    def _wait(self, poll: select.poll, seconds: float | None, now: float) -> set[int]:
+        """Wait until a socket is ready or the time is over; return the ready descriptors."""
+        if self._closing.is_set():
+            left = max(self._close_by - now, 0.0)
+            seconds = left if seconds is None else min(seconds, left)
+        # Rounded up, or the last millisecond before a deadline would spin.
+        ready = poll.poll(None if seconds is None else int(seconds * 1000) + 1)
+        return {descriptor for descriptor, _ in ready}
+
+    def _take(self, conversation: Conversation, data: bytes) -> None:
+        conversation.receive(data, self._seconds())
+        if conversation.registered and not self.connected:
+            self.connected = True
+            self.reconnects += 1
+        if conversation.proven:
+            self._backoff.succeeded()
+
+
+def _configure(connection: socket.socket) -> None:
+    """Small messages at once, and a peer that vanished noticed by the kernel."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_SECONDS),
+        (socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_SECONDS),
+        (socket.TCP_KEEPCNT, _KEEPALIVE_PROBES),
+        (socket.TCP_USER_TIMEOUT, PEER_SILENCE_SECONDS_MAX * 1000),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _send(connection: socket.socket, out: bytes) -> bytes:
+    """Send what the socket takes; return the rest. Raises OSError."""
+    try:
+        return out[connection.send(out) :] if out else out
+    except BlockingIOError:
+        return out
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """Return what is there, b"" if nothing is. Raises OSError; SessionError at the end."""
+    try:
+        data = connection.recv(RECEIVE_BYTES_MAX)
+    except BlockingIOError:
+        return b""
+    if not data:
+        raise SessionError("the aggregator closed the connection")
+    return data
+
+
+def _drain(wake: socket.socket) -> None:
+    with suppress(BlockingIOError):
+        wake.recv(4096)

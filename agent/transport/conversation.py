@@ -1,0 +1,225 @@
+"""What the agent says on one connection and when: register, stream, report. No socket, no clock.
+
+Bytes in by `receive`, bytes out by `step`, time handed in; a SessionError ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ...fingerprints.wire.telemetry_pb2 import (
+    HealthEvent,
+    IngestAck,
+    RegisterNodeRequest,
+    RegisterNodeResponse,
+    ReportEventsRequest,
+    TelemetryBatch,
+)
+from .outflow import Frames, Outflow
+from .session import EVENTS, REGISTER, Answer, Ended, Session, SessionError
+
+#: A unary call without an answer for so long ends the connection.
+ANSWER_SECONDS_MAX = 10.0
+#: So do frames on their way without any receipt: a stalled aggregator and a half-open connection.
+RECEIPT_SECONDS_MAX = 30.0
+#: Events in one report; after one was refused they go one at a time until one is taken.
+EVENTS_PER_REPORT_MAX = 64
+#: While more than this waits for the peer's windows, no further frame is taken from the disk.
+UNSENT_BYTES_MAX = 1 << 16
+
+#: Statuses of RegisterNode that trying again soon cannot change.
+_REFUSALS = frozenset(
+    (
+        "ALREADY_EXISTS",
+        "FAILED_PRECONDITION",
+        "INVALID_ARGUMENT",
+        "PERMISSION_DENIED",
+        "UNAUTHENTICATED",
+        "UNIMPLEMENTED",
+    )
+)
+#: Statuses of any call that say that this name is another's.
+_REFUSALS_ANYWHERE = frozenset(("ALREADY_EXISTS", "PERMISSION_DENIED"))
+
+
+class RefusedError(SessionError):
+    """The aggregator does not take this host as it presents itself."""
+
+
+class SpooledFrames(Frames, Protocol):
+    """What is asked of `spool.Spool`."""
+
+    run_id: bytes
+    boot_id: bytes
+
+    def receipt(self, first: int, last: int) -> None: ...
+    def refused(self, sequence: int, reason: str) -> None: ...
+
+
+class QueuedEvents(Protocol):
+    """What is asked of `events.EventQueue`."""
+
+    def pending(self, count_max: int) -> list[HealthEvent]: ...
+    def receipt(self, event_ids: Sequence[str]) -> None: ...
+    def refused(self, event_ids: Sequence[str], reason: str) -> None: ...
+
+
+class Conversation:
+    """`registered` from the first answer on; `proven` once a receipt came over this connection."""
+
+    def __init__(
+        self,
+        session: Session,
+        register: Callable[[], RegisterNodeRequest],
+        spool: SpooledFrames,
+        events: QueuedEvents,
+        live_hertz: float,
+    ) -> None:
+        self.registered = False
+        self.proven = False
+        self._session = session
+        self._register = register
+        self._spool = spool
+        self._events = events
+        self._live_hertz = live_hertz
+        self._name = ""  # the session the aggregator gave
+        self._stream = 0
+        self._outflow: Outflow | None = None
+        self._must_register = True
+        self._finishing = False
+        self._asked: dict[str, float] = {}  # unary method -> since when it waits for its answer
+        self._reported: list[str] = []  # event ids on their way
+        self._report_max = EVENTS_PER_REPORT_MAX
+
+    def register_again(self) -> None:
+        """Send RegisterNode once more at the next step, as after a change of the inventory."""
+        self._must_register = True
+
+    # Out -----------------------------------------------------------------------------------
+
+    def step(self, now: float) -> bytes:
+        """Do what can be done now; return the bytes for the socket.
+
+        Raises SessionError when the aggregator has kept us waiting for too long.
+        """
+        self._check_patience(now)
+        if self._must_register and REGISTER not in self._asked:
+            self._send_register(now)
+        if self._outflow is not None:
+            self._send_events(now)
+            self._send_frames(self._outflow, now)
+        return self._session.data_to_send()
+
+    def _check_patience(self, now: float) -> None:
+        for method, since in self._asked.items():
+            if now - since >= ANSWER_SECONDS_MAX:
+                raise SessionError(f"no answer to {method} within {ANSWER_SECONDS_MAX:g} s")
+        outflow = self._outflow
+        if outflow is not None and outflow.waiting_seconds(now) >= RECEIPT_SECONDS_MAX:
+            raise SessionError(
+                f"{outflow.in_flight} frames sent and no receipt within {RECEIPT_SECONDS_MAX:g} s"
+            )
+
+    def _send_register(self, now: float) -> None:
+        request = self._register()
+        request.run_id = self._spool.run_id
+        request.boot_id = self._spool.boot_id
+        self._must_register = False
+        self._asked[REGISTER] = now
+        self._session.call(REGISTER, request)
+
+    def _send_events(self, now: float) -> None:
+        if EVENTS in self._asked or not (events := self._events.pending(self._report_max)):
+            return
+        self._reported = [event.event_id for event in events]
+        self._asked[EVENTS] = now
+        self._session.call(EVENTS, ReportEventsRequest(events=events), self._name)
+
+    def _send_frames(self, outflow: Outflow, now: float) -> None:
+        if self._session.unsent_bytes > UNSENT_BYTES_MAX:
+            return
+        for going in outflow.take(now, with_backlog=not self._finishing):
+            batch = TelemetryBatch(
+                sequence=going.sequence, frame=going.frame, backlog=going.backlog
+            )
+            self._session.send(self._stream, batch)
+
+    def wait_seconds(self, now: float) -> float | None:
+        """How long nothing needs to be done unless bytes or frames come; None: for ever."""
+        waits = [since + ANSWER_SECONDS_MAX - now for since in self._asked.values()]
+        if (outflow := self._outflow) is not None:
+            if outflow.in_flight:
+                waits.append(RECEIPT_SECONDS_MAX - outflow.waiting_seconds(now))
+            if outflow.has_backlog:
+                waits.append(1 / self._live_hertz)
+        return max(min(waits), 0.0) if waits else None
+
+    def finish(self, now: float) -> tuple[bool, bytes]:
+        """Return whether all that was to be said is said and receipted, and bytes to send.
+
+        What is backlog stays on disk for the next time. Raises SessionError.
+        """
+        self._finishing = True
+        out = self.step(now)
+        outflow = self._outflow
+        if self._asked or outflow is None or outflow.in_flight or outflow.has_live:
+            return False, out
+        self._session.finish(self._stream)
+        return True, out + self._session.data_to_send()
+
+    # In ------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Take bytes from the socket. Raises SessionError, whatever they are; nothing else."""
+        for answer in self._session.receive(data):
+            if isinstance(answer, Ended):
+                self._take_end(answer)
+            else:
+                self._take(answer, now)
+
+    def _take(self, answer: Answer, now: float) -> None:
+        self._asked.pop(answer.method, None)
+        message = answer.message
+        if isinstance(message, RegisterNodeResponse):
+            self._take_registration(message, now)
+        elif isinstance(message, IngestAck) and self._outflow is not None:
+            self._take_receipts(self._outflow, message, now)
+        elif answer.method == EVENTS:
+            self._events.receipt(self._reported)
+            self._report_max = EVENTS_PER_REPORT_MAX
+
+    def _take_registration(self, response: RegisterNodeResponse, now: float) -> None:
+        self._name = response.session
+        self.registered = True
+        if self._outflow is None:
+            self._stream = self._session.open_stream(self._name)
+            self._outflow = Outflow(self._spool, response.credit_frames, self._live_hertz, now)
+        else:
+            self._outflow.grant(response.credit_frames)
+
+    def _take_receipts(self, outflow: Outflow, ack: IngestAck, now: float) -> None:
+        outflow.grant(ack.credit_frames)
+        for durable in ack.durable:
+            for first, last in outflow.settle(durable.first, durable.last, now):
+                self._spool.receipt(first, last)
+                self.proven = True
+        for refused in ack.refused:
+            if outflow.settle(refused.sequence, refused.sequence, now):
+                self._spool.refused(refused.sequence, refused.reason)
+                self.proven = True
+
+    def _take_end(self, ended: Ended) -> None:
+        self._asked.pop(ended.method, None)
+        if ended.status in (_REFUSALS if ended.method == REGISTER else _REFUSALS_ANYWHERE):
+            raise RefusedError(str(ended))
+        if ended.method == EVENTS and ended.status == "INVALID_ARGUMENT":
+            self._take_refused_report(str(ended))
+            return
+        raise SessionError(str(ended))
+
+    def _take_refused_report(self, words: str) -> None:
+        """One bad event must not hold up all others for ever: find it, one at a time."""
+        if len(self._reported) == 1:
+            self._events.refused(self._reported, words)
+        self._report_max = 1

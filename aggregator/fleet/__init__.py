@@ -1,0 +1,1 @@
+"""The latest of everything, in arrays: what judging looks at."""

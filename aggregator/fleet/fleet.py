@@ -1,0 +1,292 @@
+"""The fleet as it is now: the latest of everything that every host said, in memory.
+
+Owned by one thread; takes no locks, does no I/O. Live frames move it, late ones do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ...fingerprints.block import Block
+from ...fingerprints.catalogue import TABLES
+from ...fingerprints.frames import Frame
+from ..verdicts import Finding
+from .activity import Activity
+from .arrays import Codes, Flags, Indexes, Times, grown, room
+from .messages import DeviceLike, EventLike, SignalLike
+from .peers import Models
+from .seen import Seen
+from .sources import Sources
+from .tables import Devices, DeviceTable
+from .xid_records import XidRecords
+
+#: Signals of one host that only its agent's dictionary knows; more are left to the store.
+UNKNOWN_PER_HOST_MAX = 256
+#: Boots of one host that are remembered, so that a late frame of an old one is known as late.
+BOOTS_PER_HOST_MAX = 8
+#: A frame that claims a later time than this (146 years) is not believed.
+TIME_NS_MAX = 2**62
+#: An event is of an earlier boot when it is older than this boot by more.
+BOOT_SLACK_NS = 10_000_000_000
+#: Findings kept; the oldest cleared ones go first.
+FINDINGS_MAX = 10_000
+
+
+class Fleet:
+    """Hosts by node index (append-only within `epoch`), devices by kind, tables of the catalogue."""
+
+    def __init__(self, epoch: int = 1) -> None:
+        """*epoch*: another number than any earlier process used, since node indexes begin anew."""
+        self.epoch = epoch
+        self.names: list[str] = []
+        self.index: dict[str, int] = {}
+        self.attributes: list[dict[tuple[str, str], dict[str, str]]] = []
+        self.unknown: list[dict[tuple[str, str], float | int]] = []
+        self.dictionary: list[dict[int, str]] = []
+        self.findings: dict[tuple[str, str, str], Finding] = {}
+        self.xids = XidRecords()
+        self.sources = Sources()
+        #: Rises when hosts, devices or their attributes change: what peers are computed from.
+        self.shape_version = 0
+        self.devices: dict[str, Devices] = {}
+        self.tables: dict[str, DeviceTable] = {}
+        for name, signals in TABLES.items():
+            kind = signals[0].device_kind
+            devices = self.devices.setdefault(kind, Devices(kind))
+            self.tables[name] = DeviceTable(name, signals, devices)
+        self.activity = Activity(self.devices["gpu"])
+        self.models = Models()
+        self.seen = Seen()
+        self._make(64)
+
+    def _make(self, capacity: int) -> None:
+        self._simulated: Flags = np.zeros(capacity, dtype=bool)
+        self._first_ns: Times = np.zeros(capacity, dtype=np.int64)
+        self._heard_ns: Times = np.zeros(capacity, dtype=np.int64)
+        self._backlog_ns: Times = np.zeros(capacity, dtype=np.int64)
+        self._boottime_ns: Times = np.zeros(capacity, dtype=np.int64)
+        self._boot: Codes = np.zeros(capacity, dtype=np.int32)
+        #: When the host booted, by its own wall clock; 0: not known yet.
+        self._boot_wall_ns: Times = np.zeros(capacity, dtype=np.int64)
+        self._gpus: Codes = np.zeros(capacity, dtype=np.int32)
+        self._boots: list[list[bytes]] = []
+        self._rows: dict[tuple[int, str], tuple[tuple[str, ...], Indexes]] = {}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    # What comes in.
+
+    def register(
+        self,
+        name: str,
+        *,
+        simulated: bool,
+        run_id: bytes,
+        boot_id: bytes,
+        devices: Sequence[DeviceLike],
+        received_ns: int,
+        signals: Iterable[SignalLike] = (),
+    ) -> int:
+        """Make *name* known and return its node index, the same one each time."""
+        host = self.index.get(name)
+        if host is None:
+            host = self._new_host(name)
+        self._simulated[host] = simulated
+        self._seen_boot(host, boot_id)
+        self.dictionary[host] = {s.signal_id: s.name for s in signals}
+        self.attributes[host] = {(d.kind, d.key): dict(d.attributes) for d in devices}
+        self._gpus[host] = sum(d.kind == "gpu" for d in devices)
+        self.shape_version += 1
+        return host
+
+    def _new_host(self, name: str) -> int:
+        host = len(self.names)
+        capacity = room(host + 1, self._boot.shape[0])
+        if capacity > self._boot.shape[0]:
+            for key, array in vars(self).items():
+                if isinstance(array, np.ndarray):
+                    setattr(self, key, grown(array, capacity))
+        self.names.append(name)
+        self.index[name] = host
+        self.attributes.append({})
+        self.unknown.append({})
+        self.dictionary.append({})
+        self._boots.append([])
+        return host
+
+    def _seen_boot(self, host: int, boot_id: bytes) -> bool:
+        """Return False for a boot that another one has already followed."""
+        boots = self._boots[host]
+        if boots and boots[-1] == boot_id:
+            return True
+        if boot_id in boots:
+            return False
+        boots.append(boot_id)
+        del boots[:-BOOTS_PER_HOST_MAX]
+        self._boot[host] += 1
+        self._boottime_ns[host] = self._boot_wall_ns[host] = 0
+        self.unknown[host].clear()
+        return True
+
+    def observe(self, name: str, frame: Frame, received_ns: int) -> None:
+        """Take over a live frame. Never raises on odd content; a late frame only counts as heard of."""
+        host = self.index.get(name)
+        if host is None:
+            return
+        stamp = frame.stamp
+        late = not self._seen_boot(host, stamp.boot_id)
+        if late or not self._boottime_ns[host] < stamp.boottime_ns <= TIME_NS_MAX:
+            self.note_backlog(name, received_ns)
+            return
+        before = int(self._boottime_ns[host])
+        gap_ns = stamp.boottime_ns - before if before else 0
+        self._boottime_ns[host] = stamp.boottime_ns
+        self._boot_wall_ns[host] = max(0, min(stamp.wall_ns, TIME_NS_MAX) - stamp.boottime_ns)
+        self._heard_ns[host] = received_ns
+        if not self._first_ns[host]:
+            self._first_ns[host] = received_ns
+        for block in frame.blocks:
+            self._take(host, block, stamp.boottime_ns, gap_ns)
+
+    def _take(self, host: int, block: Block, boottime_ns: int, gap_ns: int) -> None:
+        table = self.tables.get(block.table)
+        if table is None or any(s not in table.ids for s in block.signal_ids):
+            self._keep_unknown(host, block, set(table.ids) if table else set())
+        if table is None or not block.rows:
+            return
+        rows = self._rows_of(host, table.devices, block.devices)
+        # A reading can not be younger than its frame, nor a day older.
+        offset_ns = min(0, max(block.offset_ns, -86_400_000_000_000))
+        time_ns = max(1, boottime_ns + offset_ns)
+        table.put(rows, block, time_ns, self.boot_of(host), gap_ns)
+
+    def _rows_of(self, host: int, devices: Devices, names: tuple[str, ...]) -> Indexes:
+        key = host, devices.kind
+        cached = self._rows.get(key)
+        if cached and cached[0] == names:
+            return cached[1]
+        before = devices.count
+        rows = np.array([devices.row(host, name) for name in names], dtype=np.intp)
+        if devices.count > before:
+            self.shape_version += 1
+        if cached is None or len(names) >= len(cached[0]):
+            self._rows[key] = names, rows
+        return rows
+
+    def _keep_unknown(self, host: int, block: Block, known: set[int]) -> None:
+        """Keep by name what this version of the catalogue does not know."""
+        kept, names = self.unknown[host], self.dictionary[host]
+        for row, device in enumerate(block.devices):
+            for signal_id, value in block.values(row):
+                if signal_id in known or value is None:
+                    continue
+                key = device, names.get(signal_id, f"signal.{signal_id}")
+                if key in kept or len(kept) < UNKNOWN_PER_HOST_MAX:
+                    kept[key] = value
+
+    def event(self, name: str, event: EventLike, received_ns: int) -> None:
+        """Take over an event. Names that mean nothing here are left to the store."""
+        host = self.index.get(name)
+        if host is None:
+            return
+        if event.name == "gpu.xid" and not self._of_an_earlier_boot(host, event.wall_time_ns):
+            device = self._gpu_of(host, event.device)
+            boot, resets = int(self._boot[host]), self.device_resets(host, device)
+            self.xids.record(host, device, event.code, event.message, received_ns, boot, resets)
+        elif event.name == "collector.outcome":
+            self.sources.words(host, event.device, event.code, event.message)
+
+    def _of_an_earlier_boot(self, host: int, wall_ns: int) -> bool:
+        """Say whether the event waited on disk through a reboot, which has cleared it."""
+        return 0 < wall_ns < int(self._boot_wall_ns[host]) - BOOT_SLACK_NS
+
+    def _gpu_of(self, host: int, device: str) -> str:
+        """Return the UUID of a GPU that the kernel names by PCI address, if its attributes tell."""
+        wanted = device.lower()
+        for (kind, key), attributes in self.attributes[host].items():
+            if kind == "gpu" and wanted in (value.lower() for value in attributes.values()):
+                return key
+        return device
+
+    def note_backlog(self, name: str, received_ns: int) -> None:
+        """The host is there, but what it said is of earlier."""
+        host = self.index.get(name)
+        if host is not None:
+            self._backlog_ns[host] = received_ns
+
+    def find(self, finding: Finding) -> None:
+        """Keep a finding; one of the same host, name and subject keeps its first moment."""
+        key = finding.host, finding.name, finding.subject
+        if key not in self.findings and len(self.findings) >= FINDINGS_MAX:
+            self.findings.pop(next(iter(self.findings)))
+        self.findings.setdefault(key, finding)
+
+    def clear(self, host: str, name: str, subject: str = "") -> None:
+        """End a finding, if there is one."""
+        self.findings.pop((host, name, subject), None)
+
+    # What is read.
+
+    def advance(self, now_ns: int) -> None:
+        """Bring counters and means up to the last frame. Called once before each judgement."""
+        for table in self.tables.values():
+            rows = table.advance()
+            if table.name == "gpu_1s" and rows.size:
+                self.activity.advance(rows, table, self.tables["gpu_10s"])
+            if table.name == "collector_1s" and rows.size:
+                self.sources.advance(rows, table)
+        self.seen.advance(self.tables)
+        self.xids.expire(self, now_ns)
+
+    def host_now_ns(self, now_ns: int) -> Times:
+        """Return what CLOCK_BOOTTIME of each host is at *now_ns* of our clock, by its last frame."""
+        silent = np.maximum(now_ns - self.heard_ns, 0)
+        return np.asarray(self._boottime_ns[: len(self)] + silent)
+
+    def backlog_age_seconds(self, host: int, now_ns: int) -> float:
+        """Return how long ago the host last sent something late; infinite for never."""
+        last_ns = int(self._backlog_ns[host])
+        return (now_ns - last_ns) / 1e9 if last_ns else float("inf")
+
+    def boot_of(self, host: int) -> int:
+        """Return the number of the host's boot, as `boot`."""
+        return int(self._boot[host])
+
+    def device_resets(self, host: int, device: str) -> int:
+        """Return how often a GPU was seen to be reset: its energy or its volatile errors fell."""
+        row = self.devices["gpu"].row_of.get((host, device))
+        if row is None:
+            return 0
+        changes = self.tables["gpu_1s_changes"]
+        columns = ("ecc_corrected_volatile_errors", "ecc_uncorrected_volatile_errors")
+        counts = [int(changes.resets(c)[row]) for c in columns]
+        return int(self.activity.resets[row]) + sum(counts)
+
+    @property
+    def simulated(self) -> Flags:
+        """Which hosts do not exist."""
+        return self._simulated[: len(self)]
+
+    @property
+    def heard_ns(self) -> Times:
+        """When each host's last live frame came, by our clock; 0: never."""
+        return self._heard_ns[: len(self)]
+
+    @property
+    def first_ns(self) -> Times:
+        """When each host's first live frame came."""
+        return self._first_ns[: len(self)]
+
+    @property
+    def boot(self) -> Codes:
+        """A number per host that rises with every boot."""
+        return self._boot[: len(self)]
+
+    @property
+    def gpus(self) -> Codes:
+        """GPUs of each host: as registered, or as many as have shown themselves."""
+        seen = np.bincount(self.devices["gpu"].host, minlength=len(self))[: len(self)]
+        return np.maximum(self._gpus[: len(self)], seen.astype(np.int32))

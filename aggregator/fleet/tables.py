@@ -1,0 +1,254 @@
+"""The latest of every signal, in arrays: a row per device of all hosts, a column per signal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...fingerprints.block import Block
+from ...fingerprints.catalogue import PERIOD_SECONDS, Kind, Signal
+from ...fingerprints.counters import Outcome
+from . import counting
+from .arrays import Codes, Flags, Floats, Indexes, Times, Words, grown, room
+
+#: More devices of one kind on one host than this are not kept in memory (the store keeps them all).
+DEVICES_PER_HOST_MAX = 1024
+
+#: No gauge of ours is larger: an exabyte, a gigawatt-century. What is, a driver made up.
+GAUGE_MAX = 1e18
+
+#: Time constants of the two leaky sums kept per counter: what happens now, and what is usual.
+FAST_SECONDS = 10.0
+SLOW_SECONDS = 600.0
+
+
+class Devices:
+    """The devices of one kind, of all hosts. A device keeps its row for as long as we run."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.names: list[str] = []
+        self.row_of: dict[tuple[int, str], int] = {}
+        self.capacity = 64
+        self._host: Codes = np.zeros(self.capacity, dtype=np.int32)
+        self._per_host: dict[int, int] = {}
+
+    @property
+    def count(self) -> int:
+        """How many rows are in use."""
+        return len(self.names)
+
+    @property
+    def host(self) -> Codes:
+        """Node index of every row."""
+        return self._host[: self.count]
+
+    def of_host(self, host: int) -> int:
+        """Return how many devices of this kind *host* has shown."""
+        return self._per_host.get(host, 0)
+
+    def row(self, host: int, name: str) -> int:
+        """Return the device's row, made if need be; -1 when the host has too many."""
+        row = self.row_of.get((host, name))
+        if row is not None:
+            return row
+        if self.of_host(host) >= DEVICES_PER_HOST_MAX:
+            return -1
+        row = self.count
+        if row == self.capacity:
+            self.capacity = room(row + 1, self.capacity)
+            self._host = grown(self._host, self.capacity)
+        self._host[row] = host
+        self.names.append(name)
+        self.row_of[host, name] = row
+        self._per_host[host] = self.of_host(host) + 1
+        return row
+
+
+class DeviceTable:
+    """One catalogue table. Cells are kept raw; counters are read through counter algebra in `advance`.
+
+    Arrays are column by row. `rates` and `recent` come from two leaky sums per counter, so the memory
+    is bounded whatever the pace of frames.
+    """
+
+    def __init__(self, name: str, signals: Sequence[Signal], devices: Devices) -> None:
+        self.name, self.signals, self.devices = name, tuple(signals), devices
+        self.column = {s.column: i for i, s in enumerate(signals)}
+        self.ids = tuple(s.signal_id for s in signals)
+        self.on_change = signals[0].on_change
+        self.period_seconds = float(PERIOD_SECONDS[signals[0].pace])
+        counters = [i for i, s in enumerate(signals) if s.kind is Kind.COUNTER]
+        self.counter_columns: Indexes = np.array(counters, dtype=np.intp)
+        self.counter = {signals[i].column: k for k, i in enumerate(counters)}
+        chosen = [signals[i] for i in counters]
+        self.shape = counting.Shape.of([s.width_bits for s in chosen], [s.sticks for s in chosen])
+        self._make(devices.capacity)
+        self._columns_of: dict[tuple[int, ...], tuple[Indexes, Indexes]] = {}
+
+    def _make(self, capacity: int) -> None:
+        width, counters = len(self.signals), len(self.counter_columns)
+        self._bits: Words = np.zeros((width, capacity), dtype=np.uint64)
+        self._valid: Flags = np.zeros((width, capacity), dtype=bool)
+        self._touched: Flags = np.zeros(capacity, dtype=bool)
+        self._boottime_ns: Times = np.zeros(capacity, dtype=np.int64)
+        self._boot: Codes = np.zeros(capacity, dtype=np.int32)  # 0: never heard
+        self._gap_ns: Times = np.zeros(capacity, dtype=np.int64)  # longest since `advance`
+        self._base: Words = np.zeros((counters, capacity), dtype=np.uint64)
+        self._base_usable: Flags = np.zeros((counters, capacity), dtype=bool)
+        self._base_ns: Times = np.zeros(capacity, dtype=np.int64)
+        self._base_boot: Codes = np.zeros(capacity, dtype=np.int32)
+        self._fast: Floats = np.zeros((counters, capacity))
+        self._slow: Floats = np.zeros((counters, capacity))
+        self._total: Floats = np.zeros((counters, capacity))
+        self._saturated: Flags = np.zeros((counters, capacity), dtype=bool)
+        self._resets: Codes = np.zeros((counters, capacity), dtype=np.int32)
+
+    def _fit(self) -> None:
+        if self._boot.shape[-1] < self.devices.capacity:
+            for name, array in vars(self).items():
+                if name.startswith("_") and isinstance(array, np.ndarray):
+                    setattr(self, name, grown(array, self.devices.capacity))
+
+    def columns_of(self, block: Block) -> tuple[Indexes, Indexes]:
+        """Return (the block's columns that we know, where they belong here)."""
+        known = self._columns_of.get(block.signal_ids)
+        if known is None:
+            pairs = [
+                (i, self.ids.index(s)) for i, s in enumerate(block.signal_ids) if s in self.ids
+            ]
+            source, target = zip(*pairs, strict=True) if pairs else ((), ())
+            known = np.array(source, dtype=np.intp), np.array(target, dtype=np.intp)
+            if len(self._columns_of) < 64:  # a version of an agent each; more would be an attack
+                self._columns_of[block.signal_ids] = known
+        return known
+
+    def put(self, rows: Indexes, block: Block, boottime_ns: int, boot: int, gap_ns: int) -> None:
+        """Take over the readings of *block*; its row i is our row `rows[i]` (-1: left out).
+
+        *gap_ns*: since the host's frame before; an on-change row was still the same then.
+        """
+        self._fit()
+        shape = len(block.signal_ids), block.rows
+        cells = np.frombuffer(block.cells, dtype=np.uint64).reshape(shape)
+        valid = np.frombuffer(block.valid, dtype=np.uint8).reshape(shape).astype(bool)
+        source, target = self.columns_of(block)
+        if rows.size and rows.min() < 0:
+            kept = np.flatnonzero(rows >= 0)
+            rows, cells, valid = rows[kept], cells[:, kept], valid[:, kept]
+        places = target[:, None], rows
+        self._bits[places] = cells[source]
+        self._valid[places] = valid[source]
+        self._boottime_ns[rows] = boottime_ns
+        self._boot[rows] = boot
+        self._gap_ns[rows] = np.maximum(self._gap_ns[rows], gap_ns)
+        self._touched[rows] = True
+
+    def advance(self) -> Indexes:
+        """Count the steps of all counters since the last call; return the rows that were heard of."""
+        self._fit()
+        rows = np.flatnonzero(self._touched)
+        self._touched[rows] = False
+        if rows.size and self.counter_columns.size:
+            self._count(rows)
+        return rows
+
+    def _count(self, rows: Indexes) -> None:
+        places = np.ix_(self.counter_columns, rows)
+        newer, valid = self._bits[places], self._valid[places]
+        same = self._base_boot[rows] == self._boot[rows]
+        elapsed = np.where(same, self._boottime_ns[rows] - self._base_ns[rows], 0)
+        before = self._base_usable[:, rows]
+        steps = counting.compare(
+            self._base[:, rows], before, newer, valid, same, elapsed, self.shape
+        )
+        self._integrate(rows, steps.counts.astype(np.float64), same, elapsed / 1e9)
+        # A cell that was left out for once keeps its base: the next value spans the gap.
+        usable = steps.outcome <= Outcome.RESET
+        self._base[:, rows] = np.where(usable, newer, self._base[:, rows])
+        saturated = steps.outcome == Outcome.SATURATED
+        self._base_usable[:, rows] = usable | (before & same & ~saturated)
+        self._saturated[:, rows] = saturated
+        self._resets[:, rows] += (steps.outcome == Outcome.RESET) & before
+        self._base_ns[rows] = self._boottime_ns[rows]
+        self._base_boot[rows] = self._boot[rows]
+
+    def _integrate(self, rows: Indexes, count: Floats, same: Flags, seconds: Floats) -> None:
+        """Add *count* to the leaky sums, spread over the time in which it can have happened.
+
+        The row of an on-change table was the same at the host's frame before and one period ago,
+        or it would have come then.
+        """
+        span = seconds
+        if self.on_change:
+            span = np.minimum(seconds, np.maximum(self._gap_ns[rows] / 1e9, self.period_seconds))
+        self._gap_ns[rows] = 0
+        kept = same.astype(np.float64)
+        for sums, constant in ((self._fast, FAST_SECONDS), (self._slow, SLOW_SECONDS)):
+            decayed = sums[:, rows] * (kept * np.exp(-seconds / constant))
+            sums[:, rows] = decayed + count * counting.spread(span, constant)
+        self._total[:, rows] = self._total[:, rows] * kept + count
+
+    # What rules read. Every array has a value per row of `devices`.
+
+    def heard(self, boot: Codes, now_ns: Times) -> Floats:
+        """Return the seconds since each row was heard, infinite for another boot or never."""
+        self._fit()
+        host, count = self.devices.host, self.devices.count
+        age = (now_ns[host] - self._boottime_ns[:count]) / 1e9
+        return np.where(self._boot[:count] == boot[host], age, np.inf)
+
+    def gauge(self, column: str) -> Floats:
+        """Return the values of a gauge, NaN where there is none that can be."""
+        self._fit()
+        index, count = self.column[column], self.devices.count
+        values = self._bits[index, :count].view(np.float64)
+        sane = self._valid[index, :count] & (np.abs(values) <= GAUGE_MAX)
+        return np.where(sane, values, np.nan)
+
+    def state(self, column: str, missing: int = 0) -> Words:
+        """Return a state's codes or a counter's raw values; *missing* where there is none."""
+        self._fit()
+        index, count = self.column[column], self.devices.count
+        valid = self._valid[index, :count]
+        return np.where(valid, self._bits[index, :count], np.uint64(missing))
+
+    def known(self, column: str) -> Flags:
+        """Say where the signal has a value."""
+        self._fit()
+        return self._valid[self.column[column], : self.devices.count]
+
+    def rates(self, column: str, heard: Floats, *, slow: bool = False) -> Floats:
+        """Return a counter's events per second over the last 10 s (or 600 s), given `heard`."""
+        constant = SLOW_SECONDS if slow else FAST_SECONDS
+        return self.recent(column, heard, slow=slow) / constant
+
+    def recent(self, column: str, heard: Floats, *, slow: bool = False) -> Floats:
+        """Return a counter's events, those of 10 s (or 600 s) ago weighing 1/e; 0 if never heard."""
+        self._fit()
+        constant = SLOW_SECONDS if slow else FAST_SECONDS
+        sums = self._slow if slow else self._fast
+        held = sums[self.counter[column], : self.devices.count]
+        known = np.isfinite(heard)
+        return np.where(known, held * np.exp(-np.where(known, heard, 0.0) / constant), 0.0)
+
+    def total(self, column: str) -> Floats:
+        """Return a counter's events since we first heard of the device in this boot."""
+        self._fit()
+        return self._total[self.counter[column], : self.devices.count]
+
+    def saturated(self, column: str) -> Flags:
+        """Say where a counter stands at its ceiling and so sees nothing."""
+        self._fit()
+        return self._saturated[self.counter[column], : self.devices.count]
+
+    def resets(self, column: str) -> Codes:
+        """Return how often a counter was set back."""
+        self._fit()
+        return self._resets[self.counter[column], : self.devices.count]
+
+
+def smoothing(seconds: Floats, time_constant_seconds: float) -> Floats:
+    """Return the weight of a new value after *seconds* in an exponential mean."""
+    return 1.0 - np.exp(-np.maximum(seconds, 0.0) / time_constant_seconds)

@@ -1,0 +1,143 @@
+"""Who speaks under which name. The incumbent stays; a newcomer waits until it has been silent."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..refusals import NameTaken, NoSession, TooMuch
+from ..store.rows import Foreign
+from .findings import Findings
+
+#: After so long without a word of the incumbent, its name is free.
+SILENT_SECONDS = 60
+_SILENT_NS = SILENT_SECONDS * 1_000_000_000
+
+
+@dataclass(slots=True)
+class Session:
+    """One agent's registration. Ends when the same name registers again."""
+
+    host: str
+    run_id: bytes
+    boot_id: bytes
+    address: str
+    heard_ns: int
+    token: str = ""
+    streams: int = 0
+    ended: bool = False
+    foreign: Mapping[int, Foreign] = field(default_factory=dict[int, Foreign])
+
+    def silent(self, now_ns: int) -> bool:
+        """Whether its name is free."""
+        return now_ns - self.heard_ns >= _SILENT_NS
+
+    def __str__(self) -> str:
+        return f"run {self.run_id.hex()[:8]} from {self.address}"
+
+
+class Sessions:
+    """All of them, by name. Owned by the loop's thread."""
+
+    def __init__(self, findings: Findings, hosts_max: int) -> None:
+        self._findings = findings
+        self._hosts_max = hosts_max
+        self._by_host: dict[str, Session] = {}
+        self._by_token: dict[str, Session] = {}
+        self._by_run: dict[bytes, Session] = {}
+
+    def remember(self, host: str, run_id: bytes, boot_id: bytes, address: str, now_ns: int) -> None:
+        """Take over a host that the store knows: it is the incumbent of its name, heard just now."""
+        self._keep(Session(host, run_id, boot_id, address, now_ns))
+
+    def register(
+        self, host: str, run_id: bytes, boot_id: bytes, address: str, now_ns: int
+    ) -> Session:
+        """Return a new session. Raises NameTaken or TooMuch, with words for the newcomer."""
+        new = Session(host, run_id, boot_id, address, now_ns, secrets.token_hex(16))
+        incumbent = self._by_host.get(host)
+        if incumbent is None and len(self._by_host) >= self._hosts_max:
+            raise TooMuch(f"{self._hosts_max} hosts are registered, which is the limit (hosts_max)")
+        if incumbent is not None and not _may_follow(incumbent, new, now_ns):
+            raise NameTaken(self._two_of_one_name(incumbent, new, now_ns))
+        self._look_for_clone(new, now_ns)
+        if incumbent is not None:
+            self._end(incumbent)
+        self._keep(new)
+        return new
+
+    def get(self, token: str) -> Session:
+        """Return the session of *token*. Raises NoSession."""
+        session = self._by_token.get(token)
+        if session is None:
+            raise NoSession(
+                "metadata gangline-session names no session of this aggregator "
+                "(it may have restarted): call RegisterNode first"
+            )
+        return session
+
+    def _keep(self, session: Session) -> None:
+        self._by_host[session.host] = session
+        self._by_run[session.run_id] = session
+        if session.token:
+            self._by_token[session.token] = session
+
+    def _end(self, session: Session) -> None:
+        session.ended = True
+        self._by_token.pop(session.token, None)
+        if self._by_run.get(session.run_id) is session:
+            del self._by_run[session.run_id]
+
+    def _two_of_one_name(self, incumbent: Session, new: Session, now_ns: int) -> str:
+        cloned = incumbent.run_id == new.run_id
+        if cloned:
+            name, why = "identity.cloned_image", "both have the same run id: a cloned machine image"
+            boots = f"boot {incumbent.boot_id.hex()[:8]}", f"boot {new.boot_id.hex()[:8]}"
+        else:
+            name, why = "identity.duplicate_name", "two hosts claim one name"
+            boots = "", ""
+        what_to_do = (
+            "give the newcomer an empty spool folder and a name of its own"
+            if cloned
+            else "rename one of them; if the incumbent is gone, its name is free after "
+            f"{SILENT_SECONDS} s of silence"
+        )
+        words = (
+            f"{why}: incumbent {incumbent} {boots[0]}".rstrip()
+            + f" stays, newcomer {new} {boots[1]}".rstrip()
+            + f" is refused; {what_to_do}"
+        )
+        self._findings.find(new.host, name, words, now_ns, subject=_machine(new), expires=True)
+        return f"name {new.host!r} is taken: {words}"
+
+    def _look_for_clone(self, new: Session, now_ns: int) -> None:
+        """Two machines of different names with one run id: both go on, both are told of."""
+        other = self._by_run.get(new.run_id)
+        if other is None or other.host == new.host or other.boot_id == new.boot_id:
+            return
+        if other.silent(now_ns):
+            return  # renamed and rebooted, most likely
+        for one, two in ((new, other), (other, new)):
+            words = (
+                f"{one.host} ({one.address}) and {two.host} ({two.address}) have the same run id "
+                f"{new.run_id.hex()[:8]}: one is a clone of the other's disk; "
+                "empty the agent's spool folder on one of them"
+            )
+            self._findings.find(
+                one.host, "identity.cloned_image", words, now_ns, subject=two.host, expires=True
+            )
+
+
+def _machine(session: Session) -> str:
+    """The address without the port, which changes with every connection."""
+    return session.address.rpartition(":")[0] or session.address
+
+
+def _may_follow(incumbent: Session, new: Session, now_ns: int) -> bool:
+    if incumbent.silent(now_ns):
+        return True
+    if incumbent.run_id != new.run_id:
+        return False
+    # The same spool: the agent again, or the same machine after a reboot (its stream is then dead).
+    return incumbent.boot_id == new.boot_id or not incumbent.streams

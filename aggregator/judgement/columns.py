@@ -1,0 +1,66 @@
+"""A snapshot as packed columns, made once per snapshot: what ScoreNodes answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..fleet.arrays import Bytes
+from ..verdicts import HostScore, State
+
+#: Four stable buckets for consumers that rank: raw scores herd everyone onto the same nodes. They
+#: follow the state, which has hysteresis.
+BUCKETS = {
+    State.HEALTHY: 0,
+    State.WATCH: 1,
+    State.PROBATION: 2,
+    State.STALE: 2,
+    State.UNKNOWN: 2,
+    State.DEGRADED: 2,
+    State.SUSPECT: 3,
+    State.UNHEALTHY: 3,
+    State.MAINTENANCE: 3,
+}
+#: Never allowed, whatever the floor.
+EXCLUDED = (State.UNHEALTHY, State.MAINTENANCE)
+
+_BUCKET = np.array([BUCKETS.get(State(s), 3) if s else 3 for s in range(10)], dtype=np.uint8)
+
+
+class Columns(NamedTuple):
+    """One value a node, by node index."""
+
+    score: NDArray[np.float32]
+    hazard_per_hour: NDArray[np.float32]
+    relative_speed: NDArray[np.float32]
+    state: Bytes
+    bucket: Bytes
+    reason: Bytes
+
+    @staticmethod
+    def none() -> Columns:
+        """Return the columns of no nodes."""
+        return pack(())
+
+    def allowed(self, floor: float) -> NDArray[np.bool_]:
+        """Say which nodes reach *floor* and are not out of the question."""
+        excluded = np.isin(self.state, [int(s) for s in EXCLUDED])
+        return np.asarray((self.score >= np.float32(floor)) & ~excluded, dtype=bool)
+
+
+def pack(hosts: Sequence[HostScore]) -> Columns:
+    """Return *hosts*, ordered by node index, as columns."""
+    count = len(hosts)
+    hazards = np.fromiter((h.hazard_per_hour for h in hosts), np.float64, count)
+    state = np.fromiter((h.state for h in hosts), np.uint8, count)
+    return Columns(
+        score=np.fromiter((h.score for h in hosts), np.float32, count),
+        hazard_per_hour=np.minimum(hazards, np.finfo(np.float32).max).astype(np.float32),
+        relative_speed=np.fromiter((h.relative_speed for h in hosts), np.float32, count),
+        state=state,
+        bucket=_BUCKET[state],
+        reason=np.fromiter((h.reason for h in hosts), np.uint8, count),
+    )

@@ -1,0 +1,217 @@
+"""Judging the fleet: all rules over all hosts at one moment, into an immutable snapshot. No I/O."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..fleet.arrays import Floats
+from ..fleet.fleet import Fleet
+from ..fleet.sources import Source
+from ..verdicts import Finding, HostScore, Snapshot
+from . import hysteresis
+from .columns import Columns, pack
+from .hysteresis import Hold, Key
+from .present import Present
+from .rules import agent as rules_agent
+from .rules import clock as rules_clock
+from .rules import fabric as rules_fabric
+from .rules import gpu as rules_gpu
+from .rules import host as rules_host
+from .rules import memory as rules_memory
+from .rules import xid as rules_xid
+from .scoring import HORIZON_HOURS, Seen, Subject, score_host
+from .symptoms import Symptom
+
+log = logging.getLogger(__name__)
+
+#: The rules, in no order that matters. To add one: a function here, a test, a fixture.
+RULES: tuple[Callable[[Present], Iterator[Symptom]], ...] = (
+    rules_clock.slow_gpus,
+    rules_memory.corrected_bursts,
+    rules_memory.lost_data,
+    rules_memory.remaps,
+    rules_gpu.lost_gpus,
+    rules_gpu.recovery_actions,
+    rules_gpu.narrow_links,
+    rules_gpu.unseen_gpus,
+    rules_fabric.retransmitting_ports,
+    rules_fabric.ports_down,
+    rules_fabric.flapping_ports,
+    rules_fabric.interfaces_down,
+    rules_fabric.pcie_errors,
+    rules_host.contention,
+    rules_host.file_systems,
+    rules_xid.standing_xids,
+    rules_agent.new_hosts,
+    rules_agent.failing_collectors,
+    rules_agent.stuck_counters,
+    rules_agent.lost_frames,
+    rules_agent.standing_findings,
+)
+
+#: So many hosts, and so large a share of the fleet, that fall silent within a minute of each other
+#: are more likely our own outage than theirs: their states are frozen, for as long as 15 minutes.
+OUTAGE_HOSTS_MIN, OUTAGE_SHARE = 3, 0.05
+OUTAGE_WINDOW_SECONDS, OUTAGE_SECONDS_MAX = 60.0, 900.0
+
+#: Rules whose symptoms are findings of their own.
+FINDING_RULES = ("data.lost", "counter.saturated")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement(Snapshot):
+    """A snapshot with what the next one, and the fast answers, are made from."""
+
+    dictionary_version: int = 0
+    names: tuple[str, ...] = ()
+    columns: Columns = field(default_factory=Columns.none)
+    sources: tuple[tuple[Source, ...], ...] = ()
+    holds: Mapping[int, Mapping[Key, Hold]] = field(default_factory=dict)
+
+
+def judge(fleet: Fleet, now_ns: int, previous: Snapshot | None) -> Judgement:
+    """Return the fleet as it is at *now_ns* of our clock, following *previous*."""
+    fleet.advance(now_ns)
+    present = Present(fleet, now_ns)
+    frozen = outage(present)
+    groups, failed = _look(present)
+    symptoms = _by_host(groups)
+    holds = _hold(present, symptoms, previous)
+    silent = _by_host([rules_agent.silent_hosts(present, frozen)])
+    hosts = tuple(_score(present, holds, silent))
+    _report(fleet, symptoms, now_ns)
+    return Judgement(
+        version=previous.version + 1 if previous else 1,
+        computed_ns=now_ns,
+        horizon_seconds=HORIZON_HOURS * 3600.0,
+        hosts=hosts,
+        degraded_reason="; ".join(w for w in (_outage(len(frozen), len(fleet)), failed) if w),
+        dictionary_version=fleet.epoch,
+        names=_names(fleet, previous),
+        columns=pack(hosts),
+        sources=tuple(fleet.sources.of(host) for host in range(len(fleet))),
+        holds=holds,
+    )
+
+
+def _look(present: Present) -> tuple[list[list[Symptom]], str]:
+    """Return what each rule sees, and words for those that failed: one must not blind the others."""
+    groups: list[list[Symptom]] = []
+    failed: list[str] = []
+    for rule in RULES:
+        try:
+            groups.append(list(rule(present)))
+        except Exception as error:
+            log.exception("rule %s failed; the others stand", rule.__name__)
+            failed.append(f"rule {rule.__name__} failed: {type(error).__name__}: {error}")
+    return groups, "; ".join(failed)
+
+
+def outage(present: Present) -> frozenset[int]:
+    """Return the hosts that fell silent together, so many that the fault is more likely ours."""
+    silent = present.silent_seconds
+    hosts = np.flatnonzero(~present.awake & (silent <= OUTAGE_SECONDS_MAX))
+    when = np.sort(silent[hosts])
+    first = np.searchsorted(when, silent[hosts] - OUTAGE_WINDOW_SECONDS)
+    last = np.searchsorted(when, silent[hosts] + OUTAGE_WINDOW_SECONDS, side="right")
+    enough = max(OUTAGE_HOSTS_MIN, OUTAGE_SHARE * len(silent))
+    return frozenset(hosts[(last - first) >= enough].tolist())
+
+
+def _by_host(groups: Iterable[Iterable[Symptom]]) -> dict[int, list[Symptom]]:
+    found: dict[int, list[Symptom]] = defaultdict(list)
+    for group in groups:
+        for symptom in group:
+            found[symptom.host].append(symptom)
+    return found
+
+
+def _hold(
+    present: Present, symptoms: Mapping[int, list[Symptom]], previous: Snapshot | None
+) -> dict[int, dict[Key, Hold]]:
+    """Return every host's holds. A host that is silent keeps its own: missing is not healthy."""
+    before: Mapping[int, Mapping[Key, Hold]] = {}
+    elapsed_ns = 0
+    if isinstance(previous, Judgement) and previous.dictionary_version == present.fleet.epoch:
+        before, elapsed_ns = previous.holds, max(0, present.now_ns - previous.computed_ns)
+    result: dict[int, dict[Key, Hold]] = {}
+    for host in before.keys() | symptoms.keys():
+        held, seen = before.get(host, {}), symptoms.get(host, [])
+        if not present.awake[host]:
+            held = hysteresis.paused(held, elapsed_ns)
+            # What needs no reading, such as an event, is taken even so.
+            seen = [*seen, *(h.worst for k, h in held.items() if k not in {s.key for s in seen})]
+        if after := hysteresis.step(held, seen, present.now_ns):
+            result[host] = after
+    return result
+
+
+def _score(
+    present: Present,
+    holds: Mapping[int, Mapping[Key, Hold]],
+    silent: Mapping[int, list[Symptom]],
+) -> Iterator[HostScore]:
+    fleet = present.fleet
+    columns = zip(
+        fleet.names,
+        fleet.simulated.tolist(),
+        fleet.gpus.tolist(),
+        fleet.heard_ns.tolist(),
+        present.awake.tolist(),
+        _slowest(present).tolist(),
+        strict=True,
+    )
+    for host, (name, simulated, gpus, heard_ns, awake, speed) in enumerate(columns):
+        seen = [Seen(h.worst, h.worst_ns) for h in holds.get(host, {}).values() if h.active]
+        seen += [Seen(symptom, present.now_ns) for symptom in silent.get(host, ())]
+        subject = Subject(name, host, simulated, gpus, heard_ns, awake, speed)
+        yield score_host(subject, seen)
+
+
+def _slowest(present: Present) -> Floats:
+    """Return the relative speed of each host's slowest computing GPU; NaN where none computes."""
+    relative = present.speeds.relative
+    known = np.isfinite(relative)
+    slowest = np.full(len(present.fleet), np.inf)
+    np.minimum.at(slowest, present.fleet.devices["gpu"].host[known], relative[known])
+    return np.where(np.isfinite(slowest), slowest, np.nan)
+
+
+def _report(fleet: Fleet, symptoms: Mapping[int, list[Symptom]], now_ns: int) -> None:
+    """Keep as findings what operators must act on and no score shows; end those that are over."""
+    standing: set[tuple[str, str, str]] = set()
+    for host, found in symptoms.items():
+        for symptom in found:
+            name = next((r for r in FINDING_RULES if symptom.rule.name.startswith(r)), "")
+            if name:
+                subject = f"{symptom.device} {symptom.signal}"
+                finding = Finding(fleet.names[host], name, subject, symptom.words, now_ns)
+                standing.add((finding.host, name, subject))
+                fleet.find(finding)
+    for key in [k for k in fleet.findings if k[1] in FINDING_RULES and k not in standing]:
+        fleet.clear(*key)
+
+
+def _outage(frozen: int, hosts: int) -> str:
+    if not frozen:
+        return ""
+    return (
+        f"{frozen} of {hosts} hosts fell silent within a minute of each other: more likely the "
+        "network's fault or ours than theirs; their states are frozen"
+    )
+
+
+def _names(fleet: Fleet, previous: Snapshot | None) -> tuple[str, ...]:
+    """Return the names by node index, the same tuple as before while no host was added."""
+    if (
+        isinstance(previous, Judgement)
+        and previous.dictionary_version == fleet.epoch
+        and len(previous.names) == len(fleet)
+    ):
+        return previous.names
+    return tuple(fleet.names)

@@ -1,0 +1,116 @@
+"""The fleet at one moment, as the rules read it: what is not fresh is missing."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+
+from ..fleet.arrays import Flags, Floats, Times, Words
+from ..fleet.fleet import Fleet
+from ..fleet.peers import Speeds, relative_speeds
+
+#: A host that said nothing for longer is STALE.
+SILENT_SECONDS_MAX = 15.0
+#: An on-change table comes whole every 60 s.
+KEYFRAME_SECONDS_MAX = 150.0
+#: A reading is of now for this many periods of its table.
+PERIODS_MAX = 2.5
+
+
+class Present:
+    """Views of *fleet* at *now_ns* of the aggregator's clock. Arrays have a value per device row."""
+
+    def __init__(self, fleet: Fleet, now_ns: int) -> None:
+        self.fleet, self.now_ns = fleet, now_ns
+        self.host_now_ns: Times = fleet.host_now_ns(now_ns)
+        ever = fleet.heard_ns > 0
+        silent = np.maximum(now_ns - fleet.heard_ns, 0) / 1e9
+        #: Seconds since each host's last live frame, infinite when there was none.
+        self.silent_seconds: Floats = np.where(ever, silent, np.inf)
+        self.awake: Flags = self.silent_seconds <= SILENT_SECONDS_MAX
+        self._heard: dict[str, Floats] = {}
+        self._speeds: Speeds | None = None
+
+    @property
+    def speeds(self) -> Speeds:
+        """Every GPU against its peers."""
+        if self._speeds is None:
+            clock = self.fleet.activity.clock(self.fleet.boot, self.host_now_ns)
+            awake = self.awake[self.fleet.devices["gpu"].host]
+            self._speeds = relative_speeds(self.fleet, np.where(awake, clock, np.nan))
+        return self._speeds
+
+    def heard(self, table: str) -> Floats:
+        """Return the seconds since each row of *table* was heard; infinite for never."""
+        known = self._heard.get(table)
+        if known is None:
+            rows = self.fleet.tables[table]
+            known = self._heard[table] = rows.heard(self.fleet.boot, self.host_now_ns)
+        return known
+
+    def _quiet(self, table: str) -> Floats:
+        """Return for how long each row is known not to have counted: up to its host's last frame."""
+        heard = self.heard(table)
+        silent = self.silent_seconds[self.fleet.tables[table].devices.host]
+        known = np.isfinite(heard) & np.isfinite(silent)
+        return np.where(known, np.where(known, heard, 0.0) - np.where(known, silent, 0.0), np.inf)
+
+    def fresh(self, table: str) -> Flags:
+        """Say which rows of *table* are of now."""
+        rows = self.fleet.tables[table]
+        if rows.on_change:
+            limit = KEYFRAME_SECONDS_MAX
+        else:
+            limit = max(SILENT_SECONDS_MAX, PERIODS_MAX * rows.period_seconds)
+        awake = self.awake[rows.devices.host]
+        return np.asarray((self.heard(table) <= limit) & awake, dtype=bool)
+
+    def gauge(self, table: str, column: str) -> Floats:
+        """Return a gauge, NaN where there is none of now."""
+        return np.where(self.fresh(table), self.fleet.tables[table].gauge(column), np.nan)
+
+    def state(self, table: str, column: str) -> Words:
+        """Return a state, 0 where there is none of now."""
+        values = self.fleet.tables[table].state(column)
+        return np.where(self.fresh(table), values, np.uint64(0))
+
+    def known(self, table: str, column: str) -> Flags:
+        """Say where a signal has a value of now."""
+        return self.fleet.tables[table].known(column) & self.fresh(table)
+
+    def rates(self, table: str, column: str, *, slow: bool = False) -> Floats:
+        """Return a counter's events per second over the last 10 s (or 600 s)."""
+        rates = self.fleet.tables[table].rates(column, self._quiet(table), slow=slow)
+        return np.where(self.fresh(table), rates, 0.0)
+
+    def recent(self, table: str, column: str, *, slow: bool = False) -> Floats:
+        """Return a counter's events of about the last 10 s (or 600 s)."""
+        events = self.fleet.tables[table].recent(column, self._quiet(table), slow=slow)
+        return np.where(self.fresh(table), events, 0.0)
+
+    def name(self, table: str, row: int) -> tuple[int, str]:
+        """Return (node index, device) of a row."""
+        devices = self.fleet.tables[table].devices
+        return int(devices.host[row]), devices.names[row]
+
+    def sql(self, table: str, row: int, columns: str, seconds: float) -> str:
+        """Return the query for the last *seconds* of a device's readings."""
+        host, device = self.name(table, row)
+        if self.fleet.tables[table].on_change:
+            seconds = max(seconds, KEYFRAME_SECONDS_MAX)
+        return (
+            f"SELECT time, {columns} FROM readings.{table} "
+            f"WHERE host = {quoted(self.fleet.names[host])} AND device = {quoted(device)} "
+            f"AND time BETWEEN {self.moment(-seconds - 5)} AND {self.moment(5)} ORDER BY time"
+        )
+
+    def moment(self, seconds: float) -> str:
+        """Return the time *seconds* from now as SQL."""
+        at = datetime.fromtimestamp(self.now_ns // 1_000_000_000 + round(seconds), UTC)
+        return f"TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}'"
+
+
+def quoted(text: str) -> str:
+    """Return *text* as a SQL string."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,203 @@
+"""What we do not see: silent hosts, hung drivers, collectors that fail, counters stuck, frames lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...fleet.sources import BLIND, ERROR, HUNG
+from ...verdicts import Reason, State
+from ..present import Present, quoted
+from ..symptoms import Rule, Symptom
+
+#: A host is UNKNOWN until it was heard for this long.
+ENOUGH_SECONDS = 5.0
+#: Sources whose hanging means that a driver does, and how bad that is. Collectors are named by source
+#: and pace (`gpu_1s`).
+DRIVERS = {"gpu": State.UNHEALTHY, "rdma": State.SUSPECT}
+HUNG_HAZARD_FACTORS = {"gpu": 1000.0, "rdma": 50.0}
+
+NEW = Rule("host.new", State.UNKNOWN, Reason.NONE, "", leave_seconds=0.0, hazard_factor=10.0)
+#: Telemetry that goes missing is itself a leading sign of a fault.
+SILENT = Rule(
+    "host.silent", State.STALE, Reason.STALE_TELEMETRY, "", leave_seconds=0.0, hazard_factor=5.0
+)
+HANGS = Rule(
+    "collector.hung",
+    State.WATCH,
+    Reason.DRIVER_HUNG,
+    "the call returns, and readings come for 30 s",
+    enter_seconds=3.0,
+    leave_seconds=30.0,
+)
+FAILS = Rule(
+    "collector.failed",
+    State.HEALTHY,
+    Reason.BLIND,
+    "the collector reads again",
+    leave_seconds=5.0,
+)
+STUCK = Rule(
+    "counter.saturated",
+    State.HEALTHY,
+    Reason.BLIND,
+    "the counter is cleared, for example with: perfquery -R",
+    leave_seconds=0.0,
+)
+FRAMES_LOST = Rule(
+    "data.lost",
+    State.WATCH,
+    Reason.DATA_LOST,
+    "the agent loses no frames for 5 minutes",
+    leave_seconds=300.0,
+)
+FOUND = Rule("finding", State.WATCH, Reason.IDENTITY, "", leave_seconds=0.0)
+
+#: Findings that stand against a host: beginning of the name -> reason, what ends it.
+FINDINGS = {
+    "identity": (Reason.IDENTITY, "one host alone reports under this name"),
+    "clock": (Reason.CLOCK, "the host's clock is within 2 s of ours"),
+}
+
+
+def new_hosts(present: Present) -> Iterator[Symptom]:
+    """Nothing can be said yet. Missing is neither zero nor healthy."""
+    heard, first = present.fleet.heard_ns, present.fleet.first_ns
+    for host in np.flatnonzero(heard - first < ENOUGH_SECONDS * 1e9).tolist():
+        seconds = (heard[host] - first[host]) / 1e9 if heard[host] else 0.0
+        known = f"heard for {seconds:.0f} s only" if heard[host] else "registered, never heard"
+        yield Symptom(
+            rule=NEW,
+            host=host,
+            device="host",
+            signal="telemetry",
+            value=float(seconds),
+            unit="seconds",
+            normal=f"heard for {ENOUGH_SECONDS:.0f} s",
+            words=known,
+            sql=_last_heard(present, host),
+            clears=f"it was heard for {ENOUGH_SECONDS:.0f} s",
+        )
+
+
+def silent_hosts(present: Present, frozen: frozenset[int]) -> Iterator[Symptom]:
+    """A host that spoke is silent. *frozen*: too many at once, so that the fault is likely ours."""
+    silent = present.silent_seconds
+    for host in np.flatnonzero(np.isfinite(silent) & ~present.awake).tolist():
+        ours = host in frozen
+        words = f"silent for {silent[host]:.0f} s"
+        backlog = present.fleet.backlog_age_seconds(host, present.now_ns)
+        if backlog < 15.0:
+            words += ", but it is sending what it kept meanwhile"
+        yield Symptom(
+            rule=SILENT,
+            host=host,
+            device="host",
+            signal="telemetry",
+            value=float(round(silent[host])),
+            unit="seconds",
+            normal="a frame every second",
+            words=words + (", as many others: more likely our fault than theirs" if ours else ""),
+            sql=_last_heard(present, host),
+            state=State.HEALTHY if ours else None,
+            hazard_factor=1.0 if ours else 0.0,
+            clears="it is heard again",
+        )
+
+
+def failing_collectors(present: Present) -> Iterator[Symptom]:
+    """A collector hangs in a driver, fails, or is not let in."""
+    outcomes = present.state("collector_1s", "outcome_state")
+    for row in np.flatnonzero((outcomes >= BLIND) & (outcomes <= HUNG)).tolist():
+        host, name = present.name("collector_1s", row)
+        outcome, source = int(outcomes[row]), name.partition("_")[0]
+        said = next((s.words for s in present.fleet.sources.of(host) if s.name == name), "")
+        rule = HANGS if outcome == HUNG else FAILS
+        verb = {BLIND: "is not let in", ERROR: "fails", HUNG: "hangs in the driver"}[outcome]
+        yield Symptom(
+            rule=rule,
+            host=host,
+            device=name,
+            signal="collector.outcome_state",
+            value=float(outcome),
+            normal="0 (ok) or 1 (no-data)",
+            words=f"collector {name} {verb}" + (f": {said}" if said else ""),
+            sql=present.sql("collector_1s", row, "outcome_state, turn_seconds", 120),
+            state=DRIVERS.get(source) if outcome == HUNG else None,
+            hazard_factor=HUNG_HAZARD_FACTORS.get(source, 0.0) if outcome == HUNG else 0.0,
+        )
+
+
+def stuck_counters(present: Present) -> Iterator[Symptom]:
+    """A counter stands at its ceiling: it says nothing for ever, which is not the same as quiet."""
+    for name in ("rdma_1s_changes", "rdma_10s_changes", "rdma_1s"):
+        table = present.fleet.tables[name]
+        for column in table.counter:
+            stuck = table.saturated(column) & present.fresh(name)
+            for row in np.flatnonzero(stuck).tolist():
+                host, device = present.name(name, row)
+                value = float(table.state(column)[row])
+                yield Symptom(
+                    rule=Rule(f"{STUCK.name}.{column}", STUCK.state, STUCK.reason, STUCK.clears,
+                              leave_seconds=0.0),
+                    host=host,
+                    device=device,
+                    signal=f"rdma.{column}",
+                    value=value,
+                    normal=f"below {value:.0f}",
+                    words=f"RDMA port {device}: {column} stands at its ceiling of {value:.0f} and "
+                    "counts no more",
+                    sql=present.sql(name, row, column, 120),
+                )  # fmt: skip
+
+
+def lost_frames(present: Present) -> Iterator[Symptom]:
+    """An agent's spool overflowed, or its disk failed: readings are gone."""
+    lost = present.recent("agent_1s", "spool_dropped_frames", slow=True)
+    for row in np.flatnonzero(lost > 0.6).tolist():
+        host, device = present.name("agent_1s", row)
+        total = float(present.state("agent_1s", "spool_dropped_frames")[row])
+        yield Symptom(
+            rule=FRAMES_LOST,
+            host=host,
+            device=device,
+            signal="agent.spool_dropped_frames",
+            value=total,
+            normal="0",
+            words=f"the agent lost {max(1.0, lost[row]):.0f} frames lately "
+            f"({total:.0f} in all): its spool was full or its disk failed",
+            sql=present.sql("agent_1s", row, "spool_dropped_frames, spool_bytes", 600),
+        )
+
+
+def standing_findings(present: Present) -> Iterator[Symptom]:
+    """Findings of others about a host: two hosts of one name, a clock that is off."""
+    for finding in present.fleet.findings.values():
+        host = present.fleet.index.get(finding.host)
+        kind = FINDINGS.get(finding.name.partition(".")[0])
+        if host is None or kind is None or finding.cleared_ns:
+            continue
+        reason, clears = kind
+        yield Symptom(
+            rule=FOUND,
+            host=host,
+            device=f"{finding.name} {finding.subject}".strip(),
+            signal=finding.name,
+            value=1.0,
+            unit="finding",
+            normal="none",
+            words=finding.words,
+            sql=f"SELECT * FROM findings WHERE host = {quoted(finding.host)} "
+            f"AND name = {quoted(finding.name)}",
+            reason=reason,
+            clears=clears,
+        )
+
+
+def _last_heard(present: Present, host: int) -> str:
+    name = quoted(present.fleet.names[host])
+    return (
+        "SELECT time, device, outcome_state, turn_seconds FROM readings.collector_1s "
+        f"WHERE host = {name} ORDER BY time DESC LIMIT 20"
+    )

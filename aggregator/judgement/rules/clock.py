@@ -1,0 +1,158 @@
+"""GPUs that compute slower than their peers, and why: heat, power, settings, or no reason given.
+
+Only GPUs that compute are compared (`activity`): an idle one clocks down by itself, and one that waits
+for a slow peer is its victim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...fleet.activity import (
+    REASON_HARDWARE,
+    REASON_POWER_BRAKE,
+    REASON_POWER_CAP,
+    REASON_SETTING,
+    REASON_THERMAL,
+)
+from ...fleet.arrays import Flags, Floats
+from ...verdicts import Reason, State
+from ..present import Present
+from ..symptoms import Rule, Symptom, short
+
+#: Healthy parts of one model spread by 2-3 % (IQR), outliers by 7 %: this is past all of them.
+SLOW_BELOW = 0.90
+#: Without a cause that the driver names, more is asked.
+UNEXPLAINED_BELOW = 0.85
+#: Software slowdown begins a few degrees before the threshold the driver tells.
+NEAR_SLOWDOWN_CELSIUS = 8.0
+#: Where no threshold is known; the lowest that NVIDIA's data-center parts brake at is in the eighties.
+HOT_CELSIUS, HOT_MEMORY_CELSIUS = 80.0, 95.0
+#: Newer parts tell the distance to their limit themselves.
+MARGIN_CELSIUS = 3.0
+#: Held down for this share of the time by the violation counters (nanoseconds per second).
+HELD_SHARE = 0.05
+#: Power within this share of the limit is at the limit.
+AT_LIMIT_SHARE = 0.95
+
+THERMAL = Rule(
+    "gpu.thermal",
+    State.DEGRADED,
+    Reason.THERMAL_THROTTLE,
+    "its SM clock stays within 10 % of its peers' for 60 s",
+    enter_seconds=4.0,
+    hazard_factor=3.0,
+)
+POWER = Rule(
+    "gpu.power",
+    State.DEGRADED,
+    Reason.POWER_CAP,
+    "its SM clock stays within 10 % of its peers' for 60 s",
+    enter_seconds=6.0,
+    hazard_factor=1.5,
+)
+SETTING = Rule(
+    "gpu.clock_setting",
+    State.WATCH,
+    Reason.POLICY,
+    "its clock setting is that of its peers for 60 s",
+    enter_seconds=20.0,
+)
+STRAGGLER = Rule(
+    "gpu.straggler",
+    State.DEGRADED,
+    Reason.STRAGGLER,
+    "its SM clock stays within 10 % of its peers' for 60 s",
+    enter_seconds=20.0,
+    hazard_factor=1.5,
+)
+
+
+def slow_gpus(present: Present) -> Iterator[Symptom]:
+    """Name each GPU that is slower than its peers, under the cause that its own readings show."""
+    relative = present.speeds.relative
+    slow = relative < SLOW_BELOW
+    if not slow.any():
+        return
+    flags = present.state("gpu_1s", "clock_event_reasons_flags")
+    hot = is_hot(present) & _held(present, flags, REASON_THERMAL, "violation_thermal_nanoseconds")
+    power = _held(present, flags, REASON_POWER_BRAKE | REASON_HARDWARE, None)
+    power |= _held(present, flags, REASON_POWER_CAP, "violation_power_nanoseconds") & _at(present)
+    setting = (flags & np.uint64(REASON_SETTING)) != 0
+    for row in np.flatnonzero(slow).tolist():
+        if hot[row]:
+            yield _symptom(present, THERMAL, row, f"held down by heat ({_heat(present, row)})")
+        elif power[row]:
+            yield _symptom(present, POWER, row, _power_words(present, row, int(flags[row])))
+        elif setting[row]:
+            yield _symptom(present, SETTING, row, "held down by a clock setting of its own")
+        elif relative[row] < UNEXPLAINED_BELOW:
+            yield _symptom(present, STRAGGLER, row, "and its driver names no cause")
+
+
+def is_hot(present: Present) -> Flags:
+    """Say which GPUs are near the temperature that slows them down, in the die or the memory."""
+    die = present.gauge("gpu_1s", "temperature_celsius")
+    memory = present.gauge("gpu_1s", "memory_temperature_celsius")
+    slowdown = present.gauge("gpu_10s", "temperature_slowdown_celsius")
+    margin = present.gauge("gpu_1s", "temperature_margin_celsius")
+    near = np.where(np.isfinite(slowdown), slowdown - NEAR_SLOWDOWN_CELSIUS, HOT_CELSIUS)
+    hot = (die >= near) | (memory >= HOT_MEMORY_CELSIUS) | (margin <= MARGIN_CELSIUS)
+    return np.asarray(hot, dtype=bool)
+
+
+def _held(present: Present, flags: Floats | object, bits: int, counter: str | None) -> Flags:
+    """Say where the driver gives a reason: now by its flags, or by time on its counter."""
+    held = (np.asarray(flags, dtype=np.uint64) & np.uint64(bits)) != 0
+    if counter:
+        held |= present.rates("gpu_1s", counter) > HELD_SHARE * 1e9
+    return np.asarray(held, dtype=bool)
+
+
+def _at(present: Present) -> Flags:
+    """Say which GPUs draw what their limit allows, or whose limit is not known."""
+    power = present.gauge("gpu_1s", "power_watts")
+    limit = present.gauge("gpu_10s", "power_limit_watts")
+    return ~(power < AT_LIMIT_SHARE * limit)
+
+
+def _heat(present: Present, row: int) -> str:
+    die = present.gauge("gpu_1s", "temperature_celsius")[row]
+    memory = present.gauge("gpu_1s", "memory_temperature_celsius")[row]
+    slowdown = present.gauge("gpu_10s", "temperature_slowdown_celsius")[row]
+    words = f"{die:.0f} C" if np.isfinite(die) else f"memory at {memory:.0f} C"
+    return f"{words}, slowdown at {slowdown:.0f} C" if np.isfinite(slowdown) else words
+
+
+def _power_words(present: Present, row: int, flags: int) -> str:
+    if flags & (REASON_POWER_BRAKE | REASON_HARDWARE):
+        return "held down by the hardware's power brake"
+    power = present.gauge("gpu_1s", "power_watts")[row]
+    limit = present.gauge("gpu_10s", "power_limit_watts")[row]
+    return f"held down by its power limit ({power:.0f} W of {limit:.0f} W)"
+
+
+def _symptom(present: Present, rule: Rule, row: int, cause: str) -> Symptom:
+    speeds = present.speeds
+    host, device = present.name("gpu_1s", row)
+    relative = float(speeds.relative[row])
+    columns = (
+        "sm_clock_hertz, temperature_celsius, power_watts, clock_event_reasons_flags, "
+        "violation_thermal_nanoseconds, violation_power_nanoseconds"
+    )
+    median = speeds.median_hertz[row]
+    return Symptom(
+        rule=rule,
+        host=host,
+        device=device,
+        signal="gpu.sm_clock_hertz",
+        value=float(relative * median),
+        normal=f"above {SLOW_BELOW * median / 1e6:.0f} MHz "
+        f"({100 * SLOW_BELOW:.0f} % of the median of {speeds.peers[row]} peers)",
+        words=f"{short(device)} SM clock at {100 * relative:.0f} % of its "
+        f"{speeds.peers[row]} peers, {cause}",
+        sql=present.sql("gpu_1s", row, columns, 60),
+        speed=min(relative, 1.0),
+    )

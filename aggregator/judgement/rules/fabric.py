@@ -1,0 +1,227 @@
+"""RDMA ports and PCIe links: retransmissions, links that went down, transactions that were lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log
+
+import numpy as np
+
+from ...fleet.arrays import Flags, Floats
+from ...verdicts import Reason, State
+from ..present import Present
+from ..symptoms import Rule, Symptom
+
+#: Each of these is a packet sent again, or asked for again.
+RETRANSMISSIONS = (
+    "ack_timeout_errors",
+    "packet_sequence_errors",
+    "out_of_sequence_packets",
+    "implied_nak_errors",
+    "adaptive_retransmissions_packets",
+)
+#: Healthy ports retransmit now and then; this many a second, sustained, is not that (assumed).
+RETRANSMISSIONS_PER_SECOND = 10.0
+#: And so many times what its peers do: adaptive routing reorders packets everywhere alike.
+PEERS_RATIO = 10.0
+#: Correctable PCIe errors per second that are worth a look (assumed).
+CORRECTABLE_PER_SECOND = 1.0
+ACTIVE, DISABLED = 4, 3
+
+RETRANSMITS = Rule(
+    "rdma.retransmits",
+    State.SUSPECT,
+    Reason.FABRIC,
+    "the port retransmits less than 10 packets a second for 60 s",
+    enter_seconds=8.0,
+    hazard_factor=10.0,
+)
+PORT_DOWN = Rule(
+    "rdma.down",
+    State.UNHEALTHY,
+    Reason.RAIL_DOWN,
+    "the port is ACTIVE for 60 s",
+    enter_seconds=5.0,
+    hazard_factor=1000.0,
+)
+PORT_FLAPS = Rule(
+    "rdma.flaps",
+    State.SUSPECT,
+    Reason.RAIL_DOWN,
+    "the link does not go down for 10 minutes",
+    leave_seconds=300.0,
+    hazard_factor=20.0,
+)
+LINK_DOWN = Rule(
+    "net.down",
+    State.WATCH,
+    Reason.RAIL_DOWN,
+    "the interface has a carrier for 60 s",
+    enter_seconds=5.0,
+    hazard_factor=3.0,
+)
+AER_LOST = Rule(
+    "pcie.aer_uncorrectable",
+    State.SUSPECT,
+    Reason.PCIE,
+    "no transaction is lost for 10 minutes",
+    leave_seconds=300.0,
+    hazard_factor=30.0,
+)
+AER_CORRECTED = Rule(
+    "pcie.aer_correctable",
+    State.WATCH,
+    Reason.PCIE,
+    "less than one corrected link error a second for 5 minutes",
+    enter_seconds=10.0,
+    leave_seconds=300.0,
+    hazard_factor=2.0,
+)
+
+
+def retransmitting_ports(present: Present) -> Iterator[Symptom]:
+    """A port sends again far more than its peers do."""
+    rates = {c: present.rates("rdma_1s_changes", c) for c in RETRANSMISSIONS}
+    total: Floats = np.sum(list(rates.values()), axis=0)
+    usual = _median_of_peers(present, total)
+    limit = np.maximum(RETRANSMISSIONS_PER_SECOND, PEERS_RATIO * usual)
+    for row in np.flatnonzero(total >= limit).tolist():
+        host, device = present.name("rdma_1s_changes", row)
+        worst = max(RETRANSMISSIONS, key=lambda c: rates[c][row])
+        excess = min(total[row] / RETRANSMISSIONS_PER_SECOND, 100.0)
+        yield Symptom(
+            rule=RETRANSMITS,
+            host=host,
+            device=device,
+            signal=f"rdma.{worst}",
+            value=round(float(total[row]), 1),
+            unit="packets/s",
+            normal=f"below {limit[row]:.0f}; its peers' median is {usual[row]:.1f}",
+            words=f"RDMA port {device} retransmits {total[row]:.0f} packets/s "
+            f"(its peers {usual[row]:.0f}), mostly {worst.rsplit('_', 1)[0].replace('_', ' ')}",
+            sql=present.sql("rdma_1s_changes", row, ", ".join(RETRANSMISSIONS), 60),
+            hazard_factor=RETRANSMITS.hazard_factor * (1.0 + log(max(excess, 1.0))),
+        )
+
+
+def _median_of_peers(present: Present, rates: Floats) -> Floats:
+    """Return the median over all ports that are simulated, or are not, alike."""
+    simulated = present.fleet.simulated[present.fleet.devices["rdma"].host]
+    fresh = present.fresh("rdma_1s_changes")
+    medians = np.zeros(rates.shape)
+    for kind in (False, True):
+        group = simulated == kind
+        if (group & fresh).sum() > 1:
+            medians[group] = np.median(rates[group & fresh])
+    return medians
+
+
+def ports_down(present: Present) -> Iterator[Symptom]:
+    """A port that was up is not. One that never was is not cabled; one disabled is so on purpose."""
+    state = present.state("rdma_1s", "port_state")
+    known = present.known("rdma_1s", "port_state")
+    physical = present.state("rdma_1s", "physical_state")
+    down = known & (state != ACTIVE) & (physical != DISABLED)
+    expected = present.fleet.seen.ports_up | _up_elsewhere(
+        present, known & (state == ACTIVE), known
+    )
+    for row in np.flatnonzero(down & expected).tolist():
+        host, device = present.name("rdma_1s", row)
+        yield Symptom(
+            rule=PORT_DOWN,
+            host=host,
+            device=device,
+            signal="rdma.port_state",
+            value=float(state[row]),
+            unit="state",
+            normal="4 (ACTIVE)",
+            words=f"RDMA port {device} is down (state {state[row]}, physical {physical[row]})",
+            sql=present.sql("rdma_1s", row, "port_state, physical_state", 120),
+        )
+
+
+def _up_elsewhere(present: Present, up: Flags, known: Flags) -> Flags:
+    """Say which ports are up, under the same name, on most of at least four hosts alike."""
+    devices = present.fleet.devices["rdma"]
+    expected = np.zeros(devices.count, dtype=bool)
+    if not (known & ~up).any():
+        return expected
+    simulated = present.fleet.simulated[devices.host]
+    counts: dict[tuple[str, bool], list[int]] = {}
+    for row in np.flatnonzero(known).tolist():
+        count = counts.setdefault((devices.names[row], bool(simulated[row])), [0, 0])
+        count[0] += 1
+        count[1] += bool(up[row])
+    for row in np.flatnonzero(known & ~up).tolist():
+        hosts, ups = counts[devices.names[row], bool(simulated[row])]
+        expected[row] = hosts >= 4 and 2 * ups > hosts
+    return expected
+
+
+def flapping_ports(present: Present) -> Iterator[Symptom]:
+    """A link went down and came back."""
+    downs = present.recent("rdma_1s_changes", "link_downed_events", slow=True)
+    for row in np.flatnonzero(downs > 0.6).tolist():  # one event, for five minutes
+        host, device = present.name("rdma_1s_changes", row)
+        yield Symptom(
+            rule=PORT_FLAPS,
+            host=host,
+            device=device,
+            signal="rdma.link_downed_events",
+            value=float(max(1, round(downs[row]))),
+            unit="events in 10 min",
+            normal="0",
+            words=f"RDMA port {device}: the link went down {max(1, round(downs[row]))} times lately",
+            sql=present.sql("rdma_1s_changes", row, "link_downed_events", 600),
+        )
+
+
+def interfaces_down(present: Present) -> Iterator[Symptom]:
+    """A network interface that had a carrier has none."""
+    carrier = present.state("net_1s", "carrier_state")
+    known = present.known("net_1s", "carrier_state")
+    for row in np.flatnonzero(known & (carrier == 0) & present.fleet.seen.carriers).tolist():
+        host, device = present.name("net_1s", row)
+        yield Symptom(
+            rule=LINK_DOWN,
+            host=host,
+            device=device,
+            signal="net.carrier_state",
+            value=0.0,
+            normal="1",
+            words=f"network interface {device} lost its carrier",
+            sql=present.sql("net_1s", row, "carrier_state", 120),
+        )
+
+
+def pcie_errors(present: Present) -> Iterator[Symptom]:
+    """A PCIe link lost transactions, or repairs many."""
+    fatal = present.recent("pcie_10s_changes", "aer_fatal_errors", slow=True)
+    lost = fatal + present.recent("pcie_10s_changes", "aer_nonfatal_errors", slow=True)
+    rate = present.rates("pcie_10s_changes", "aer_correctable_errors")
+    for row in np.flatnonzero(lost > 0.6).tolist():
+        count = max(1, round(lost[row]))
+        words = f"lost {count} transactions lately"
+        yield _pcie(present, AER_LOST, row, "aer_nonfatal_errors", count, "errors in 10 min", words)
+    for row in np.flatnonzero(rate >= CORRECTABLE_PER_SECOND).tolist():
+        value = round(float(rate[row]), 1)
+        words = f"repairs {value:.0f} errors a second"
+        signal = "aer_correctable_errors"
+        yield _pcie(present, AER_CORRECTED, row, signal, value, "errors/s", words)
+
+
+def _pcie(
+    present: Present, rule: Rule, row: int, column: str, value: float, unit: str, words: str
+) -> Symptom:
+    host, device = present.name("pcie_10s_changes", row)
+    return Symptom(
+        rule=rule,
+        host=host,
+        device=device,
+        signal=f"pcie.{column}",
+        value=float(value),
+        unit=unit,
+        normal="0",
+        words=f"PCIe link {device} {words}",
+        sql=present.sql("pcie_10s_changes", row, f"{column}, aer_fatal_errors", 600),
+    )

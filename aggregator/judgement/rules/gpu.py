@@ -1,0 +1,158 @@
+"""GPUs that are gone, that ask for help, that lost PCIe lanes, or that nothing is heard of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...verdicts import Reason, State
+from ..present import SILENT_SECONDS_MAX, Present, quoted
+from ..symptoms import Rule, Symptom, short
+
+LOST = Rule(
+    "gpu.lost",
+    State.UNHEALTHY,
+    Reason.XID_FATAL,
+    "the host boots with the GPU back on the bus",
+    leave_seconds=10.0,
+    hazard_factor=20_000.0,
+)
+RECOVERY = Rule(
+    "gpu.recovery_action",
+    State.UNHEALTHY,
+    Reason.XID_FATAL,
+    "the driver asks for no recovery any more",
+    enter_seconds=2.0,
+    leave_seconds=10.0,
+    hazard_factor=1000.0,
+)
+WIDTH = Rule(
+    "gpu.pcie_width",
+    State.DEGRADED,
+    Reason.PCIE,
+    "the link runs at its full width under load for 60 s",
+    enter_seconds=8.0,
+    hazard_factor=3.0,
+)
+UNSEEN = Rule(
+    "gpu.unseen",
+    State.WATCH,
+    Reason.BLIND,
+    "readings of the GPU come again",
+    leave_seconds=10.0,
+    hazard_factor=3.0,
+)
+
+#: `gpu.recovery_action_state` in words (nvml.h, nvmlDeviceGpuRecoveryAction).
+ACTIONS = {1: "a reset", 2: "a reboot", 3: "its peer-to-peer work drained", 4: "a drain and reset"}
+
+
+def lost_gpus(present: Present) -> Iterator[Symptom]:
+    """A GPU fell off the bus."""
+    for row in np.flatnonzero(present.state("gpu_1s", "lost_state") == 1).tolist():
+        host, device = present.name("gpu_1s", row)
+        yield Symptom(
+            rule=LOST,
+            host=host,
+            device=device,
+            signal="gpu.lost_state",
+            value=1.0,
+            normal="0",
+            words=f"{short(device)} has fallen off the bus; only a reboot brings it back",
+            sql=present.sql("gpu_1s", row, "lost_state, calls_failed_errors", 120),
+        )
+
+
+def recovery_actions(present: Present) -> Iterator[Symptom]:
+    """The driver says what it needs to go on; nobody knows better."""
+    action = present.state("gpu_1s", "recovery_action_state")
+    for row in np.flatnonzero((action > 0) & (action <= max(ACTIONS))).tolist():
+        host, device = present.name("gpu_1s", row)
+        partial = action[row] == 3
+        yield Symptom(
+            rule=RECOVERY,
+            host=host,
+            device=device,
+            signal="gpu.recovery_action_state",
+            value=float(action[row]),
+            normal="0",
+            words=f"{short(device)}: its driver asks for {ACTIONS[int(action[row])]}",
+            sql=present.sql("gpu_1s", row, "recovery_action_state", 120),
+            state=State.SUSPECT if partial else None,
+            reason=Reason.NVLINK_ERRORS if partial else None,
+            hazard_factor=50.0 if partial else 0.0,
+        )
+
+
+def narrow_links(present: Present) -> Iterator[Symptom]:
+    """A GPU under load runs on fewer PCIe lanes than it could. Idle links shrink by themselves."""
+    width = present.gauge("gpu_10s", "pcie_width_lanes")
+    highest = present.gauge("gpu_10s", "pcie_width_max_lanes")
+    loaded = present.fleet.activity.loaded & present.fresh("gpu_1s")
+    for row in np.flatnonzero((width < highest) & (width > 0) & loaded).tolist():
+        host, device = present.name("gpu_10s", row)
+        yield Symptom(
+            rule=WIDTH,
+            host=host,
+            device=device,
+            signal="gpu.pcie_width_lanes",
+            value=float(width[row]),
+            normal=f"{highest[row]:.0f} under load",
+            words=f"{short(device)} runs on {width[row]:.0f} of {highest[row]:.0f} PCIe lanes "
+            "while it computes",
+            sql=present.sql("gpu_10s", row, "pcie_width_lanes, pcie_width_max_lanes", 120),
+        )
+
+
+def unseen_gpus(present: Present) -> Iterator[Symptom]:
+    """The host speaks, but not of a GPU that it has: vanished fields come before faults."""
+    yield from _vanished(present)
+    yield from _never_seen(present)
+
+
+def _vanished(present: Present) -> Iterator[Symptom]:
+    heard = present.heard("gpu_1s")
+    awake = present.awake[present.fleet.devices["gpu"].host]
+    missing = awake & np.isfinite(heard) & (heard > SILENT_SECONDS_MAX)
+    for row in np.flatnonzero(missing).tolist():
+        host, device = present.name("gpu_1s", row)
+        yield Symptom(
+            rule=UNSEEN,
+            host=host,
+            device=device,
+            signal="gpu.sm_clock_hertz",
+            value=float(round(heard[row])),
+            unit="seconds",
+            normal="a reading every second",
+            words=f"no reading of {short(device)} for {heard[row]:.0f} s while its host goes on",
+            sql=present.sql("gpu_1s", row, "sm_clock_hertz", heard[row] + 60),
+        )
+
+
+def _never_seen(present: Present) -> Iterator[Symptom]:
+    """A GPU that the inventory lists has no reading, while its neighbours have."""
+    gpus = present.fleet.devices["gpu"]
+    heard_seconds = (present.fleet.heard_ns - present.fleet.first_ns) / 1e9
+    for host in np.flatnonzero(present.awake & (heard_seconds > SILENT_SECONDS_MAX)).tolist():
+        if gpus.of_host(host) >= present.fleet.gpus[host]:
+            continue
+        for kind, device in present.fleet.attributes[host]:
+            if kind != "gpu" or (host, device) in gpus.row_of:
+                continue
+            alone = not gpus.of_host(host)
+            name = quoted(present.fleet.names[host])
+            yield Symptom(
+                rule=UNSEEN,
+                host=host,
+                device=device,
+                signal="gpu.sm_clock_hertz",
+                value=0.0,
+                unit="readings",
+                normal="a reading every second",
+                words=f"{short(device)} is there, but nothing reads it"
+                + ("; nor any other GPU here" if alone else " while its neighbours answer"),
+                sql=f"SELECT * FROM devices WHERE host = {name} AND kind = 'gpu'",
+                state=State.HEALTHY if alone else None,
+                hazard_factor=1.0 if alone else 0.0,
+            )

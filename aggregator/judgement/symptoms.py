@@ -1,0 +1,94 @@
+"""A symptom: what a rule sees wrong with one device at one moment, with its evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+from ...fingerprints.catalogue import BY_NAME
+from ..verdicts import SEVERITY, Evidence, Reason, State
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a kind of symptom means. `hazard_factor` multiplies the host's hazard.
+
+    It counts once it was there for `enter_seconds` on end, and is over once it was away for
+    `leave_seconds`; `clears` says the second in words.
+    """
+
+    name: str
+    state: State
+    reason: Reason
+    clears: str
+    enter_seconds: float = 0.0
+    leave_seconds: float = 60.0
+    hazard_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """One device, one rule, now. `value` is in `unit`; `speed` below 1 costs relative speed."""
+
+    rule: Rule
+    host: int
+    device: str
+    signal: str
+    value: float
+    normal: str
+    words: str
+    sql: str
+    unit: str = ""
+    speed: float = 1.0
+    hazard_factor: float = 0.0  # 0: the rule's
+    state: State | None = None  # None: the rule's
+    reason: Reason | None = None
+    clears: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What makes two symptoms of a host the same, moments apart."""
+        return self.rule.name, self.device
+
+    @property
+    def log_hazard_delta(self) -> float:
+        """What it adds to the logarithm of the hazard when nothing else is wrong with the device."""
+        return log(self.hazard_factor or self.rule.hazard_factor)
+
+    @property
+    def severity(self) -> int:
+        """How bad: higher is worse; HEALTHY is 0."""
+        return len(SEVERITY) - 1 - SEVERITY.index(self.host_state)
+
+    @property
+    def host_state(self) -> State:
+        """The state that it puts its host in."""
+        return self.rule.state if self.state is None else self.state
+
+    @property
+    def weight(self) -> tuple[int, float]:
+        """Sort key: which of several symptoms is the strongest."""
+        return self.severity, self.log_hazard_delta - log(max(self.speed, 0.01))
+
+    def evidence(self, log_hazard_delta: float, score_delta: float, seen_ns: int) -> Evidence:
+        """Return it, last seen at *seen_ns*, as evidence that moved ln(hazard) and score by so much."""
+        known = BY_NAME.get(self.signal)
+        return Evidence(
+            signal=self.signal,
+            device=self.device,
+            value=self.value,
+            unit=self.unit or (known.unit if known else ""),
+            normal=self.normal,
+            log_hazard_delta=log_hazard_delta,
+            relative_speed_factor=self.speed,
+            score_delta=score_delta,
+            reason=self.rule.reason if self.reason is None else self.reason,
+            words=self.words,
+            observed_ns=seen_ns,
+            sql=self.sql,
+        )
+
+
+def short(device: str) -> str:
+    """Return a device's name as a sentence can bear it: `GPU-3f2a…` for a UUID."""
+    return f"{device[:8]}…" if device.startswith(("GPU-", "MIG-")) and len(device) > 12 else device

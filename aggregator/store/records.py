@@ -1,0 +1,178 @@
+"""What is stored beside readings, as Arrow: hosts, devices, signals, events, scores, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from ...fingerprints.catalogue import SIGNALS
+from ..verdicts import Finding, HostScore, Snapshot
+from .journal import StoredEvent
+from .rows import TIME_NS_MAX, Foreign
+
+_MAP = pa.map_(pa.string(), pa.string())
+_TYPES: dict[str, Any] = {
+    "str": pa.string(),
+    "bytes": pa.binary(),
+    "int": pa.uint64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "map": _MAP,
+    "time": pa.timestamp("us"),
+}
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostRecord:
+    """A host as it registered, with its devices: (kind, key, attributes)."""
+
+    host: str
+    node_index: int
+    simulated: bool
+    run_id: bytes
+    boot_id: bytes
+    agent_version: str
+    address: str
+    labels: dict[str, str]
+    registered_ns: int
+    devices: tuple[tuple[str, str, dict[str, str]], ...] = ()
+
+
+def time_us(time_ns: int) -> int | None:
+    """Return microseconds since 1970 for a TIMESTAMP; None for 0, which means never."""
+    return min(time_ns, TIME_NS_MAX) // 1000 if time_ns else None
+
+
+def table(columns: str, rows: Sequence[Row]) -> Any:
+    """Return a `pyarrow.Table`; *columns* reads `name:type name:type`."""
+    names_and_types = [column.split(":") for column in columns.split()]
+    by_column = list(zip(*rows, strict=True)) or [()] * len(names_and_types)
+    arrays = [
+        pa.array(values, _TYPES[kind], from_pandas=True)  # NaN: nothing is known, NULL
+        for values, (_, kind) in zip(by_column, names_and_types, strict=True)
+    ]
+    return pa.table(arrays, names=[name for name, _ in names_and_types])
+
+
+def hosts(records: Iterable[HostRecord]) -> Any:
+    """Rows of `hosts`."""
+    return table(
+        "host:str node_index:int simulated:bool run_id:bytes boot_id:bytes agent_version:str "
+        "address:str labels:map registered:time",
+        [
+            (
+                r.host, r.node_index, r.simulated, r.run_id, r.boot_id, r.agent_version,
+                r.address, list(r.labels.items()), time_us(r.registered_ns),
+            )
+            for r in records
+        ],
+    )  # fmt: skip
+
+
+def devices(records: Iterable[HostRecord]) -> Any:
+    """Rows of `devices`."""
+    return table(
+        "host:str kind:str device:str attributes:map",
+        [
+            (record.host, kind, key, list(attributes.items()))
+            for record in records
+            for kind, key, attributes in record.devices
+        ],
+    )
+
+
+_SIGNAL_COLUMNS = (
+    "signal_id:int name:str kind:str width_bits:int table_name:str unit:str tells:str source:str "
+    "known:bool"
+)
+
+
+def signals() -> Any:
+    """Rows of `signals`: the catalogue."""
+    return table(
+        _SIGNAL_COLUMNS,
+        [
+            (s.signal_id, s.name, s.kind, s.width_bits, s.table, s.unit, s.tells, s.source, True)
+            for s in SIGNALS
+        ],
+    )
+
+
+def foreign_signals(foreign: dict[int, Foreign]) -> Any:
+    """Rows of `signals`: what only agents know."""
+    return table(
+        _SIGNAL_COLUMNS,
+        [
+            (number, f.name, "gauge" if f.is_float else "counter", 64, "by_name", "", "", "", False)
+            for number, f in foreign.items()
+        ],
+    )
+
+
+def events(stored: Iterable[StoredEvent]) -> Any:
+    """Rows of `events`."""
+    return table(
+        "host:str event_id:str device_kind:str device:str name:str code:int message:str time:time "
+        "boottime_ns:int received:time",
+        [
+            (
+                s.host, s.event.event_id, s.event.device_kind, s.event.device, s.event.name,
+                s.event.code, s.event.message, time_us(s.time_ns), s.event.boottime_ns,
+                time_us(s.received_ns),
+            )
+            for s in stored
+        ],
+    )  # fmt: skip
+
+
+ScoreOf = tuple[Snapshot, HostScore]
+
+
+def scores(judged: Iterable[ScoreOf]) -> Any:
+    """Rows of `scores`."""
+    return table(
+        "time:time host:str node_index:int simulated:bool version:int score:float "
+        "score_lower:float score_upper:float state:str hazard_per_hour:float relative_speed:float "
+        "reason:str reason_words:str clears_when:str heard:time horizon_seconds:float",
+        [
+            (
+                time_us(s.computed_ns), h.host, h.node_index, h.simulated, s.version, h.score,
+                h.score_lower, h.score_upper, h.state.name, h.hazard_per_hour, h.relative_speed,
+                h.reason.name, h.reason_words, h.clears_when, time_us(h.heard_ns), s.horizon_seconds,
+            )
+            for s, h in judged
+        ],
+    )  # fmt: skip
+
+
+def evidence(judged: Iterable[ScoreOf]) -> Any:
+    """Rows of `evidence`."""
+    return table(
+        "time:time host:str version:int signal:str device:str value:float unit:str normal:str "
+        "log_hazard_delta:float relative_speed_factor:float score_delta:float reason:str words:str "
+        "observed:time sql:str",
+        [
+            (
+                time_us(s.computed_ns), h.host, s.version, e.signal, e.device, e.value, e.unit,
+                e.normal, e.log_hazard_delta, e.relative_speed_factor, e.score_delta,
+                e.reason.name, e.words, time_us(e.observed_ns), e.sql,
+            )
+            for s, h in judged
+            for e in h.evidence
+        ],
+    )  # fmt: skip
+
+
+def findings(found: Iterable[Finding]) -> Any:
+    """Rows of `findings`."""
+    return table(
+        "host:str name:str subject:str words:str since:time cleared:time",
+        [
+            (f.host, f.name, f.subject, f.words, time_us(f.since_ns), time_us(f.cleared_ns))
+            for f in found
+        ],
+    )

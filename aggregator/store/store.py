@@ -1,0 +1,309 @@
+"""The store: a bounded queue before one writer thread that owns one DuckDB file.
+
+What is submitted is durable once its callback has been called, never before. A commit that fails
+is tried again for as long as it takes; meanwhile nothing is receipted and, once the queue is full,
+`submit_frame` says no, so that a full disk costs neither readings nor memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import duckdb
+
+from ...fingerprints.frames import Frame
+from ..config import AggregatorConfig
+from ..verdicts import Finding, HostScore, Snapshot
+from .journal import EventJournal, StoredEvent
+from .opsfile import OpsFile
+from .records import HostRecord
+from .rows import Foreign, HostFrame
+from .storefile import FILE, JOURNAL, StoreError, claim
+from .writer import OnDurable, Pending, Writer
+
+log = logging.getLogger(__name__)
+
+#: A failed commit is tried again after this long.
+RETRY_SECONDS = 1.0
+#: Judgements that wait while the disk is full; older ones go first, and are counted.
+SCORES_WAITING_MAX = 100_000
+#: Events that wait while the disk is full; then ReportEvents is refused.
+EVENTS_WAITING_MAX = 100_000
+#: At the start, events of the last day are read again, so that a restart forgets no fault.
+EVENTS_AGAIN_SECONDS, EVENTS_AGAIN_MAX = 86_400, 100_000
+
+#: Failures of a commit that pass when the machine does better. Others are of what is in it.
+OF_THE_MACHINE = (
+    StoreError,
+    duckdb.ConnectionException,
+    duckdb.IOException,
+    duckdb.TransactionException,
+    duckdb.OutOfMemoryException,
+    duckdb.FatalException,
+    duckdb.InternalException,
+    OSError,
+    MemoryError,
+)
+
+
+class Store:
+    """Thread-safe. `open` starts its threads, `close` ends them."""
+
+    def __init__(
+        self, folder: Path, config: AggregatorConfig, wall_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        """Use `open`. Raises StoreError."""
+        self._config = config
+        self._wall_ns = wall_ns
+        self._lock: IO[str] = claim(folder)
+        try:
+            self._open(folder)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _open(self, folder: Path) -> None:
+        self._writer = Writer(
+            folder / FILE,
+            retention_hours=self._config.retention_hours,
+            history_days=self._config.history_days,
+        )
+        try:
+            self._journal = EventJournal(folder / JOURNAL)
+        except OSError as error:
+            self._writer.close()
+            raise StoreError(f"{folder / JOURNAL}: cannot be used: {error.strerror}") from error
+        self._ops = OpsFile(folder, self._writer.cursor, self._config.ops_rows_max)
+        self._change = threading.Condition()
+        self._pending = Pending()
+        self._committing_bytes = 0
+        self._closing = self._hurried = False
+        self._give_up_at = float("inf")
+        #: Words of the last failure, empty while commits succeed.
+        self.failing = ""
+        #: Judgements left out because too many waited.
+        self.dropped_scores = 0
+        #: Frames that could not be stored for what is in them.
+        self.set_aside_frames = 0
+        self._threads = [
+            threading.Thread(target=self._write, name="store-writer", daemon=True),
+            threading.Thread(target=self._write_ops, name="store-ops", daemon=True),
+        ]
+        self._replay()
+
+    def _replay(self) -> None:
+        if self._journal.torn_bytes:
+            log.warning(
+                "event journal: %d bytes at its end were no record", self._journal.torn_bytes
+            )
+        now_ns = self._wall_ns()
+        since_ns = now_ns - EVENTS_AGAIN_SECONDS * 1_000_000_000
+        #: What the store knew when it was opened.
+        self.known_hosts = self._writer.known_hosts()
+        self.recent_events = self._writer.recent_events(since_ns, EVENTS_AGAIN_MAX)
+        self.recent_events += self._journal.replayed
+        self._writer.clear_findings(now_ns)
+        self._pending.events += self._journal.replayed
+        self._pending.journal_position = self._journal.position
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        config: AggregatorConfig | None = None,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> Store:
+        """Open or make the store in *folder* and start its threads. Raises StoreError with words."""
+        store = cls(folder, config or AggregatorConfig(), wall_ns)
+        for thread in store._threads:
+            thread.start()
+        return store
+
+    # -- submitting: never blocks but for a moment --------------------------------------------
+
+    def submit_frame(
+        self,
+        host: str,
+        frame: Frame,
+        time_offset_ns: int,
+        received_ns: int,
+        on_durable: OnDurable,
+        foreign: Mapping[int, Foreign] | None = None,
+    ) -> bool:
+        """Queue a frame. False: the queue is full, nothing was taken, try again later.
+
+        Readings are stored as made at their boot time plus *time_offset_ns*. *foreign* names the
+        signals that this version does not know. *on_durable* is called with the frame's sequence
+        from the writer thread once its rows are on disk, also when they already were.
+        """
+        one = HostFrame(host, frame, time_offset_ns, foreign or {})
+        size = one.size_bytes
+        with self._change:
+            waiting = self._pending.size_bytes + self._committing_bytes
+            if waiting and waiting + size > self._config.queue_bytes_max:
+                return False
+            self._pending.frames.append((one, on_durable))
+            self._pending.size_bytes += size
+            self._pending.rows += sum(block.rows for block in frame.blocks)
+            self._change.notify_all()
+        return True
+
+    @property
+    def room(self) -> float:
+        """The free share of the queue, 0 to 1."""
+        used = self._pending.size_bytes + self._committing_bytes
+        return max(0.0, 1 - used / self._config.queue_bytes_max)
+
+    def append_events(self, events: Sequence[StoredEvent]) -> None:
+        """Write events to the journal, fsync, and queue them: they are durable on return.
+
+        Blocks for the disk: call it from a thread that may. Raises TooMuch or NotReady; then none
+        of *events* was taken.
+        """
+        position = self._journal.append(events)
+        with self._change:
+            self._pending.events += events
+            self._pending.journal_position = position
+            self._change.notify_all()
+
+    @property
+    def events_full(self) -> bool:
+        """Whether so many events wait that no more should be taken."""
+        return len(self._pending.events) >= EVENTS_WAITING_MAX
+
+    def submit_host(self, record: HostRecord, foreign: Mapping[int, Foreign]) -> None:
+        """Queue a host as it registered, and the signals that only it knows."""
+        with self._change:
+            self._pending.hosts[record.host] = record
+            self._pending.foreign.update(foreign)
+            self._change.notify_all()
+
+    def submit_scores(self, snapshot: Snapshot, changed: Sequence[HostScore]) -> None:
+        """Queue judgements with their evidence."""
+        with self._change:
+            scores = self._pending.scores
+            scores += [(snapshot, one) for one in changed]
+            over = len(scores) - SCORES_WAITING_MAX
+            if over > 0:
+                del scores[:over]
+                self.dropped_scores += over
+            self._change.notify_all()
+
+    def submit_findings(self, findings: Sequence[Finding]) -> None:
+        """Queue findings, new or cleared."""
+        with self._change:
+            for one in findings:
+                self._pending.findings[one.host, one.name, one.subject, one.since_ns] = one
+            self._change.notify_all()
+
+    def hurry(self) -> None:
+        """Commit what waits now, not after `commit_seconds`."""
+        with self._change:
+            self._hurried = True
+            self._change.notify_all()
+
+    # -- the writer thread ------------------------------------------------------------------
+
+    def _write(self) -> None:
+        while True:
+            pending = self._take()
+            if pending is None or not self._commit_at_last(pending):
+                return
+            self._committing_bytes = 0
+
+    def _take(self) -> Pending | None:
+        """Wait until a commit is due and take all that waits; None when closing and nothing does."""
+        with self._change:
+            self._change.wait_for(lambda: self._closing or not self._pending.empty)
+            self._change.wait_for(
+                lambda: (
+                    self._closing or self._hurried or self._pending.rows >= self._config.commit_rows
+                ),
+                timeout=self._config.commit_seconds,
+            )
+            self._hurried = False
+            if self._pending.empty:
+                return None
+            pending, self._pending = self._pending, Pending()
+            self._committing_bytes = pending.size_bytes
+            return pending
+
+    def _commit_at_last(self, pending: Pending) -> bool:
+        """Commit, however often it takes. False when closing ended the attempts."""
+        while not self._commit(pending):
+            with self._change:
+                self._change.wait_for(lambda: self._closing, timeout=RETRY_SECONDS)
+            if time.monotonic() > self._give_up_at:
+                log.error("closed without a commit of %d frames: unreceipted", len(pending.frames))
+                return False
+        return True
+
+    def _commit(self, pending: Pending) -> bool:
+        """Commit, and say so to all who wait. False: not now, for want of disk or memory."""
+        try:
+            self._writer.commit(pending, self._wall_ns())
+        except OF_THE_MACHINE as error:
+            if not self.failing:
+                log.error("a commit failed, nothing of it is receipted; trying again: %s", error)
+            self.failing = f"{type(error).__name__}: {error}"
+            return False
+        except Exception:
+            log.exception("a commit failed for what is in it")
+            return self._commit_apart(pending)
+        self.failing = ""
+        if pending.journal_position:
+            self._journal.stored(pending.journal_position)
+        for frame, on_durable in pending.frames:
+            on_durable(frame.frame.stamp.sequence)
+        return True
+
+    def _commit_apart(self, pending: Pending) -> bool:
+        """Commit host by host, so that what cannot be stored costs no other host anything.
+
+        What fails alone is set aside: counted, logged, never receipted.
+        """
+        parts = pending.parts()
+        if len(parts) > 1:
+            return all(self._commit_at_last(part) for part in parts)
+        self.set_aside_frames += len(pending.frames)
+        hosts = {frame.host for frame, _ in pending.frames} or set(pending.hosts)
+        log.error("set aside %d frames of %s", len(pending.frames), ", ".join(hosts) or "no host")
+        return True
+
+    # -- the operators' file -------------------------------------------------------------------
+
+    def _write_ops(self) -> None:
+        closing = False
+        while not closing:
+            begin = time.monotonic()
+            self.write_ops()
+            rest = max(0.0, self._config.ops_seconds - (time.monotonic() - begin))
+            with self._change:
+                closing = self._change.wait_for(lambda: self._closing, timeout=rest)
+
+    def write_ops(self) -> None:
+        """Write the operators' file now. Never raises; a failure is logged and the file before stays."""
+        try:
+            self._ops.write(self._writer.latest.copy(), self._wall_ns())
+        except Exception as error:  # noqa: BLE001 - the store goes on without it
+            log.warning("the operators' file was not written: %s: %s", type(error).__name__, error)
+
+    def close(self, seconds_max: float = 5.0) -> None:
+        """Commit what waits, write the operators' file, and close, within about *seconds_max*."""
+        end = time.monotonic() + seconds_max
+        with self._change:
+            self._closing = True
+            self._give_up_at = end - 1
+            self._change.notify_all()
+        for thread in self._threads:
+            thread.join(max(0.1, end - time.monotonic()))
+        if time.monotonic() < end - 1 and not self.failing:
+            self.write_ops()
+        self._writer.close()
+        self._journal.close()
+        self._lock.close()

@@ -1,0 +1,302 @@
+"""One commit: everything that waits, in one transaction, each frame exactly once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from ...fingerprints.wire.telemetry_pb2 import HealthEvent
+from ..verdicts import Finding
+from . import records
+from .hours import HOUR_NS, Hours, hour_name
+from .journal import StoredEvent
+from .latest import Latest
+from .ledger import Ledger, Range, ranges_of
+from .records import HostRecord, ScoreOf
+from .rows import Batch, Foreign, HostFrame, batch
+from .storefile import open_store, script
+
+log = logging.getLogger(__name__)
+
+#: The table `received` is rewritten as the fewest rows once it has grown by so many.
+RECEIVED_ROWS_MAX = 100_000
+
+OnDurable = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class Pending:
+    """What waits for the next commit."""
+
+    frames: list[tuple[HostFrame, OnDurable]] = field(
+        default_factory=list[tuple[HostFrame, OnDurable]]
+    )
+    rows: int = 0
+    size_bytes: int = 0
+    events: list[StoredEvent] = field(default_factory=list[StoredEvent])
+    journal_position: int = 0
+    hosts: dict[str, HostRecord] = field(default_factory=dict[str, HostRecord])
+    foreign: dict[int, Foreign] = field(default_factory=dict[int, Foreign])
+    scores: list[ScoreOf] = field(default_factory=list[ScoreOf])
+    findings: dict[tuple[str, str, str, int], Finding] = field(
+        default_factory=dict[tuple[str, str, str, int], Finding]
+    )
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to commit."""
+        several = (self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings)
+        return not any(several)
+
+    def parts(self) -> list[Pending]:
+        """Return it split: what is of one host together, then what is of none."""
+        parts: dict[str, Pending] = {}
+        for frame in self.frames:
+            parts.setdefault(frame[0].host, Pending()).frames.append(frame)
+        for event in self.events:
+            parts.setdefault(event.host, Pending()).events.append(event)
+        for host, record in self.hosts.items():
+            parts.setdefault(host, Pending()).hosts[host] = record
+        rest = Pending(foreign=self.foreign, scores=self.scores, findings=self.findings)
+        return [*parts.values(), *([] if rest.empty else [rest])]
+
+
+class Writer:
+    """The only holder of the store's file. Its methods but `cursor` are the writer thread's."""
+
+    def __init__(self, path: Path, *, retention_hours: int, history_days: int) -> None:
+        """Open the store at *path*. Raises StoreError."""
+        self._path = path
+        self._retention_ns = retention_hours * HOUR_NS
+        self._history_days = history_days
+        self._reading = threading.Lock()
+        self._doubtful = False
+        self.latest = Latest()
+        self._open()
+
+    def _open(self) -> None:
+        self._connection = open_store(self._path)
+        self._connection.execute(f"SET temp_directory = '{self._path.parent / 'spill'}'")
+        self._hour = ""
+        self._hours = Hours(self._connection)
+        with self._transaction():
+            self._hours.open()
+            self._connection.execute(script("live.sql"))
+            self._connection.execute(script("ops.sql"))
+            self._put_signals()
+        self._load_ledger()
+
+    def _put_signals(self) -> None:
+        self._connection.execute("DELETE FROM signals WHERE known")
+        self._insert("signals", records.signals())
+
+    def _load_ledger(self) -> None:
+        rows: list[Range] = self._connection.execute("FROM received").fetchall()
+        self._ledger = Ledger(rows)
+        self._received_rows = len(rows)
+        if len(rows) > len(self._ledger.rows()):
+            with self._transaction():
+                self._compact_received()
+
+    def known_hosts(self) -> list[tuple[str, bytes, bytes, str]]:
+        """Return (host, run id, boot id, address) of every host, as it last registered."""
+        rows: list[tuple[str, bytes, bytes, str]] = self._connection.execute(
+            "SELECT host, run_id, boot_id, address FROM hosts"
+        ).fetchall()
+        return rows
+
+    def recent_events(self, since_ns: int, count_max: int) -> list[StoredEvent]:
+        """Return the last *count_max* events received since then, oldest first."""
+        rows = self._connection.execute(
+            "SELECT host, epoch_us(received), epoch_us(time), event_id, device_kind, device, name, "
+            "code, message, boottime_ns FROM events WHERE received > make_timestamp(?) "
+            "ORDER BY received DESC LIMIT ?",
+            [since_ns // 1000, count_max],
+        ).fetchall()
+        return [_event(*row) for row in rows[::-1]]
+
+    def clear_findings(self, now_ns: int) -> None:
+        """Clear what an earlier process found; what is still so is found again."""
+        self._connection.execute(
+            "UPDATE findings SET cleared = make_timestamp(?) WHERE cleared IS NULL",
+            [now_ns // 1000],
+        )
+
+    def commit(self, pending: Pending, now_ns: int) -> None:
+        """Make all of *pending* durable, or nothing of it.
+
+        Raises duckdb.Error, OSError or StoreError; the next call then begins by reading the file anew.
+        """
+        if self._doubtful:
+            self._reopen()
+        self._doubtful = True
+        self._commit(pending, now_ns)
+        self._doubtful = False
+
+    def _commit(self, pending: Pending, now_ns: int) -> None:
+        new = self._not_yet_received(pending)
+        rows = batch(new)
+        ranges = ranges_of(frame.key for frame in new)
+        with self._transaction():
+            self._keep_house(now_ns)
+            self._put_readings(rows, now_ns)
+            self._put_ranges(ranges)
+            self._put_records(pending)
+        for row in ranges:
+            self._ledger.add(row)
+        self._received_rows += len(ranges)
+        self.latest.update(rows)
+
+    def _not_yet_received(self, pending: Pending) -> list[HostFrame]:
+        seen: set[tuple[str, bytes, int]] = set()
+        new = []
+        for frame, _ in pending.frames:
+            if frame.key not in seen and not self._ledger.holds(*frame.key):
+                seen.add(frame.key)
+                new.append(frame)
+        return new
+
+    def _put_readings(self, rows: Batch, now_ns: int) -> None:
+        for table, arrow in rows.tables():
+            self._insert(self._hours.table_for(table, now_ns), arrow)
+
+    def _put_ranges(self, ranges: list[Range]) -> None:
+        if self._received_rows > RECEIVED_ROWS_MAX:
+            self._compact_received()
+        self._insert_ranges(ranges)
+
+    def _compact_received(self) -> None:
+        rows = self._ledger.rows()
+        self._connection.execute("DELETE FROM received")
+        self._insert_ranges(rows)
+        self._received_rows = len(rows)
+
+    def _insert_ranges(self, ranges: list[Range]) -> None:
+        columns = "host:str run_id:bytes first_sequence:int last_sequence:int"
+        self._insert("received", records.table(columns, ranges))
+
+    def _put_records(self, pending: Pending) -> None:
+        if pending.hosts:
+            self._put_hosts(list(pending.hosts.values()))
+        if pending.foreign:
+            self._insert_new("signals", records.foreign_signals(pending.foreign), ("name",))
+        if pending.events:
+            self._insert_new("events", records.events(pending.events), ("host", "event_id"))
+        if pending.scores:
+            self._insert("scores", records.scores(pending.scores))
+            self._insert("evidence", records.evidence(pending.scores))
+        if pending.findings:
+            self._put_findings(list(pending.findings.values()))
+
+    def _put_hosts(self, hosts: list[HostRecord]) -> None:
+        names = [record.host for record in hosts]
+        for table in ("hosts", "devices"):
+            self._connection.execute(
+                f"DELETE FROM {table} WHERE host IN (SELECT unnest(?))", [names]
+            )
+        self._insert("hosts", records.hosts(hosts))
+        self._insert("devices", records.devices(hosts))
+
+    def _put_findings(self, findings: list[Finding]) -> None:
+        for one in findings:
+            self._connection.execute(
+                "DELETE FROM findings WHERE host = ? AND name = ? AND subject = ? "
+                "AND since = make_timestamp(?)",
+                [one.host, one.name, one.subject, one.since_ns // 1000],
+            )
+        self._insert("findings", records.findings(findings))
+
+    def _insert(self, table: str, arrow: Any) -> None:
+        if arrow.num_rows:
+            with self._registered(arrow) as name:
+                self._connection.execute(f"INSERT INTO {table} BY NAME FROM {name}")
+
+    def _insert_new(self, table: str, arrow: Any, key: tuple[str, ...]) -> None:
+        """Insert the rows whose *key* is not in *table* yet, each once."""
+        same = " AND ".join(f"there.{column} = new.{column}" for column in key)
+        with self._registered(arrow) as name:
+            self._connection.execute(
+                f"INSERT INTO {table} BY NAME SELECT * FROM {name} AS new WHERE NOT EXISTS "
+                f"(FROM {table} AS there WHERE {same}) "
+                f"QUALIFY row_number() OVER (PARTITION BY {', '.join(key)}) = 1"
+            )
+
+    @contextmanager
+    def _registered(self, arrow: Any) -> Iterator[str]:
+        self._connection.register("new_rows", arrow)
+        try:
+            yield "new_rows"
+        finally:
+            self._connection.unregister("new_rows")
+
+    def _keep_house(self, now_ns: int) -> None:
+        """Once an hour: drop what is past its time."""
+        if self._hour == hour_name(now_ns):
+            return
+        self._hour = hour_name(now_ns)
+        self._hours.drop_before(now_ns - self._retention_ns)
+        before = now_ns // 1000 - self._history_days * 86_400_000_000
+        for table, column in _HISTORY:
+            self._connection.execute(
+                f"DELETE FROM {table} WHERE {column} < make_timestamp(?)", [before]
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            with suppress(duckdb.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def _reopen(self) -> None:
+        """Open anew and read what is durable: only then is known whether a failed COMMIT was."""
+        with self._reading:
+            with suppress(duckdb.Error):
+                self._connection.close()
+            self._open()
+
+    @contextmanager
+    def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Yield a cursor for reading from another thread, beside the writer."""
+        with self._reading:
+            cursor = self._connection.cursor()
+            try:
+                yield cursor
+            finally:
+                cursor.close()
+
+    def close(self) -> None:
+        """Fold the WAL into the file and close it. Never raises; what was committed is durable anyway."""
+        with self._reading:
+            try:
+                self._connection.execute("CHECKPOINT")
+                self._connection.close()
+            except duckdb.Error as error:
+                log.warning("the store was closed without a checkpoint: %s", error)
+
+
+def _event(host: str, received_us: int, time_us: int | None, *columns: Any) -> StoredEvent:
+    names = ("event_id", "device_kind", "device", "name", "code", "message", "boottime_ns")
+    time_ns = (time_us or 0) * 1000
+    event = HealthEvent(**dict(zip(names, columns, strict=True)), wall_time_ns=time_ns)
+    return StoredEvent(host, received_us * 1000, time_ns, event)
+
+
+#: What is kept for days rather than hours, and by which column it is known to be old.
+_HISTORY: Iterable[tuple[str, str]] = (
+    ("scores", "time"),
+    ("evidence", "time"),
+    ("events", "received"),
+    ("findings", "cleared"),
+)
