@@ -1,0 +1,86 @@
+"""`python -m build`: the sdist and the wheel work in a clean environment, not only the checkout."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import free_port
+
+ROOT = Path(__file__).parent.parent
+CONSTRAINTS = ROOT / "packaging" / "constraints.txt"
+
+
+def run(*arguments: str | Path, cwd: Path) -> str:
+    """Run to the end and return what it printed; its output is the reason when it fails."""
+    done = subprocess.run(
+        [str(a) for a in arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """(sdist, wheel), the wheel made from the sdist, from a copy of what git knows."""
+    place = tmp_path_factory.mktemp("build")
+    tree = place / "tree"
+    names = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    for name in names.splitlines():
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", place / "dist", cwd=tree)
+    (sdist,) = (place / "dist").glob("*.tar.gz")
+    (wheel,) = (place / "dist").glob("*.whl")
+    yield sdist, wheel
+    shutil.rmtree(place)
+
+
+def test_what_is_in_them(built: tuple[Path, Path]) -> None:
+    """A wheel without its SQL, or with the tests in it, works here and fails elsewhere."""
+    with tarfile.open(built[0]) as sdist, zipfile.ZipFile(built[1]) as wheel:
+        source = {name.partition("/")[2] for name in sdist.getnames()}
+        binary = set(wheel.namelist())
+    assert {"LICENSE", "README.md", "ext/nvml.pyx", "aggregator/sql/ops.sql"} <= source
+    for needed in ("cli.py", "py.typed", "aggregator/sql/0001_store.sql", "fingerprints/xid.toml"):
+        assert f"gangline/{needed}" in binary
+    assert any(n.startswith("gangline/ext/columns.") and n.endswith(".so") for n in binary)
+    strange = {n for n in binary if n.startswith(("gangline/tests", "gangline/bench", "tests"))}
+    assert not strange
+
+
+def test_the_wheel_works_in_a_clean_environment(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """`pip install gangline[...]` on a machine that never saw the checkout, run from another folder."""
+    venv.create(tmp_path / "env", with_pip=True)
+    binaries = tmp_path / "env" / "bin"
+    package = f"gangline[agent,aggregator] @ {built[1].as_uri()}"
+    run(binaries / "pip", "install", "-q", "-c", CONSTRAINTS, package, cwd=tmp_path)
+    assert run(binaries / "gangline", "--version", cwd=tmp_path).startswith("gangline ")
+    listen = f"127.0.0.1:{free_port()}"
+    table = run(
+        *(binaries / "gangline", "run", "--once", "--simulated", "0", "--listen", listen),
+        *("--data", tmp_path / "var"),
+        cwd=tmp_path,
+    )
+    assert "HEALTHY" in table or "WATCH" in table
+
+
+def test_a_missing_extra_is_named(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """The agent's extra is installed, and somebody asks for the table of hosts."""
+    venv.create(tmp_path / "env", with_pip=True)
+    binaries = tmp_path / "env" / "bin"
+    run(binaries / "pip", "install", "-q", "--no-deps", built[1], cwd=tmp_path)
+    done = subprocess.run(
+        [binaries / "gangline", "hosts"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert "install it with: pip install 'gangline[aggregator]'" in done.stderr

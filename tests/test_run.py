@@ -1,0 +1,145 @@
+"""`gangline run`: the whole way on this machine, as a newcomer meets it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from gangline.aggregator.commands.children import Child, ChildError, Children
+from gangline.aggregator.commands.demonstration import Truth, missing, read_truth
+from gangline.fingerprints.wire import score_pb2
+from tests.processes import Process, free_port, until
+
+TRUTH = [Truth("b", "thermal"), Truth("c", "ecc_xid95")]
+
+
+def score(host: str, state: str, reason: str = "REASON_CODE_UNSPECIFIED") -> score_pb2.NodeScore:
+    """One host as the service tells it."""
+    return score_pb2.NodeScore(
+        node=f"nodes/{host}",
+        state=score_pb2.HealthState.Value(state),
+        reason=score_pb2.ReasonCode.Value(reason),
+    )
+
+
+XID = score("c", "UNHEALTHY", "REASON_XID_FATAL")
+HEAT = score("b", "DEGRADED", "REASON_THERMAL_THROTTLE")
+WELL = score("a", "HEALTHY")
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ([XID, HEAT, WELL], ""),
+        ([XID, HEAT], "2 of 3 hosts have a score"),
+        ([XID, HEAT, score("a", "UNKNOWN")], "2 of 3 hosts have a score"),
+        ([XID, WELL, score("b", "HEALTHY")], "b (thermal) does not stand among the worst 2"),
+        (
+            [XID, score("b", "DEGRADED", "REASON_PCIE"), WELL],
+            "b (thermal) stands there for REASON_PCIE: ",
+        ),
+        ([XID, HEAT, score("a", "SUSPECT")], "a: nothing was done to these"),
+    ],
+)
+def test_what_the_table_lacks(scores: list[score_pb2.NodeScore], words: str) -> None:
+    """`make run ONCE=1` in a script must fail when the wrong host stands at the bottom."""
+    assert missing(scores, 3, TRUTH) == words
+
+
+def test_simulated_hosts_must_say_who_fails(tmp_path: Path) -> None:
+    """Without the truth log nothing would be checked, and everything would pass."""
+    assert read_truth(tmp_path / "absent") == []
+    assert "have not said" in missing([XID, HEAT, WELL], 3, [])
+    assert missing([WELL], 1, []) == ""
+
+
+def test_a_child_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
+    """The aggregator found its port taken: the reason must not hide in a log file."""
+    with Children(tmp_path) as children:
+        children.start(Child("aggregator", ("--listen", "nowhere")))
+
+        def died() -> bool:
+            try:
+                children.check()
+            except ChildError as error:
+                assert "`gangline aggregator` ended with exit code 2" in str(error)
+                assert "expected address:port" in str(error)
+                return True
+            return False
+
+        until(died, "its end is noticed")
+
+
+def descendants(pid: int) -> set[int]:
+    """All living descendants of a process."""
+    found, todo = set[int](), [pid]
+    while todo:
+        at = todo.pop()
+        for task in Path(f"/proc/{at}/task").glob("*/children"):
+            children = [int(child) for child in task.read_text().split()]
+            found.update(children)
+            todo += children
+    return found
+
+
+def opens(store: Path) -> bool:
+    """Say whether the store opens and holds readings."""
+    with duckdb.connect(str(store), read_only=True) as base:
+        row = base.execute("SELECT count(*) FROM readings.host_1s").fetchone()
+    return row is not None and row[0] > 0
+
+
+@contextmanager
+def running(place: Path, *more: str) -> Iterator[Process]:
+    """A `gangline run` with its data in *place*, ended whatever happens."""
+    listen = f"127.0.0.1:{free_port()}"
+    arguments = ["run", "--data", str(place / "var"), "--listen", listen, *more]
+    process = Process(arguments, place / "run.log")
+    with process:
+        yield process
+        left = descendants(process.pid) if process.alive() else set[int]()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_the_three_faults_in_real_time(tmp_path: Path) -> None:
+    """A newcomer's first minute: 32 simulated hosts, three faults, the right three at the bottom."""
+    with running(tmp_path, "--once", "--seed", "11", "--seconds-max", "150") as process:
+        assert process.child is not None
+        code = process.child.wait(200)
+        said = process.said()
+    assert code == 0, said
+    worst = [line for line in said.splitlines() if line.strip()][-4:]
+    for fault in read_truth(tmp_path / "var" / "simulated" / "truth.jsonl"):
+        assert any(fault.host in line for line in worst), said
+    assert opens(tmp_path / "var" / "aggregator" / "gangline.duckdb")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_ends_cleanly_when_told(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C, a service manager, a closed terminal: no process left, and a store that opens."""
+    with running(tmp_path, "--simulated", "2") as process:
+        until(lambda: "sim-001" in process.said(), f"the table: {process.log}")
+        children = descendants(process.pid)
+        assert len(children) >= 3
+        assert process.stop(number) == 0
+        assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert opens(tmp_path / "var" / "aggregator" / "gangline.duckdb")
+
+
+def test_a_second_one_says_who_is_there(tmp_path: Path) -> None:
+    """Two terminals, two `make run`: the second must not fight for the port."""
+    with running(tmp_path, "--simulated", "0") as first:
+        until(lambda: "HOST" in first.said(), f"the table: {first.log}")
+        second = Process(first.arguments[3:], tmp_path / "second.log")
+        with second:
+            assert second.child is not None
+            assert second.child.wait(30) == 1
+        assert "something already listens on" in second.said()
+        assert first.stop(signal.SIGINT) == 0
