@@ -23,6 +23,8 @@ from gangline.agent.hardware.roots import Roots
 HERE = Path(__file__).parent
 NAMES = ("h100-ib", "plain-vm")
 LATER = "@later"
+#: A name that no loader finds, so that the NVML of the machine which runs the tests is not asked.
+NO_NVML = "no-nvml-here.so"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class HostFolder:
     @property
     def roots(self) -> Roots:
         """Its /sys and /proc, and no NVML."""
-        return Roots(self.root / "sys", self.root / "proc", str(self.root / "no-nvml.so"))
+        return Roots(self.root / "sys", self.root / "proc", NO_NVML)
 
     def pass_a_second(self) -> None:
         """Let the files show what they show a second later."""
