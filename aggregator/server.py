@@ -20,6 +20,7 @@ from .config import AggregatorConfig, parse_listen
 from .fleet.fleet import Fleet
 from .ingest.intake import Ingest
 from .judgement.judge import Judgement, judge
+from .judgement.restart import restore
 from .service.errors import Errors
 from .service.score import ScoreService
 from .service.telemetry import TelemetryService
@@ -74,6 +75,7 @@ class Aggregator:
         )
         self.store = Store.open(self._config.data, self._config, self._wall_ns)
         try:
+            self._remember()
             self._ingest = Ingest(self.fleet, self.store, self._config, self._wall_ns)
             self._telemetry = TelemetryService(self._ingest)
             self._server = self._make_server()
@@ -84,8 +86,16 @@ class Aggregator:
             raise
         await self._health.set("", _SERVING)
         await self._health.set(TELEMETRY, _SERVING)
-        await self._health.set(SCORE, _NOT_SERVING)
+        await self._health.set(SCORE, _SERVING if self.holder.snapshot else _NOT_SERVING)
         self._judge_task = asyncio.create_task(self._judge_always())
+
+    def _remember(self) -> None:
+        """Answer as before the restart, until the hosts have spoken."""
+        now_ns = self._wall_ns()
+        before = restore(self.fleet, self.store.last_scores, now_ns)
+        if before.scores:
+            self.holder.snapshot = judge(self.fleet, now_ns, None, before)
+            self._scores.changed(self.holder.snapshot)  # they stand in the store already
 
     def _make_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(

@@ -63,6 +63,11 @@ class Reason(IntEnum):
     DATA_LOST = 20
 
 
+#: A simulated host that is silent for longer has ended with its `gangline simulate`: it is no longer
+#: listed. A real one stays: its silence is news.
+SIMULATED_SILENT_SECONDS_MAX = 60.0
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """One contribution to a score. Deltas of one host add up to ln(hazard / base hazard)."""
@@ -116,15 +121,19 @@ class Snapshot:
     hosts: tuple[HostScore, ...]
     degraded_reason: str = ""  # not empty: old, frozen, or not complete
 
+    def lists(self, host: HostScore) -> bool:
+        """Say whether *host* belongs in a list of hosts: a simulated one that has ended does not."""
+        silent_seconds = (self.computed_ns - host.heard_ns) / 1e9
+        ended = host.heard_ns > 0 and silent_seconds > SIMULATED_SILENT_SECONDS_MAX
+        return not (host.simulated and ended)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something wrong that is not a reading: two hosts of one name, a clock an hour off."""
 
     host: str
-    name: (
-        str  # identity.duplicate_name, clock.offset, data.lost: one of a kind per host and subject
-    )
+    name: str  # identity.duplicate_name, clock.offset: one of a kind per host and subject
     subject: str  # what else it is about: the other's address, a device; may be empty
     words: str  # what is wrong and what to do
     since_ns: int

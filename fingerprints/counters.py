@@ -1,7 +1,8 @@
 """Counter algebra: two observations of a hardware counter, and what may be said of the step between.
 
 Half of the false alarms and blind spots of this field come from subtracting counters as if they were
-numbers. Everything that subtracts goes through here (arrays: `aggregator/counting.py`, tested equal).
+numbers. Everything that subtracts goes through here (arrays:
+`aggregator/fleet/counting.py`, tested equal).
 """
 
 from __future__ import annotations

@@ -9,12 +9,11 @@ import signal
 import sys
 from pathlib import Path
 
+from ...cli import FAILED, OK, USAGE
 from ...fingerprints.settings import SettingsError, describe, load
 from ..config import AggregatorConfig
 from ..server import Aggregator, StartError, serve
 from ..store.storefile import StoreError
-
-OK, FAILED, USAGE = 0, 1, 2
 
 
 def main(arguments: list[str]) -> int:

@@ -10,11 +10,12 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
+from ... import cli
 from ...fingerprints.wire import score_pb2
 from ...fingerprints.wire.score_pb2_grpc import ScoreServiceStub
 
-#: Exit codes, those of `cli.py`.
-OK, FAILED, USAGE, NO_ANSWER, NOT_FOUND = 0, 1, 2, 3, 4
+#: Exit codes of the client commands.
+OK, FAILED, NO_ANSWER, NOT_FOUND = cli.OK, cli.FAILED, cli.NO_ANSWER, cli.NOT_FOUND
 
 ADDRESS_DEFAULT = "127.0.0.1:7600"
 ADDRESS_VARIABLE = "GANGLINE_AGGREGATOR"

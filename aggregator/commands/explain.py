@@ -6,13 +6,14 @@ import argparse
 import difflib
 import json
 import math
+import shlex
 import sys
 import textwrap
 
 from ...fingerprints.wire import score_pb2
 from .client import NOT_FOUND, OK, Client, CommandError, add_options, guarded
 from .hosts import as_dict
-from .table import age, hazard_per_day, host_of, share, width_of
+from .table import age, host_of, share, width_of
 
 #: Lines longer than this are hard to read, however wide the terminal.
 WIDTH_MAX = 110
@@ -20,8 +21,10 @@ WIDTH_MAX = 110
 DELTA_MIN = 0.005
 #: Evidence that is not of now is said to be older from here.
 SEEN_SECONDS = 3.0
-#: Units that a number stands well without.
-BARE_UNITS = ("state", "code", "flags", "number", "finding")
+#: Units whose numbers say nothing beside the words.
+WITHOUT_VALUE = ("state", "code", "flags", "number", "finding")
+#: What runs a query.
+COMMAND = "gangline sql "
 
 
 def main(arguments: list[str]) -> int:
@@ -61,13 +64,13 @@ def explained(score: score_pb2.NodeScore, width: int) -> str:
     now_ns = score.compute_time.ToNanoseconds()
     evidence = list(score.contributions)
     if evidence:
-        parts.append("Because:")
+        parts.append("Because:" if any(map(_costs, evidence)) else "Noted, at no cost:")
         for number, one in enumerate(evidence, 1):
             said = any(e.device == one.device and _moves(e) for e in evidence[: number - 1])
             parts.append(_evidence(one, number, now_ns, confirms=said))
     else:
         parts.append("Nothing speaks against it.")
-    if score.clears_when:
+    if score.clears_when and score.state != score_pb2.HEALTHY:
         parts.append(f"{_state(score)} ends when {score.clears_when}.")
     if score.sources:
         parts.append(_sources(score))
@@ -81,73 +84,102 @@ def _state(score: score_pb2.NodeScore) -> str:
 def _summary(score: score_pb2.NodeScore) -> str:
     simulated = " (simulated: it does not exist)" if score.simulated else ""
     hours = score.horizon.seconds / 3600
-    speed = (
-        "its speed is not known: none of its GPUs computes next to peers"
-        if math.isnan(score.relative_speed)
-        else f"its slowest GPU runs at {100 * score.relative_speed:.0f} % of its peers"
-    )
-    return (
-        f"{host_of(score)}{simulated} is {_state(score)}, last heard {age(score)}.\n"
-        f"A job on it has {share(100 * score.score, 2)} % to go {hours:.0f} hours without a fault of "
-        f"this host (90 % interval {share(100 * score.score_lower, 2)} to "
-        f"{share(100 * score.score_upper, 2)} %): "
-        f"{hazard_per_day(score.hazard_per_hour)} faults expected a day; {speed}."
-    )
+    lines = [
+        f"{host_of(score)}{simulated} is {_state(score)}, last heard {age(score)}.",
+        f"Score {share(score.score, 4)}: the chance that a job runs {hours:.0f} h without a fault of "
+        + f"this host (90 % interval {share(score.score_lower, 4)} to "
+        + f"{share(score.score_upper, 4)}). {_often(score.hazard_per_hour)}.",
+    ]
+    if not math.isnan(score.relative_speed):
+        lines.append(f"Its slowest GPU runs at {100 * score.relative_speed:.0f} % of its peers.")
+    return "\n".join(lines)
+
+
+def _often(hazard_per_hour: float) -> str:
+    """Return how often a fault is expected, in the unit that gives a number one can hold."""
+    if hazard_per_hour <= 0.0:
+        return "No fault is expected"
+    hours = 1.0 / hazard_per_hour
+    for unit, size in (("years", 8766.0), ("days", 24.0), ("hours", 1.0)):
+        if hours >= 2 * size:
+            return f"A fault is expected every {hours / size:,.0f} {unit}"
+    return f"A fault is expected every {max(60 * hours, 1.0):.0f} minutes"
 
 
 def _evidence(one: score_pb2.Contribution, number: int, now_ns: int, *, confirms: bool) -> str:
     seconds = (now_ns - one.observe_time.ToNanoseconds()) / 1e9
-    before = f" (seen {seconds:.0f} s ago)" if seconds >= SEEN_SECONDS else ""
-    return (
-        f"{number}. {one.words}{before}.\n"
-        f"   {one.signal} of {one.device} is {value(one)}; normal is {one.normal}. {_cost(one, confirms=confirms)}\n"
-        f"   {one.evidence_sql}"
-    )
+    before = f" (last seen {seconds:.0f} s ago)" if seconds >= SEEN_SECONDS else ""
+    lines = [f"{number}. {one.words}{before}"]
+    where = f"   {one.signal} of {one.device}"
+    if one.unit not in WITHOUT_VALUE:
+        where += f": {value(one)}; normal is {one.normal}"
+    lines.append(where)
+    lines += [f"   {_cost(one, confirms=confirms)}", f"   {command(one.evidence_sql)}"]
+    return "\n".join(lines)
+
+
+def command(sql: str) -> str:
+    """Return the command line that runs *sql*: names in it are the host's to choose, the shell ours."""
+    if any(character in sql for character in '"$`\\!'):
+        return f"{COMMAND}{shlex.quote(sql)}"
+    return f'{COMMAND}"{sql}"'
 
 
 def value(one: score_pb2.Contribution) -> str:
-    """Return a value with its unit, in the multiple that people use."""
+    """Return a value with its unit, in the multiple and with the digits that people use."""
     if one.unit == "hertz":
-        return f"{one.value / 1e6:.0f} MHz"
+        return f"{one.value / 1e9:.2f} GHz"
     if one.unit == "bytes":
         return f"{one.value / 1e9:.1f} GB"
-    return f"{one.value:g}" if one.unit in BARE_UNITS else f"{one.value:g} {one.unit}"
+    if one.unit == "ratio":
+        return f"{100 * one.value:.0f} %"
+    digits = f"{one.value:,.0f}" if abs(one.value) >= 100 else f"{one.value:.3g}"
+    return f"{digits} {one.unit}".rstrip()
 
 
 def _moves(one: score_pb2.Contribution) -> bool:
     return one.log_hazard_delta > DELTA_MIN
 
 
+def _costs(one: score_pb2.Contribution) -> bool:
+    return _moves(one) or one.relative_speed_factor < 1.0
+
+
 def _cost(one: score_pb2.Contribution, *, confirms: bool) -> str:
     costs = []
     if _moves(one):
-        factor = math.exp(one.log_hazard_delta)
-        points = -100 * one.score_delta
-        costs.append(f"makes a fault {factor:,.0f} times as likely and costs {points:.2f} points")
+        times = math.exp(one.log_hazard_delta)
+        costs.append(f"{-one.score_delta:.4f} of the score (a fault is {_times(times)} as likely)")
     if one.relative_speed_factor < 1.0:
-        costs.append(f"takes {100 * (1 - one.relative_speed_factor):.0f} % of its speed")
+        costs.append(f"{100 * (1 - one.relative_speed_factor):.0f} % of the speed")
     if costs:
-        return f"It {', and '.join(costs)}."
-    return "It confirms what is said above." if confirms else "It adds nothing to the score."
+        return f"costs {' and '.join(costs)}"
+    return "confirms what is said above" if confirms else "costs nothing"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:,.0f} times" if factor >= 10 else f"{factor:.2g} times"
 
 
 def _sources(score: score_pb2.NodeScore) -> str:
-    width = max(len(source.source) for source in score.sources)
-    lines = [
-        f"   {source.source.ljust(width)}  {source.outcome}"
-        + (f": {source.words}" if source.words else "")
-        for source in score.sources
+    """Return what the collectors say: those that read in one line, the others with their words."""
+    reading = [source.source for source in score.sources if source.outcome == "ok"]
+    others = [source for source in score.sources if source.outcome != "ok"]
+    lines = [f"Collectors that read: {', '.join(reading) or 'none'}"]
+    lines += [
+        f"   {source.source} {source.outcome}" + (f": {source.words}" if source.words else "")
+        for source in others
     ]
-    return "\n".join(["What its collectors say:", *lines])
+    return "\n".join(lines)
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Wrap each line but those of SQL, which are to be copied whole; keep its indentation."""
+    """Wrap each line but commands, which are to be copied whole; keep its indentation."""
     lines: list[str] = []
     for line in text.split("\n"):
         clean = "".join(c if c.isprintable() else "?" for c in line)
         indent = " " * (len(clean) - len(clean.lstrip()))
-        if clean.lstrip().startswith("SELECT "):
+        if clean.lstrip().startswith(COMMAND):
             lines.append(clean)
         else:
             lines += textwrap.wrap(

@@ -11,9 +11,7 @@ from google.protobuf.json_format import MessageToDict
 
 from ...fingerprints.wire import score_pb2
 from .client import OK, Client, Listing, add_options, guarded
-from .table import host_of, render, wants_colour, width_of
-
-__all__ = ["main", "render"]
+from .table import caption, host_of, render, wants_colour, width_of
 
 #: States that `--state` takes.
 STATES = [name.lower() for name in score_pb2.HealthState.keys()[1:]]
@@ -32,7 +30,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(document(chosen)))
         return OK
-    print(render(chosen.scores, width_of(sys.stdout), colour=wants_colour()))
+    width = width_of(sys.stdout)
+    print(render(chosen.scores, width, colour=wants_colour()))
+    if said := caption(chosen, width):
+        print(said)
     if listing.degraded_reason:
         print(f"degraded: {listing.degraded_reason}", file=sys.stderr)
     return OK

@@ -87,7 +87,10 @@ def _once(
             return FAILED
         children.check()
         listing = client.hosts()
-        lacking = missing(listing.scores, 1 + options.simulated, _truth(options, truth))
+        # Scores of before a restart are no answer to what is so now.
+        lacking = listing.degraded_reason or missing(
+            listing.scores, 1 + options.simulated, _truth(options, truth)
+        )
         if not lacking:
             break
     print(render(listing.scores, width_of(sys.stdout), colour=wants_colour()))

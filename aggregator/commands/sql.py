@@ -16,9 +16,8 @@ from typing import Any, TextIO
 
 import duckdb
 
+from ...cli import FAILED, NO_ANSWER, OK, USAGE
 from ..store.storefile import OPS_FILE
-
-OK, FAILED, USAGE, NO_ANSWER = 0, 1, 2, 3
 
 #: An older file is said to be old: the aggregator writes it every 15 s.
 OLD_SECONDS = 60
@@ -36,8 +35,9 @@ examples:
   echo "FROM ops.freshness" | gangline sql --json
   gangline sql                      what there is to ask
 
-What is asked is a file that the aggregator writes every 15 s: the latest of everything and the last
-five minutes of readings. Any DuckDB opens it: duckdb -readonly var/aggregator/operators.duckdb
+What is asked is a file that the aggregator writes every 15 s: the latest of everything, the last five
+minutes of readings, and the last hour of error counters. Any DuckDB opens it: duckdb -readonly
+var/aggregator/operators.duckdb. Questions of the night with their answers: docs/sql.md
 
 exit codes: 0 done, 1 failed, 2 wrong usage or SQL that is refused, 3 no file there yet
 """

@@ -1,18 +1,23 @@
-"""The table of hosts as text: worst at the bottom, where a terminal ends."""
+"""The table of hosts as text: worst at the bottom, where a terminal ends, and a caption below it."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import UTC
 from typing import Any
 
 from ...fingerprints.wire import score_pb2
+from .client import Listing
 
 HEADINGS = ("HOST", "SCORE", "STATE", "HAZARD/DAY", "SPEED", "HEARD", "REASON")
 #: Columns that are numbers, set to the right.
-RIGHT = (1, 3, 4, 5)
+RIGHT = ("SCORE", "HAZARD/DAY", "SPEED", "HEARD")
+#: On a narrower terminal the reason has the room of this column, which says what the score says.
+NARROW_CHARACTERS, NOT_WHEN_NARROW = 100, "HAZARD/DAY"
 HOST_CHARACTERS_MAX = 32
 REASON_CHARACTERS_MIN = 24
 #: Above this a hazard is said to be above it.
@@ -34,35 +39,70 @@ def render(hosts: Iterable[score_pb2.NodeScore], width: int, *, colour: bool = F
     scores = list(hosts)[::-1]
     if not scores:
         return "no hosts yet: none has registered with this aggregator"
-    rows = [row(score) for score in scores]
-    widths = [max(len(r[i]) for r in [HEADINGS, *rows]) for i in range(len(HEADINGS))]
+    shown = [h for h in HEADINGS if width >= NARROW_CHARACTERS or h != NOT_WHEN_NARROW]
+    rows = [[cells[heading] for heading in shown] for cells in map(row, scores)]
+    widths = [max(len(r[i]) for r in [shown, *rows]) for i in range(len(shown))]
     left = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
     widths[-1] = max(REASON_CHARACTERS_MIN, left)
-    lines = [_line(HEADINGS, widths)[:width].rstrip()]
+    right = [heading in RIGHT for heading in shown]
+    lines = [_line(shown, widths, right)[:width].rstrip()]
     if colour:
         lines[0] = f"{_BOLD}{lines[0]}{_PLAIN}"
     for score, cells in zip(scores, rows, strict=True):
-        line = _line(cells, widths)[:width].rstrip()
+        line = _line(cells, widths, right)[:width].rstrip()
         paint = _COLOURS.get(score.state, "") if colour else ""
         lines.append(f"{paint}{line}{_PLAIN}" if paint else line)
     return "\n".join(lines)
 
 
-def row(score: score_pb2.NodeScore) -> tuple[str, ...]:
-    """Return a host's cells, in the order of HEADINGS."""
-    name = cut(host_of(score), HOST_CHARACTERS_MAX)
-    reason = score.reason_words or ("nothing wrong" if score.state == score_pb2.HEALTHY else "")
-    if score.simulated:
-        reason = f"[simulated] {reason}"
-    return (
-        name,
-        share(score.score, 4),
-        score_pb2.HealthState.Name(score.state),
-        hazard_per_day(score.hazard_per_hour),
-        "-" if math.isnan(score.relative_speed) else f"{score.relative_speed:.2f}",
-        age(score),
-        reason,
+def row(score: score_pb2.NodeScore) -> dict[str, str]:
+    """Return a host's cells by heading."""
+    return {
+        "HOST": cut(host_of(score), HOST_CHARACTERS_MAX) + (" (sim)" if score.simulated else ""),
+        "SCORE": share(score.score, 4),
+        "STATE": score_pb2.HealthState.Name(score.state),
+        "HAZARD/DAY": hazard_per_day(score.hazard_per_hour),
+        "SPEED": "-" if math.isnan(score.relative_speed) else f"{score.relative_speed:.2f}",
+        "HEARD": age(score),
+        "REASON": reason(score),
+    }
+
+
+def reason(score: score_pb2.NodeScore) -> str:
+    """Return why the host stands where it stands.
+
+    What moved nothing is for `gangline explain`: beside real reasons it is noise. That a host is
+    silent, and its state frozen, is a real one.
+    """
+    if score.state != score_pb2.HEALTHY or score.reason == score_pb2.REASON_STALE_TELEMETRY:
+        return score.reason_words
+    return "nothing wrong (a note)" if score.reason_words else "nothing wrong"
+
+
+def caption(listing: Listing, width: int) -> str:
+    """Return how many hosts stand how, and what SCORE means: one line of *width*, or two."""
+    if not listing.scores:
+        return ""
+    counts = Counter(score.state for score in listing.scores)
+    states = ", ".join(
+        f"{counts[state]} {score_pb2.HealthState.Name(state)}"
+        for state in dict.fromkeys(score.state for score in listing.scores[::-1])
     )
+    first = listing.scores[0]
+    at = first.compute_time.ToDatetime(UTC).astimezone()
+    hours = first.horizon.seconds / 3600
+    count = len(listing.scores)
+    parts = [
+        f"{count} host{'' if count == 1 else 's'} at {at:%H:%M:%S}: {states}",
+        f"SCORE: chance of {hours:.0f} h without a fault of the host",
+    ]
+    if any(score.state == score_pb2.HEALTHY and score.reason_words for score in listing.scores):
+        parts.append("notes: gangline explain HOST")
+    lines = [parts[0]]
+    for part in parts[1:]:
+        joined = f"{lines[-1]}; {part}"
+        lines[-1:] = [joined] if len(joined) <= width else [lines[-1], part]
+    return "\n".join(cut(line, width) for line in lines)
 
 
 def host_of(score: score_pb2.NodeScore) -> str:
@@ -100,10 +140,10 @@ def cut(text: str, characters_max: int) -> str:
     return plain if len(plain) <= characters_max else plain[: characters_max - 1] + "…"
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     placed = [
-        cut(cell, width).rjust(width) if i in RIGHT else cut(cell, width).ljust(width)
-        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        cut(cell, width).rjust(width) if to_right else cut(cell, width).ljust(width)
+        for cell, width, to_right in zip(cells, widths, right, strict=True)
     ]
     return "  ".join(placed)
 

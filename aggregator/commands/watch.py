@@ -11,7 +11,7 @@ from typing import TextIO
 
 from .client import OK, Client, CommandError, Listing, add_options, guarded
 from .hosts import document
-from .table import render, wants_colour, width_of
+from .table import caption, render, wants_colour, width_of
 
 #: Home, and clear from there on: less flicker than clearing first.
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -58,8 +58,10 @@ def show(
     if as_json:
         text = json.dumps(document(listing))
     else:
-        text = render(listing.scores, width_of(out), colour=wants_colour(out))
-        notes = [note for note in (listing.degraded_reason, words) if note]
+        width = width_of(out)
+        text = render(listing.scores, width, colour=wants_colour(out))
+        degraded = f"degraded: {listing.degraded_reason}" if listing.degraded_reason else ""
+        notes = [note for note in (caption(listing, width), degraded, words) if note]
         text = "\n".join([text, *notes])
     out.write(placed(text, in_place=in_place))
     out.flush()

@@ -102,6 +102,13 @@ class Fleet:
         self.shape_version += 1
         return host
 
+    def restore(self, name: str, *, simulated: bool, gpus: int, heard_ns: int) -> int:
+        """Make a host of before our restart known until it registers; return its node index."""
+        host = self._new_host(name)
+        self._simulated[host], self._gpus[host] = simulated, gpus
+        self._heard_ns[host] = heard_ns
+        return host
+
     def _new_host(self, name: str) -> int:
         host = len(self.names)
         capacity = room(host + 1, self._boot.shape[0])
@@ -277,7 +284,7 @@ class Fleet:
 
     @property
     def first_ns(self) -> Times:
-        """When each host's first live frame came."""
+        """When each host's first live frame came; 0: none since our start."""
         return self._first_ns[: len(self)]
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -55,9 +56,9 @@ class Models:
             self._version = fleet.shape_version
         return self._codes
 
-    def _code(self, attributes: dict[str, str]) -> int:
-        model = attributes.get("model") or attributes.get("name")
-        return -1 if not model else self._known.setdefault(model, len(self._known))
+    def _code(self, attributes: Mapping[str, str]) -> int:
+        name = attributes.get("name")  # "NVIDIA H100 80GB HBM3"
+        return -1 if not name else self._known.setdefault(name, len(self._known))
 
 
 def groups(fleet: Herd) -> NDArray[np.intp]:

@@ -101,7 +101,6 @@ class DeviceTable:
         self._base_boot: Codes = np.zeros(capacity, dtype=np.int32)
         self._fast: Floats = np.zeros((counters, capacity))
         self._slow: Floats = np.zeros((counters, capacity))
-        self._total: Floats = np.zeros((counters, capacity))
         self._saturated: Flags = np.zeros((counters, capacity), dtype=bool)
         self._resets: Codes = np.zeros((counters, capacity), dtype=np.int32)
 
@@ -188,7 +187,6 @@ class DeviceTable:
         for sums, constant in ((self._fast, FAST_SECONDS), (self._slow, SLOW_SECONDS)):
             decayed = sums[:, rows] * (kept * np.exp(-seconds / constant))
             sums[:, rows] = decayed + count * counting.spread(span, constant)
-        self._total[:, rows] = self._total[:, rows] * kept + count
 
     # What rules read. Every array has a value per row of `devices`.
 
@@ -232,11 +230,6 @@ class DeviceTable:
         held = sums[self.counter[column], : self.devices.count]
         known = np.isfinite(heard)
         return np.where(known, held * np.exp(-np.where(known, heard, 0.0) / constant), 0.0)
-
-    def total(self, column: str) -> Floats:
-        """Return a counter's events since we first heard of the device in this boot."""
-        self._fit()
-        return self._total[self.counter[column], : self.devices.count]
 
     def saturated(self, column: str) -> Flags:
         """Say where a counter stands at its ceiling and so sees nothing."""

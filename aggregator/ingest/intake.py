@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, cast
 
 from ...fingerprints.frames import Frame, FrameError, Stamp, decode
 from ...fingerprints.wire import telemetry_pb2 as wire
@@ -61,12 +60,14 @@ class Ingest:
         self._lane = EventLane(store)
         self._event_ids: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._events_again: dict[str, list[StoredEvent]] = {}
+        self._boots_before: dict[str, bytes] = {}
         self._remember(store)
 
     def _remember(self, store: Store) -> None:
         now_ns = self._wall_ns()
         for host, run_id, boot_id, address in store.known_hosts:
             self.sessions.remember(host, run_id, boot_id, address, now_ns)
+            self._boots_before[host] = boot_id
         for event in store.recent_events:
             self._event_ids[event.host, event.event.event_id] = None
             self._events_again.setdefault(event.host, []).append(event)
@@ -89,14 +90,14 @@ class Ingest:
             simulated=request.simulated,
             run_id=request.run_id,
             boot_id=request.boot_id,
-            devices=cast(Any, request.devices),  # a map field is no dict to the type checker
+            devices=request.devices,
             received_ns=now_ns,
             signals=request.signals,
         )
         self._store.submit_host(_record(request, index, address, now_ns), foreign)
         boot = Stamp(b"", request.boot_id, 0, request.boottime_ns, request.wall_time_ns)
         self._observe_clock(host, boot, now_ns)
-        self._tell_events_again(host, now_ns - request.boottime_ns)
+        self._tell_events_again(host, request.boot_id, now_ns - request.boottime_ns)
         return wire.RegisterNodeResponse(
             node=f"nodes/{host}",
             node_index=index,
@@ -104,8 +105,10 @@ class Ingest:
             credit_frames=self.credit_frames,
         )
 
-    def _tell_events_again(self, host: str, booted_ns: int) -> None:
+    def _tell_events_again(self, host: str, boot_id: bytes, booted_ns: int) -> None:
         """After our restart: what happened to the host since it booted still holds."""
+        if self._boots_before.pop(host, boot_id) != boot_id:
+            self._events_again.pop(host, None)  # it booted, or another machine has its name
         for event in self._events_again.pop(host, ()):
             if event.time_ns > booted_ns - _BOOT_SLACK_NS:
                 self._fleet.event(host, event.event, event.received_ns)

@@ -17,6 +17,7 @@ from . import hysteresis
 from .columns import Columns, pack
 from .hysteresis import Hold, Key
 from .present import Present
+from .restart import Before, carried
 from .rules import agent as rules_agent
 from .rules import clock as rules_clock
 from .rules import fabric as rules_fabric
@@ -72,31 +73,53 @@ class Judgement(Snapshot):
     columns: Columns = field(default_factory=Columns.none)
     sources: tuple[tuple[Source, ...], ...] = ()
     holds: Mapping[int, Mapping[Key, Hold]] = field(default_factory=dict)
+    before: Before = field(default_factory=Before)
 
 
-def judge(fleet: Fleet, now_ns: int, previous: Snapshot | None) -> Judgement:
-    """Return the fleet as it is at *now_ns* of our clock, following *previous*."""
+def judge(
+    fleet: Fleet, now_ns: int, previous: Snapshot | None, before: Before | None = None
+) -> Judgement:
+    """Return the fleet as it is at *now_ns* of our clock, following *previous*.
+
+    *before*: what was known before a restart, for the first judgement after it.
+    """
     fleet.advance(now_ns)
     present = Present(fleet, now_ns)
-    frozen = outage(present)
+    kin = _of_this_epoch(fleet, previous)
+    before = before or (kin.before if kin else Before())
+    waiting = before.waiting(fleet, now_ns)
+    frozen = outage(present) - waiting
     groups, failed = _look(present)
     symptoms = _by_host(groups)
-    holds = _hold(present, symptoms, previous)
+    holds = _hold(present, symptoms, kin)
     silent = _by_host([rules_agent.silent_hosts(present, frozen)])
-    hosts = tuple(_score(present, holds, silent))
+    hosts, before = carried(before, list(_score(present, holds, silent)), fleet, now_ns)
     _report(fleet, symptoms, now_ns)
+    degraded = (
+        before.words(len(fleet), len(waiting), now_ns),
+        _outage(len(frozen), len(fleet)),
+        failed,
+    )
     return Judgement(
         version=previous.version + 1 if previous else 1,
         computed_ns=now_ns,
         horizon_seconds=HORIZON_HOURS * 3600.0,
         hosts=hosts,
-        degraded_reason="; ".join(w for w in (_outage(len(frozen), len(fleet)), failed) if w),
+        degraded_reason="; ".join(words for words in degraded if words),
         dictionary_version=fleet.epoch,
-        names=_names(fleet, previous),
+        names=_names(fleet, kin),
         columns=pack(hosts),
         sources=tuple(fleet.sources.of(host) for host in range(len(fleet))),
         holds=holds,
+        before=before,
     )
+
+
+def _of_this_epoch(fleet: Fleet, previous: Snapshot | None) -> Judgement | None:
+    """Return *previous* if its node indexes are those of *fleet*."""
+    if isinstance(previous, Judgement) and previous.dictionary_version == fleet.epoch:
+        return previous
+    return None
 
 
 def _look(present: Present) -> tuple[list[list[Symptom]], str]:
@@ -115,11 +138,11 @@ def _look(present: Present) -> tuple[list[list[Symptom]], str]:
 def outage(present: Present) -> frozenset[int]:
     """Return the hosts that fell silent together, so many that the fault is more likely ours."""
     silent = present.silent_seconds
-    hosts = np.flatnonzero(~present.awake & (silent <= OUTAGE_SECONDS_MAX))
+    hosts = np.flatnonzero(~present.awake & (silent <= OUTAGE_SECONDS_MAX) & ~present.ended)
     when = np.sort(silent[hosts])
     first = np.searchsorted(when, silent[hosts] - OUTAGE_WINDOW_SECONDS)
     last = np.searchsorted(when, silent[hosts] + OUTAGE_WINDOW_SECONDS, side="right")
-    enough = max(OUTAGE_HOSTS_MIN, OUTAGE_SHARE * len(silent))
+    enough = max(OUTAGE_HOSTS_MIN, OUTAGE_SHARE * (len(silent) - int(present.ended.sum())))
     return frozenset(hosts[(last - first) >= enough].tolist())
 
 
@@ -132,12 +155,12 @@ def _by_host(groups: Iterable[Iterable[Symptom]]) -> dict[int, list[Symptom]]:
 
 
 def _hold(
-    present: Present, symptoms: Mapping[int, list[Symptom]], previous: Snapshot | None
+    present: Present, symptoms: Mapping[int, list[Symptom]], previous: Judgement | None
 ) -> dict[int, dict[Key, Hold]]:
     """Return every host's holds. A host that is silent keeps its own: missing is not healthy."""
     before: Mapping[int, Mapping[Key, Hold]] = {}
     elapsed_ns = 0
-    if isinstance(previous, Judgement) and previous.dictionary_version == present.fleet.epoch:
+    if previous is not None:
         before, elapsed_ns = previous.holds, max(0, present.now_ns - previous.computed_ns)
     result: dict[int, dict[Key, Hold]] = {}
     for host in before.keys() | symptoms.keys():
@@ -206,12 +229,8 @@ def _outage(frozen: int, hosts: int) -> str:
     )
 
 
-def _names(fleet: Fleet, previous: Snapshot | None) -> tuple[str, ...]:
+def _names(fleet: Fleet, previous: Judgement | None) -> tuple[str, ...]:
     """Return the names by node index, the same tuple as before while no host was added."""
-    if (
-        isinstance(previous, Judgement)
-        and previous.dictionary_version == fleet.epoch
-        and len(previous.names) == len(fleet)
-    ):
+    if previous is not None and len(previous.names) == len(fleet):
         return previous.names
     return tuple(fleet.names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from ..fleet.arrays import Flags, Floats, Times, Words
 from ..fleet.fleet import Fleet
 from ..fleet.peers import Speeds, relative_speeds
+from ..verdicts import SIMULATED_SILENT_SECONDS_MAX
 
 #: A host that said nothing for longer is STALE.
 SILENT_SECONDS_MAX = 15.0
@@ -29,6 +31,9 @@ class Present:
         #: Seconds since each host's last live frame, infinite when there was none.
         self.silent_seconds: Floats = np.where(ever, silent, np.inf)
         self.awake: Flags = self.silent_seconds <= SILENT_SECONDS_MAX
+        #: Simulated hosts that have ended (`Snapshot.lists`).
+        ended = np.isfinite(self.silent_seconds) & fleet.simulated
+        self.ended: Flags = ended & (self.silent_seconds > SIMULATED_SILENT_SECONDS_MAX)
         self._heard: dict[str, Floats] = {}
         self._speeds: Speeds | None = None
 
@@ -50,11 +55,17 @@ class Present:
         return known
 
     def _quiet(self, table: str) -> Floats:
-        """Return for how long each row is known not to have counted: up to its host's last frame."""
-        heard = self.heard(table)
-        silent = self.silent_seconds[self.fleet.tables[table].devices.host]
+        """Return for how long each row is known not to have counted.
+
+        Known are whole periods of its table, up to its host's last frame: what a counter did since its
+        last reading tells only the next.
+        """
+        rows, heard = self.fleet.tables[table], self.heard(table)
+        silent = self.silent_seconds[rows.devices.host]
         known = np.isfinite(heard) & np.isfinite(silent)
-        return np.where(known, np.where(known, heard, 0.0) - np.where(known, silent, 0.0), np.inf)
+        seconds = np.where(known, heard, 0.0) - np.where(known, silent, 0.0)
+        whole = np.floor(seconds / rows.period_seconds + 1e-6) * rows.period_seconds
+        return np.where(known, whole, np.inf)
 
     def fresh(self, table: str) -> Flags:
         """Say which rows of *table* are of now."""
@@ -96,14 +107,41 @@ class Present:
 
     def sql(self, table: str, row: int, columns: str, seconds: float) -> str:
         """Return the query for the last *seconds* of a device's readings."""
+        return f"SELECT time, {columns} {self._readings(table, row, seconds)} ORDER BY time"
+
+    def sql_counted(
+        self, table: str, row: int, columns: Sequence[str], unit: str, seconds: int
+    ) -> str:
+        """Return the query for a device's counters with what all of *columns* counted in *unit*.
+
+        That is a number within *seconds*, or where *unit* ends in `/s` the mean over *seconds*.
+        """
+        counted = " + ".join(
+            f"coalesce(greatest(0, {c}::HUGEINT - lag({c}) OVER (ORDER BY time)), 0)"
+            for c in columns
+        )
+        share = f" / {seconds}" if unit.endswith("/s") else ""
+        name = unit.replace("/s", "_per_second").replace(" ", "_")
+        listed = ", ".join(columns)
+        return (
+            f"SELECT time, {listed}, sum(new) OVER (ORDER BY time RANGE INTERVAL {seconds} SECOND "
+            f"PRECEDING){share} AS {name} FROM (SELECT time, {listed}, {counted} AS new "
+            f"{self._readings(table, row, seconds + 60)}) ORDER BY time"
+        )
+
+    def _readings(self, table: str, row: int, seconds: float) -> str:
         host, device = self.name(table, row)
         if self.fleet.tables[table].on_change:
             seconds = max(seconds, KEYFRAME_SECONDS_MAX)
         return (
-            f"SELECT time, {columns} FROM readings.{table} "
+            f"FROM readings.{table} "
             f"WHERE host = {quoted(self.fleet.names[host])} AND device = {quoted(device)} "
-            f"AND time BETWEEN {self.moment(-seconds - 5)} AND {self.moment(5)} ORDER BY time"
+            f"AND time BETWEEN {self.moment(-seconds - 5)} AND {self.moment(5)}"
         )
+
+    def age(self) -> str:
+        """Return the column that says how many seconds before now a reading was made."""
+        return f"date_diff('second', time, {self.moment(0)}) AS seconds_ago"
 
     def moment(self, seconds: float) -> str:
         """Return the time *seconds* from now as SQL."""

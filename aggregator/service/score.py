@@ -57,7 +57,10 @@ class ScoreService(ScoreServiceServicer):
     async def ListNodeScores(
         self, request: score_pb2.ListNodeScoresRequest, context: Any
     ) -> score_pb2.ListNodeScoresResponse:
-        """Return a page of all nodes, worst first. Raises Invalid, NotReady."""
+        """Return a page of all nodes, worst first, but for simulated ones that have ended.
+
+        Raises Invalid, NotReady.
+        """
         size = request.page_size or PAGE_SIZE_DEFAULT
         if not 1 <= size <= PAGE_SIZE_MAX:
             raise Invalid(
@@ -130,7 +133,8 @@ class ScoreService(ScoreServiceServicer):
             if known and known[0] is snapshot:
                 return *known, 0
             hosts = snapshot.hosts
-            return snapshot, sorted(range(len(hosts)), key=lambda i: (*hosts[i].rank, -i)), 0
+            listed = [i for i, host in enumerate(hosts) if snapshot.lists(host)]
+            return snapshot, sorted(listed, key=lambda i: (*hosts[i].rank, -i)), 0
         version, dash, at = token.partition("-")
         if not (dash and version.isdecimal() and at.isdecimal() and len(token) <= 40):
             raise Invalid("page_token", f"{token[:40]!r}, expected next_page_token of a reply")

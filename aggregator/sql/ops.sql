@@ -31,8 +31,10 @@ CREATE OR REPLACE MACRO ops.severity(state_name) AS list_position(
 
 CREATE OR REPLACE MACRO ops.worst(n := 10) AS TABLE
 SELECT host, state, score, hazard_per_day, relative_speed, reason, silent_seconds, simulated
-FROM ops.hosts ORDER BY ops.severity(state), score NULLS LAST, host LIMIT n;
-COMMENT ON MACRO TABLE ops.worst IS 'the n hosts that stand worst: FROM ops.worst(n := 5)';
+FROM ops.hosts WHERE NOT (simulated AND coalesce(silent_seconds, 0) > 60)
+ORDER BY ops.severity(state), score NULLS LAST, host LIMIT n;
+COMMENT ON MACRO TABLE ops.worst IS
+    'the n hosts that stand worst, without simulated ones that have ended: FROM ops.worst(n := 5)';
 
 CREATE OR REPLACE MACRO ops.explain(host_name) AS TABLE
 SELECT

@@ -1,8 +1,9 @@
 """The event journal: on disk before an event is receipted, until the store has it.
 
 A record: length (u32), CRC-32 of the body (u32), body: host (u16 length, UTF-8), when it was received
-and when it happened (u64 ns each, aggregator's clock), the HealthEvent as protobuf. Little endian. A record that is cut off or damaged ends the
-journal: it was never receipted, for a receipt follows the fsync.
+and when it happened (u64 ns each, aggregator's clock), the HealthEvent as protobuf. Little endian.
+A record that is cut off or damaged ends the journal: it was never receipted, for a receipt follows
+the fsync.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from .layout import BY_NAME, COLUMNS
 from .rows import Rows
 from .storefile import OPS_FILE, script
 
-#: Readings this old are left out.
-READINGS_SECONDS = 300
+#: Readings this old are left out; what travels on change is little, and tells of trouble for longer.
+READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
 #: Scores, their evidence, and cleared findings this old are left out.
 SCORES_SECONDS = 3600
 EVENTS_SECONDS = 86_400
@@ -76,13 +76,16 @@ class OpsFile:
             since = [now_us - seconds * 1_000_000] if seconds else []
             yield name, comments.get(name) or "", self._read(query, since)
         for table in COLUMNS:
-            yield f"readings.{table}", "the last five minutes", self._readings(table, now_us)
+            comment = (
+                f"the last {_seconds_of(table) // 60} minutes, or as many as there is room for"
+            )
+            yield f"readings.{table}", comment, self._readings(table, now_us)
         strangers = self._read(_LATEST_BY_NAME, [now_us - 600_000_000])
         yield f"latest.{BY_NAME}", "the last reading of each device", strangers
 
     def _readings(self, table: str, now_us: int) -> Any:
         """The last minutes, or as many seconds of them as fit `rows_max`."""
-        span_us = READINGS_SECONDS * 1_000_000
+        span_us = _seconds_of(table) * 1_000_000
         where = f"FROM readings.{table} WHERE time > make_timestamp(?)"
         count = self._read(f"SELECT count(*) AS rows {where}", [now_us - span_us])["rows"][
             0
@@ -98,6 +101,10 @@ class OpsFile:
     def _fetch(self, query: str) -> list[tuple[str, str | None]]:
         with self.cursor() as cursor:
             return cursor.execute(query).fetchall()
+
+
+def _seconds_of(table: str) -> int:
+    return CHANGES_SECONDS if table.endswith("_changes") else READINGS_SECONDS
 
 
 _LATEST_BY_NAME = (

@@ -36,6 +36,8 @@ SCORES_WAITING_MAX = 100_000
 EVENTS_WAITING_MAX = 100_000
 #: At the start, events of the last day are read again, so that a restart forgets no fault.
 EVENTS_AGAIN_SECONDS, EVENTS_AGAIN_MAX = 86_400, 100_000
+#: At the start, the scores of hosts that were heard within this are read again.
+SCORES_AGAIN_SECONDS = 3600
 
 #: Failures of a commit that pass when the machine does better. Others are of what is in it.
 OF_THE_MACHINE = (
@@ -107,6 +109,7 @@ class Store:
         self.known_hosts = self._writer.known_hosts()
         self.recent_events = self._writer.recent_events(since_ns, EVENTS_AGAIN_MAX)
         self.recent_events += self._journal.replayed
+        self.last_scores = self._writer.last_scores(now_ns - SCORES_AGAIN_SECONDS * 1_000_000_000)
         self._writer.clear_findings(now_ns)
         self._pending.events += self._journal.replayed
         self._pending.journal_position = self._journal.position

@@ -19,7 +19,7 @@ from .hours import HOUR_NS, Hours, hour_name
 from .journal import StoredEvent
 from .latest import Latest
 from .ledger import Ledger, Range, ranges_of
-from .records import HostRecord, ScoreOf
+from .records import HostRecord, LastScore, ScoreOf
 from .rows import Batch, Foreign, HostFrame, batch
 from .storefile import open_store, script
 
@@ -121,6 +121,13 @@ class Writer:
             [since_ns // 1000, count_max],
         ).fetchall()
         return [_event(*row) for row in rows[::-1]]
+
+    def last_scores(self, since_ns: int) -> list[LastScore]:
+        """Return the last score of every host that was heard since then."""
+        since_us = since_ns // 1000
+        found = self._connection.execute(records.LAST_SCORES, [since_us, since_us])
+        names = [column[0] for column in found.description or ()]
+        return [records.last_score(dict(zip(names, row, strict=True))) for row in found.fetchall()]
 
     def clear_findings(self, now_ns: int) -> None:
         """Clear what an earlier process found; what is still so is found again."""

@@ -266,7 +266,7 @@ def test_ten_thousand_hosts() -> None:
     clock[4_711, 3] = 1.2e9
     devices = [f"GPU-{i}" for i in range(8)]
     inventory = [
-        telemetry_pb2.Device(kind="gpu", key=d, attributes={"model": "H100"}) for d in devices
+        telemetry_pb2.Device(kind="gpu", key=d, attributes={"name": "H100"}) for d in devices
     ]
     for host in range(count):
         fleet.register(f"n{host}", simulated=False, run_id=b"r", boot_id=b"b" * 16,

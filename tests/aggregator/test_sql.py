@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,24 @@ def test_every_piece_of_evidence_shows_its_rows(store: Path) -> None:
         for (query,) in queries:
             names, _ = sql.ask(connection, query)
             assert names
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
+ASKED = re.findall(r'^\$ gangline sql "(.+)"\n(.+)$', PAGE.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("file", ["gangline.duckdb", "operators.duckdb"])
+def test_every_query_of_the_page_answers_as_shown(store: Path, file: str) -> None:
+    """A page of queries that fail is worse than none; one that hides a view keeps it hidden."""
+    assert len(ASKED) >= 10
+    with sql.open_read_only(store / file) as connection:
+        for query, heading in ASKED:
+            names, _ = sql.ask(connection, query)
+            assert heading.split() == names, query
+        _, there = sql.ask(connection, sql.WHAT_THERE_IS)
+    for ask, _ in there:
+        if ask.startswith("ops."):
+            assert f"`{ask.partition('(')[0]}" in PAGE.read_text(), f"{ask} is not in the page"
 
 
 REFUSED = [

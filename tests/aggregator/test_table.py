@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+import shlex
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.commands.explain import explained
-from gangline.aggregator.commands.table import render, wants_colour
+from gangline.aggregator.commands.client import Listing
+from gangline.aggregator.commands.explain import command, explained, value
+from gangline.aggregator.commands.table import caption, render, wants_colour
 from gangline.aggregator.commands.watch import placed
 from gangline.fingerprints.wire import score_pb2
 
 
 def score(name: str, **fields: object) -> score_pb2.NodeScore:
     made = score_pb2.NodeScore(node=f"nodes/{name}", relative_speed=math.nan)
-    for field, value in {"state": score_pb2.HEALTHY, **fields}.items():
-        setattr(made, field, value)
+    for field, content in {"state": score_pb2.HEALTHY, **fields}.items():
+        setattr(made, field, content)
     return made
 
 
@@ -30,7 +32,38 @@ def test_simulated_hosts_are_marked() -> None:
     """Nobody must mistake a simulated fault for a real one."""
     text = render([score("a", simulated=True), score("b")], 120)
     b, a = text.splitlines()[1:]
-    assert "[simulated]" in a and "[simulated]" not in b
+    assert a.startswith("a (sim)  ") and "(sim)" not in b
+
+
+def test_what_moved_nothing_is_not_shown_as_the_reason() -> None:
+    """A counter stuck for years stood as the reason of a healthy host, between two broken ones."""
+    stuck = score("a", reason=score_pb2.REASON_BLIND, reason_words="a counter is stuck")
+    frozen = score("b", reason=score_pb2.REASON_STALE_TELEMETRY, reason_words="silent for 40 s")
+    lines = render([stuck, frozen, score("c")], 120).splitlines()
+    assert lines[1].endswith("nothing wrong")
+    assert lines[2].endswith("silent for 40 s")
+    assert lines[3].endswith("nothing wrong (a note)")
+
+
+def test_a_narrow_terminal_keeps_room_for_the_reason() -> None:
+    """80 columns: hazard a day goes, the reason stays readable."""
+    one = score("gpu-node-017", reason_words="x" * 99, state=score_pb2.SUSPECT)
+    narrow, wide = render([one], 80), render([one], 100)
+    assert "HAZARD/DAY" not in narrow and "HAZARD/DAY" in wide
+    assert narrow.count("x") > 24
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_caption_counts_states_and_says_what_a_score_is(width: int) -> None:
+    """Of 1,000 hosts on a screen of 24 lines: how many stand how, worst last as in the table."""
+    hosts = [score("a", state=score_pb2.UNHEALTHY), score("b"), score("c")]
+    for one in hosts:
+        one.horizon.seconds = 8 * 3600
+    said = caption(Listing(hosts, 1, ""), width)
+    assert said.startswith("3 hosts at ") and ": 2 HEALTHY, 1 UNHEALTHY" in said
+    assert "SCORE: chance of 8 h without a fault" in said
+    assert all(len(line) <= width for line in said.splitlines())
+    assert caption(Listing([], 1, ""), width) == ""
 
 
 def test_what_is_not_known_is_a_dash_and_never() -> None:
@@ -88,5 +121,46 @@ def test_explain_wraps_words_and_leaves_sql_whole() -> None:
     sql = "SELECT time, " + ", ".join(f"c{i}" for i in range(60)) + " FROM readings.gpu_1s"
     made.contributions.add(signal="s", device="d", words="word " * 60, evidence_sql=sql, unit="u")
     lines = explained(made, 60).split("\n")
-    assert f"   {sql}" in lines
+    assert f'   gangline sql "{sql}"' in lines
     assert all(len(line) <= 60 for line in lines if "SELECT" not in line)
+
+
+@pytest.mark.parametrize("name", ['a"b', "$(reboot)", "`reboot`", "it's", "a\\", "!!"])
+def test_the_command_of_a_query_is_safe_to_paste(name: str) -> None:
+    """A device's name is the host's to choose: what an operator pastes must run SQL, no more."""
+    sql = "SELECT * FROM events WHERE device = '" + name.replace("'", "''") + "'"
+    assert shlex.split(command(sql)) == ["gangline", "sql", sql]
+    assert '"$' not in command(sql) and "`" not in command(sql).partition("'")[0]
+
+
+@pytest.mark.parametrize(
+    ("unit", "number", "words"),
+    [
+        ("hertz", 1312345678.0, "1.31 GHz"),
+        ("bytes", 1e8, "0.1 GB"),
+        ("ratio", 0.623, "62 %"),
+        ("packets/s", 1419.31, "1,419 packets/s"),
+        ("errors in 10 s", 62.2, "62.2 errors in 10 s"),
+        ("lanes", 8.0, "8 lanes"),
+    ],
+)
+def test_values_have_the_digits_and_units_that_people_use(
+    unit: str, number: float, words: str
+) -> None:
+    """1312345678.0 hertz is no number to read at 3 a.m."""
+    assert value(score_pb2.Contribution(value=number, unit=unit)) == words
+
+
+def test_explain_shows_no_value_that_means_nothing() -> None:
+    """ "gpu.xid is 95; normal is none" says less than the words above it."""
+    made = score("a", state=score_pb2.UNHEALTHY)
+    made.contributions.add(signal="gpu.xid", device="GPU-1", value=95, unit="code", normal="none")
+    text = explained(made, 100)
+    assert "gpu.xid of GPU-1\n" in text and "normal" not in text
+
+
+def test_a_healthy_host_does_not_end() -> None:
+    """ "HEALTHY ends when the counter is cleared" sent someone to clear it at night."""
+    made = score("a", clears_when="the counter is cleared")
+    made.contributions.add(signal="s", device="d", words="stuck", relative_speed_factor=1.0)
+    assert "ends when" not in explained(made, 100) and "Noted, at no cost:" in explained(made, 100)

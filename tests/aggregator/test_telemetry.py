@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+from gangline.aggregator.service.telemetry import REFUSED_IN_ROW_MAX
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
 
@@ -121,9 +122,9 @@ def test_a_stream_of_nothing_but_bad_frames_is_closed(lab: Any) -> None:
     async def way() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                await agent.send(
-                    *(wire.TelemetryBatch(sequence=n, frame=b"hello") for n in range(1, 40))
-                )
+                bad = range(1, REFUSED_IN_ROW_MAX + 1)  # a write after the last would race the end
+                await agent.send(*(wire.TelemetryBatch(sequence=n, frame=b"hello") for n in bad))
+                await agent.acknowledgement()
             assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert "32 frames in a row" in str(error.value.details())
             assert "truncated" in agent.refused[1]

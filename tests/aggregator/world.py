@@ -118,7 +118,7 @@ class World:
             telemetry_pb2.Device(
                 kind="gpu",
                 key=gpu_of(host, gpu),
-                attributes={"model": model, "pci_address": f"0000:{gpu:02x}:00.0"},
+                attributes={"name": model, "pci_address": f"0000:{gpu:02x}:00.0"},
             )
             for gpu in range(gpus)
         ]

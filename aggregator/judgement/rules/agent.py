@@ -42,7 +42,7 @@ STUCK = Rule(
     "counter.saturated",
     State.HEALTHY,
     Reason.BLIND,
-    "the counter is cleared, for example with: perfquery -R",
+    "the counter is cleared",
     leave_seconds=0.0,
 )
 FRAMES_LOST = Rule(
@@ -76,7 +76,7 @@ def new_hosts(present: Present) -> Iterator[Symptom]:
             unit="seconds",
             normal=f"heard for {ENOUGH_SECONDS:.0f} s",
             words=known,
-            sql=_last_heard(present, host),
+            sql=_first_heard(present, host) if heard[host] else _registered(present, host),
             clears=f"it was heard for {ENOUGH_SECONDS:.0f} s",
         )
 
@@ -147,9 +147,15 @@ def stuck_counters(present: Present) -> Iterator[Symptom]:
                     value=value,
                     normal=f"below {value:.0f}",
                     words=f"RDMA port {device}: {column} stands at its ceiling of {value:.0f} and "
-                    "counts no more",
+                    f"counts no more; clear it with: {_clear_command(device)}",
                     sql=present.sql(name, row, column, 120),
                 )  # fmt: skip
+
+
+def _clear_command(port: str) -> str:
+    """Return what sets the counters of `mlx5_0/1` to zero (perfquery(8) of infiniband-diags)."""
+    device, _, number = port.partition("/")
+    return f"perfquery -R -C {device} -P {number or 1}"
 
 
 def lost_frames(present: Present) -> Iterator[Symptom]:
@@ -198,6 +204,21 @@ def standing_findings(present: Present) -> Iterator[Symptom]:
 def _last_heard(present: Present, host: int) -> str:
     name = quoted(present.fleet.names[host])
     return (
-        "SELECT time, device, outcome_state, turn_seconds FROM readings.collector_1s "
-        f"WHERE host = {name} ORDER BY time DESC LIMIT 20"
+        f"SELECT time, {present.age()}, device, outcome_state, turn_seconds "
+        f"FROM readings.collector_1s WHERE host = {name} ORDER BY time DESC LIMIT 20"
     )
+
+
+def _first_heard(present: Present, host: int) -> str:
+    name = quoted(present.fleet.names[host])
+    seconds = (present.now_ns - present.fleet.first_ns[host]) / 1e9
+    return (
+        "SELECT min(time) AS first, max(time) AS last, "
+        "date_diff('second', min(time), max(time)) AS heard_seconds FROM readings.collector_1s "
+        f"WHERE host = {name} AND time > {present.moment(-seconds - 0.5)}"
+    )
+
+
+def _registered(present: Present, host: int) -> str:
+    name = quoted(present.fleet.names[host])
+    return f"SELECT host, address, registered, 0 AS heard_seconds FROM hosts WHERE host = {name}"

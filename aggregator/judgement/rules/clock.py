@@ -149,7 +149,7 @@ def _symptom(present: Present, rule: Rule, row: int, cause: str) -> Symptom:
         device=device,
         signal="gpu.sm_clock_hertz",
         value=float(relative * median),
-        normal=f"above {SLOW_BELOW * median / 1e6:.0f} MHz "
+        normal=f"above {SLOW_BELOW * median / 1e9:.2f} GHz "
         f"({100 * SLOW_BELOW:.0f} % of the median of {speeds.peers[row]} peers)",
         words=f"{short(device)} SM clock at {100 * relative:.0f} % of its "
         f"{speeds.peers[row]} peers, {cause}",

@@ -26,7 +26,9 @@ RETRANSMISSIONS_PER_SECOND = 10.0
 PEERS_RATIO = 10.0
 #: Correctable PCIe errors per second that are worth a look (assumed).
 CORRECTABLE_PER_SECOND = 1.0
+LOST, CORRECTED = ("aer_nonfatal_errors", "aer_fatal_errors"), "aer_correctable_errors"
 ACTIVE, DISABLED = 4, 3
+PER_TEN_MINUTES = "events in 10 min"
 
 RETRANSMITS = Rule(
     "rdma.retransmits",
@@ -99,7 +101,7 @@ def retransmitting_ports(present: Present) -> Iterator[Symptom]:
             normal=f"below {limit[row]:.0f}; its peers' median is {usual[row]:.1f}",
             words=f"RDMA port {device} retransmits {total[row]:.0f} packets/s "
             f"(its peers {usual[row]:.0f}), mostly {worst.rsplit('_', 1)[0].replace('_', ' ')}",
-            sql=present.sql("rdma_1s_changes", row, ", ".join(RETRANSMISSIONS), 60),
+            sql=present.sql_counted("rdma_1s_changes", row, RETRANSMISSIONS, "packets/s", 10),
             hazard_factor=RETRANSMITS.hazard_factor * (1.0 + log(max(excess, 1.0))),
         )
 
@@ -169,10 +171,12 @@ def flapping_ports(present: Present) -> Iterator[Symptom]:
             device=device,
             signal="rdma.link_downed_events",
             value=float(max(1, round(downs[row]))),
-            unit="events in 10 min",
+            unit=PER_TEN_MINUTES,
             normal="0",
             words=f"RDMA port {device}: the link went down {max(1, round(downs[row]))} times lately",
-            sql=present.sql("rdma_1s_changes", row, "link_downed_events", 600),
+            sql=present.sql_counted(
+                "rdma_1s_changes", row, ["link_downed_events"], PER_TEN_MINUTES, 600
+            ),
         )
 
 
@@ -196,32 +200,34 @@ def interfaces_down(present: Present) -> Iterator[Symptom]:
 
 def pcie_errors(present: Present) -> Iterator[Symptom]:
     """A PCIe link lost transactions, or repairs many."""
-    fatal = present.recent("pcie_10s_changes", "aer_fatal_errors", slow=True)
-    lost = fatal + present.recent("pcie_10s_changes", "aer_nonfatal_errors", slow=True)
-    rate = present.rates("pcie_10s_changes", "aer_correctable_errors")
+    lost: Floats = np.sum(
+        [present.recent("pcie_10s_changes", column, slow=True) for column in LOST], axis=0
+    )
+    rate = present.rates("pcie_10s_changes", CORRECTED)
     for row in np.flatnonzero(lost > 0.6).tolist():
-        count = max(1, round(lost[row]))
-        words = f"lost {count} transactions lately"
-        yield _pcie(present, AER_LOST, row, "aer_nonfatal_errors", count, "errors in 10 min", words)
+        count = float(max(1, round(lost[row])))
+        words = f"lost {count:.0f} transactions lately"
+        sql = present.sql_counted("pcie_10s_changes", row, LOST, PER_TEN_MINUTES, 600)
+        yield _pcie(present, AER_LOST, row, (count, PER_TEN_MINUTES), words, sql)
     for row in np.flatnonzero(rate >= CORRECTABLE_PER_SECOND).tolist():
         value = round(float(rate[row]), 1)
         words = f"repairs {value:.0f} errors a second"
-        signal = "aer_correctable_errors"
-        yield _pcie(present, AER_CORRECTED, row, signal, value, "errors/s", words)
+        sql = present.sql_counted("pcie_10s_changes", row, [CORRECTED], "errors/s", 10)
+        yield _pcie(present, AER_CORRECTED, row, (value, "errors/s"), words, sql)
 
 
 def _pcie(
-    present: Present, rule: Rule, row: int, column: str, value: float, unit: str, words: str
+    present: Present, rule: Rule, row: int, value: tuple[float, str], words: str, sql: str
 ) -> Symptom:
     host, device = present.name("pcie_10s_changes", row)
     return Symptom(
         rule=rule,
         host=host,
         device=device,
-        signal=f"pcie.{column}",
-        value=float(value),
-        unit=unit,
+        signal=f"pcie.{CORRECTED if rule is AER_CORRECTED else LOST[0]}",
+        value=value[0],
+        unit=value[1],
         normal="0",
         words=f"PCIe link {device} {words}",
-        sql=present.sql("pcie_10s_changes", row, f"{column}, aer_fatal_errors", 600),
+        sql=sql,
     )

@@ -126,7 +126,7 @@ def _vanished(present: Present) -> Iterator[Symptom]:
             unit="seconds",
             normal="a reading every second",
             words=f"no reading of {short(device)} for {heard[row]:.0f} s while its host goes on",
-            sql=present.sql("gpu_1s", row, "sm_clock_hertz", heard[row] + 60),
+            sql=present.sql("gpu_1s", row, f"{present.age()}, sm_clock_hertz", heard[row] + 60),
         )
 
 
@@ -141,7 +141,6 @@ def _never_seen(present: Present) -> Iterator[Symptom]:
             if kind != "gpu" or (host, device) in gpus.row_of:
                 continue
             alone = not gpus.of_host(host)
-            name = quoted(present.fleet.names[host])
             yield Symptom(
                 rule=UNSEEN,
                 host=host,
@@ -152,7 +151,16 @@ def _never_seen(present: Present) -> Iterator[Symptom]:
                 normal="a reading every second",
                 words=f"{short(device)} is there, but nothing reads it"
                 + ("; nor any other GPU here" if alone else " while its neighbours answer"),
-                sql=f"SELECT * FROM devices WHERE host = {name} AND kind = 'gpu'",
+                sql=_readings_of_each(present.fleet.names[host]),
                 state=State.HEALTHY if alone else None,
                 hazard_factor=1.0 if alone else 0.0,
             )
+
+
+def _readings_of_each(host: str) -> str:
+    """Return the query for how many readings there are of each GPU that *host* has."""
+    return (
+        "SELECT device, attributes, (SELECT count(*) FROM readings.gpu_1s AS r WHERE r.host = d.host "
+        f"AND r.device = d.device) AS readings FROM devices AS d WHERE host = {quoted(host)} "
+        "AND kind = 'gpu'"
+    )

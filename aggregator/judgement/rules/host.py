@@ -77,7 +77,7 @@ def contention(present: Present) -> Iterator[Symptom]:
                 device=device,
                 signal=f"host.{column}",
                 value=round(float(values[row]), 3),
-                normal=f"below {limit:.2f}",
+                normal=f"below {100 * limit:.0f} %",
                 words=f"{words} {100 * values[row]:.0f} % of the time",
                 sql=present.sql("host_1s", row, column, 60),
             )

@@ -15,6 +15,7 @@ from ..symptoms import Rule, Symptom, short
 BURST_ERRORS, STORM_ERRORS = 10.0, 60.0
 #: The rate of 10 s over that of 10 minutes which is a change.
 CHANGE_RATIO = 5.0
+PER_TEN_SECONDS = "errors in 10 s"
 
 ECC = Rule(
     "gpu.ecc_burst",
@@ -68,10 +69,10 @@ def corrected_bursts(present: Present) -> Iterator[Symptom]:
             device=device,
             signal="gpu.ecc_corrected_volatile_errors",
             value=round(float(recent[row]), 1),
-            unit="errors in 10 s",
+            unit=PER_TEN_SECONDS,
             normal=f"below {BURST_ERRORS:.0f}; most GPUs have none in their life",
             words=f"{short(device)} repaired about {recent[row]:.0f} bit errors in the last 10 s",
-            sql=present.sql("gpu_1s_changes", row, column, 120),
+            sql=present.sql_counted("gpu_1s_changes", row, [column], PER_TEN_SECONDS, 10),
             state=State.SUSPECT if storm else None,
             hazard_factor=STORM_HAZARD_FACTOR if storm else 0.0,
         )

@@ -1,0 +1,90 @@
+"""After a restart: what was known before stands until each host was heard long enough to be judged.
+
+Missing is neither zero nor healthy, and our restart is not the hosts' fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from ..fleet.fleet import Fleet
+from ..verdicts import SEVERITY, SIMULATED_SILENT_SECONDS_MAX, HostScore, State
+
+#: So long hosts have to be heard again before their silence counts, and so long a host must be heard
+#: before it is better than it was: most symptoms need less to show again.
+SETTLED_SECONDS = 60
+_SETTLED_NS = SETTLED_SECONDS * 1_000_000_000
+
+#: What a first frame disproves, or says nothing of.
+_PASSING = (State.HEALTHY, State.STALE, State.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The scores of before that still stand, by node index, and when we started again."""
+
+    restarted_ns: int = 0
+    scores: Mapping[int, HostScore] = field(default_factory=dict[int, HostScore])
+
+    def waiting(self, fleet: Fleet, now_ns: int) -> frozenset[int]:
+        """Return the hosts not heard again yet, for as long as that is our doing."""
+        if now_ns - self.restarted_ns >= _SETTLED_NS:
+            return frozenset()
+        return frozenset(host for host in self.scores if not fleet.first_ns[host])
+
+    def words(self, hosts: int, waiting: int, now_ns: int) -> str:
+        """Say what is not of now; empty once nothing is, or its silence is the host's own."""
+        if not self.scores or now_ns - self.restarted_ns >= _SETTLED_NS:
+            return ""
+        at = datetime.fromtimestamp(self.restarted_ns // 1_000_000_000, UTC)
+        return (
+            f"restarted at {at:%H:%M:%S} UTC: {len(self.scores)} of {hosts} hosts are shown as they "
+            f"were before, {waiting} of them not heard again yet"
+        )
+
+
+def restore(fleet: Fleet, last: Iterable[tuple[HostScore, int]], now_ns: int) -> Before:
+    """Make the hosts of *last* (score, number of GPUs) known to *fleet*; return what stands of them.
+
+    Simulated hosts that had ended do not come back.
+    """
+    scores: dict[int, HostScore] = {}
+    for score, gpus in last:
+        silent_seconds = (now_ns - score.heard_ns) / 1e9
+        if score.simulated and silent_seconds > SIMULATED_SILENT_SECONDS_MAX:
+            continue
+        host = fleet.restore(
+            score.host, simulated=score.simulated, gpus=gpus, heard_ns=score.heard_ns
+        )
+        scores[host] = replace(score, node_index=host)
+    return Before(now_ns, scores)
+
+
+def carried(
+    before: Before, live: Sequence[HostScore], fleet: Fleet, now_ns: int
+) -> tuple[tuple[HostScore, ...], Before]:
+    """Return the hosts as they stand, those of *before* where these still do, and what is left."""
+    if not before.scores:
+        return tuple(live), before
+    hosts, left = list(live), dict(before.scores)
+    waiting = before.waiting(fleet, now_ns)
+    for index, old in before.scores.items():
+        now = live[index]
+        if _is_settled(old, now, int(fleet.first_ns[index]), now_ns):
+            del left[index]
+        elif index in waiting or now.state is State.UNKNOWN or _is_worse(old, now):
+            hosts[index] = replace(old, heard_ns=now.heard_ns)
+    return tuple(hosts), replace(before, scores=left)
+
+
+def _is_settled(old: HostScore, now: HostScore, first_ns: int, now_ns: int) -> bool:
+    """Say whether *now*, heard since *first_ns* (0: not heard), is all there is to say."""
+    if not first_ns or now.state is State.UNKNOWN:
+        return False
+    return old.state in _PASSING or now_ns - first_ns >= _SETTLED_NS
+
+
+def _is_worse(one: HostScore, other: HostScore) -> bool:
+    return SEVERITY.index(one.state) < SEVERITY.index(other.state)

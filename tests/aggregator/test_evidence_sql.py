@@ -1,0 +1,232 @@
+"""Every piece of evidence comes with a query: on the operators' file it shows the value it claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.commands import sql
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.judgement.rules import agent, clock, fabric, gpu, host, memory, xid
+from gangline.aggregator.judgement.symptoms import Rule, Symptom
+from gangline.aggregator.store.journal import StoredEvent
+from gangline.aggregator.store.records import HostRecord
+from gangline.aggregator.store.store import Store
+from gangline.aggregator.verdicts import Finding
+from gangline.fingerprints import frames
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from tests.aggregator.world import CLOCK_HERTZ, LIMIT_WATTS, Host, World, gpu_of, throttle
+
+GPUS = 2
+MODULES = (agent, clock, fabric, gpu, host, memory, xid)
+RULES = {r.name for m in MODULES for r in vars(m).values() if isinstance(r, Rule)}
+#: Evidence is a leaky sum or mean, its query a plain one.
+TOLERANCE = 0.15
+
+
+class StoredWorld(World):
+    """A world whose hosts' frames, events and findings also go to a real store."""
+
+    def __init__(self, hosts: int, folder: Path) -> None:
+        self.store: Store | None = None
+        super().__init__(hosts, GPUS)
+        config = AggregatorConfig(data=folder, ops_seconds=3600.0)
+        self.store = Store.open(folder, config, lambda: self.now_ns)
+        for index, one in enumerate(self.hosts):
+            self.keep_host(one, index, GPUS)
+
+    def keep_host(self, one: Host, index: int, gpus: int) -> None:
+        devices = tuple(("gpu", gpu_of(one, n), {"name": "H100"}) for n in range(gpus))
+        record = HostRecord(
+            one.name, index, False, b"R" * 16, one.boot_id, "", "", {}, self.now_ns, devices
+        )
+        assert self.store
+        self.store.submit_host(record, {})
+
+    def frame(self, host: Host) -> frames.Frame:
+        made = super().frame(host)
+        if self.store is not None:
+            taken = self.store.submit_frame(
+                host.name, made, host.booted_ns, self.now_ns, lambda _: None
+            )
+            assert taken
+        return made
+
+    def event(self, host: Host, code: int, device: str, name: str = "gpu.xid") -> None:
+        super().event(host, code, device, name)
+        event = HealthEvent(event_id=f"{host.name}{code}", device=device, name=name, code=code)
+        assert self.store
+        self.store.append_events([StoredEvent(host.name, self.now_ns, self.now_ns, event)])
+
+    def find(self, finding: Finding) -> None:
+        self.fleet.find(finding)
+        assert self.store
+        self.store.submit_findings([finding])
+
+
+def _thermal(world: StoredWorld, host: Host) -> None:
+    throttle(host, 0)
+
+
+def _power(world: StoredWorld, host: Host) -> None:
+    host.set("gpu_1s", gpu_of(host, 0), sm_clock_hertz=1.35e9, power_watts=LIMIT_WATTS,
+             clock_event_reasons_flags=0x4)  # fmt: skip
+
+
+def _setting(world: StoredWorld, host: Host) -> None:
+    host.set("gpu_1s", gpu_of(host, 0), sm_clock_hertz=1.2e9, clock_event_reasons_flags=0x2)
+
+
+def _straggler(world: StoredWorld, host: Host) -> None:
+    host.set("gpu_1s", gpu_of(host, 0), sm_clock_hertz=CLOCK_HERTZ * 0.75)
+
+
+def _width(world: StoredWorld, host: Host) -> None:
+    host.set("gpu_10s", gpu_of(host, 0), pcie_width_lanes=8)
+
+
+def _vanished(world: StoredWorld, host: Host) -> None:
+    host.forget("gpu_1s")
+
+
+def _never_seen(world: StoredWorld, host: Host) -> None:
+    world.register(host, gpus=GPUS + 1)
+    world.keep_host(host, world.hosts.index(host), GPUS + 1)
+
+
+def _silent(world: StoredWorld, host: Host) -> None:
+    host.silent = True
+
+
+def _finding(world: StoredWorld, host: Host) -> None:
+    world.find(Finding(host.name, "clock.offset", "", "its clock is an hour off", world.now_ns))
+
+
+def _xid(world: StoredWorld, host: Host) -> None:
+    world.event(host, 95, gpu_of(host, 0))
+
+
+def _set(table: str, device: str, **values: float) -> Callable[[StoredWorld, Host], None]:
+    return lambda _, host: host.set(table, device or gpu_of(host, 0), **values)
+
+
+def _grow(table: str, device: str, **values: float) -> Callable[[StoredWorld, Host], None]:
+    return lambda _, host: host.grow(table, device or gpu_of(host, 0), **values)
+
+
+#: Rule -> what trips it. One host each.
+TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
+    ("gpu.thermal", _thermal),
+    ("gpu.power", _power),
+    ("gpu.clock_setting", _setting),
+    ("gpu.straggler", _straggler),
+    ("gpu.pcie_width", _width),
+    ("gpu.unseen", _vanished),
+    ("gpu.unseen", _never_seen),
+    ("gpu.lost", _set("gpu_1s", "", lost_state=1)),
+    ("gpu.recovery_action", _set("gpu_1s", "", recovery_action_state=1)),
+    ("gpu.ecc_burst", _grow("gpu_1s_changes", "", ecc_corrected_volatile_errors=40)),
+    ("gpu.ecc_uncorrected", _set("gpu_1s_changes", "", ecc_uncorrected_volatile_errors=2)),
+    ("gpu.remap_pending", _set("gpu_10s_changes", "", remap_pending_state=1)),
+    ("gpu.remap_failed", _set("gpu_10s_changes", "", remap_failed_state=1)),
+    ("gpu.xid", _xid),
+    ("rdma.retransmits", _grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=300)),
+    ("rdma.down", _set("rdma_1s", "mlx5_0/1", port_state=1, physical_state=2)),
+    ("rdma.flaps", _set("rdma_1s_changes", "mlx5_0/1", link_downed_events=5)),
+    ("net.down", _set("net_1s", "eth0", carrier_state=0)),
+    ("pcie.aer_uncorrectable", _set("pcie_10s_changes", "0000:01:00.0", aer_fatal_errors=3)),
+    ("pcie.aer_correctable",
+     _grow("pcie_10s_changes", "0000:01:00.0", aer_correctable_errors=20)),
+    ("host.cpu_pressure", _set("host_1s", "host", pressure_cpu_some_ratio=0.9)),
+    ("host.cpu_steal", _set("host_1s", "host", cpu_steal_ratio=0.3)),
+    ("host.memory_pressure", _set("host_1s", "host", pressure_memory_full_ratio=0.5)),
+    ("filesystem.read_only", _set("filesystem_60s", "/", read_only_state=1)),
+    ("filesystem.full", _set("filesystem_60s", "/", available_bytes=1e8)),
+    ("collector.hung", _set("collector_1s", "gpu_1s", outcome_state=4)),
+    ("collector.failed", _set("collector_1s", "host_1s", outcome_state=3)),
+    ("counter.saturated", _set("rdma_10s_changes", "mlx5_0/1", buffer_overrun_errors=15)),
+    ("data.lost", _set("agent_1s", "agent", spool_dropped_frames=120)),
+    ("finding", _finding),
+    ("host.silent", _silent),
+]  # fmt: skip
+#: Tripped on hosts that come last: one heard for a moment, one that never spoke.
+NEW = "host.new"
+
+
+@contextmanager
+def troubled(folder: Path) -> Iterator[StoredWorld]:
+    """A fleet in which every rule has its host, and the operators' file over it."""
+    world = StoredWorld(len(TRIPS) + 4, folder)
+    assert world.store
+    try:
+        for one in world.hosts:
+            one.set("pcie_10s_changes", "0000:01:00.0", aer_fatal_errors=0, aer_nonfatal_errors=0,
+                    aer_correctable_errors=0)  # fmt: skip
+        late, never = world.hosts[-2:]
+        late.silent = never.silent = True
+        world.run(60)
+        for (_, trip), one in zip(TRIPS, world.hosts, strict=False):
+            trip(world, one)
+        world.run(62)
+        late.silent = False
+        world.run(3)
+        yield world
+    finally:
+        world.store.close()  # commits all, and writes the operators' file
+
+
+def found(world: StoredWorld, name: str, one: Host) -> Symptom:
+    """Return the symptom of rule *name* that stands against *one*."""
+    assert world.snapshot
+    index = world.fleet.index[one.name]
+    for (rule, _), hold in world.snapshot.holds.get(index, {}).items():
+        if hold.active and (rule == name or rule.startswith(f"{name}.")):
+            return hold.worst
+    raise AssertionError(f"{name} was not tripped on {one.name}: {world.score(one).evidence}")
+
+
+@pytest.fixture(scope="module")
+def claims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list[Any]]]:
+    """A connection to the operators' file, and (rule, value, unit, words, SQL) of all evidence."""
+    folder = tmp_path_factory.mktemp("data")
+    rows: list[Any] = []
+    with troubled(folder) as world:
+        for (name, _), one in zip(TRIPS, world.hosts, strict=False):
+            if name == "host.silent":
+                said = world.score(one).evidence[0]
+                rows.append((name, said.value, said.unit, said.words, said.sql))
+                continue
+            symptom = found(world, name, one)
+            rows.append((name, symptom.value, symptom.unit, symptom.words, symptom.sql))
+        for one in world.hosts[-2:]:
+            symptom = found(world, NEW, one)
+            rows.append((NEW, symptom.value, symptom.unit, symptom.words, symptom.sql))
+    with sql.open_read_only(folder / "operators.duckdb") as connection:
+        yield connection, rows
+
+
+def test_every_rule_is_tripped() -> None:
+    """A rule added without its query being run is a query that fails at 3 a.m."""
+    assert {name for name, _ in TRIPS} | {NEW} == RULES
+
+
+@pytest.mark.parametrize("at", range(len(TRIPS) + 2))
+def test_the_query_shows_the_value(claims: tuple[Any, list[Any]], at: int) -> None:
+    """An operator who copies the query must see what the evidence says."""
+    connection, rows = claims
+    name, value, unit, words, query = rows[at]
+    _, shown = sql.ask(connection, query)
+    assert shown, f"{name}: no rows: {query}"
+    cells = [cell for row in shown for cell in row]
+    if unit == "finding":
+        assert words in cells
+        return
+    numbers = [float(cell) for cell in cells if isinstance(cell, int | float)]
+    near = min(numbers, key=lambda number: abs(number - value))
+    assert near == pytest.approx(value, rel=TOLERANCE, abs=1.0 if unit == "seconds" else 1e-6), (
+        f"{name}: {value} {unit} is not in {query}: nearest {near}"
+    )

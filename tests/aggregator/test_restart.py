@@ -1,0 +1,218 @@
+"""After a restart of the aggregator: what was known stands until each host has spoken for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+import duckdb
+import pytest
+
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.judgement.judge import judge
+from gangline.aggregator.judgement.restart import SETTLED_SECONDS, restore
+from gangline.aggregator.verdicts import HostScore, State
+from gangline.fingerprints.wire import telemetry_pb2 as wire
+from tests.aggregator.world import SECOND_NS, World, gpu_of
+
+
+def restarted(world: World, away_seconds: int = 30) -> None:
+    """Let the world's aggregator begin anew after *away_seconds*, with what its store knew."""
+    assert world.snapshot
+    last = [(score, 8) for score in world.snapshot.hosts]
+    world.now_ns += away_seconds * SECOND_NS
+    world.fleet = Fleet(epoch=8)
+    before = restore(world.fleet, last, world.now_ns)
+    world.snapshot = judge(world.fleet, world.now_ns, None, before)
+
+
+def back(world: World) -> None:
+    for host in world.hosts:
+        if not host.silent:
+            world.register(host)
+
+
+def same(one: HostScore, other: HostScore) -> bool:
+    return replace(one, heard_ns=0, relative_speed=0) == replace(
+        other, heard_ns=0, relative_speed=0
+    )
+
+
+def test_hosts_stand_as_before_until_they_are_heard() -> None:
+    """A deployment of the aggregator at noon made 1,000 hosts UNKNOWN for every scheduler."""
+    world = World()
+    world.run(20)
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
+    world.run(2)
+    before = [world.score(host) for host in world.hosts]
+    restarted(world)
+    assert world.snapshot
+    assert all(same(*pair) for pair in zip(before, world.snapshot.hosts, strict=True))
+    assert world.snapshot.names == ("h0", "h1", "h2", "h3")
+    assert "4 of 4 hosts are shown as they were before, 4 of them" in world.snapshot.degraded_reason
+    back(world)
+    snapshot = world.run(3)  # heard, not enough
+    assert world.states() == {"h0": "UNHEALTHY", **dict.fromkeys(("h1", "h2", "h3"), "HEALTHY")}
+    assert "0 of them not heard again yet" in snapshot.degraded_reason
+    world.run(4)
+    assert world.score(world.hosts[1]).heard_ns == world.now_ns
+
+
+def test_a_sick_host_is_not_well_after_six_seconds() -> None:
+    """Symptoms need seconds to show again: a thermal fault was HEALTHY for ten after each restart."""
+    world = World()
+    world.run(20)
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
+    world.run(2)
+    restarted(world)
+    back(world)
+    for _ in range(SETTLED_SECONDS):
+        world.run(1)
+        assert world.score(world.hosts[0]).state is State.UNHEALTHY
+    world.run(2)  # the event was not told again: it was cleared by a reboot
+    snapshot = world.run(1)
+    assert world.score(world.hosts[0]).state is State.HEALTHY and snapshot.degraded_reason == ""
+
+
+def test_what_is_worse_than_before_shows_at_once() -> None:
+    """A host that broke while nobody watched."""
+    world = World()
+    world.run(20)
+    world.hosts[0].set("filesystem_60s", "/", available_bytes=1e8)
+    world.run(60)
+    assert world.score(world.hosts[0]).state is State.WATCH
+    restarted(world)
+    back(world)
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
+    world.run(7)
+    assert world.score(world.hosts[0]).state is State.UNHEALTHY
+
+
+def test_hosts_that_do_not_come_back_turn_stale_and_sick_ones_stay_sick() -> None:
+    """The aggregator's host moved; two hosts died meanwhile. Their silence is ours for a minute only."""
+    world = World(hosts=6)
+    world.run(20)
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
+    world.run(2)
+    world.hosts[0].silent = world.hosts[1].silent = True
+    restarted(world)
+    back(world)
+    world.run(SETTLED_SECONDS - 2)
+    assert world.score(world.hosts[1]).state is State.HEALTHY
+    snapshot = world.run(5)
+    assert world.score(world.hosts[0]).state is State.UNHEALTHY
+    stale = world.score(world.hosts[1])
+    assert stale.state is State.STALE and "silent for 9" in stale.reason_words
+    assert snapshot.degraded_reason == ""
+
+
+def test_simulated_hosts_that_had_ended_do_not_come_back() -> None:
+    """`gangline run` of an hour ago, and one whose hosts still run."""
+    world = World(hosts=2)
+    for host in range(2):
+        world.fleet._simulated[host] = True
+    world.run(10)
+    world.hosts[0].silent = True
+    world.run(40)
+    restarted(world)
+    assert world.snapshot and [host.host for host in world.snapshot.hosts] == ["h1"]
+
+
+def test_the_store_remembers(lab: Any, make_agent: Any, until: Any) -> None:
+    """Through the real store and server: the first answer after a restart is the last one before."""
+    agent = make_agent()
+
+    async def life() -> HostScore:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
+            await connection.send(agent.message(1, blocks=[_collectors(agent)]))
+            xid = wire.HealthEvent(
+                event_id="e", device_kind="gpu", device="GPU-0", name="gpu.xid", code=79,
+                wall_time_ns=time.time_ns(), boottime_ns=time.time_ns() - agent.booted_ns,
+            )  # fmt: skip
+            request = wire.ReportEventsRequest(events=[xid])
+            await connection.stub.ReportEvents(request, metadata=connection.metadata)
+            return await until(lambda: _unhealthy(aggregator.holder.snapshot))  # type: ignore[no-any-return]
+
+    async def next_life() -> Any:
+        async with lab.aggregator(judge_seconds=60.0) as aggregator:
+            return aggregator.holder.snapshot
+
+    async def an_hour_later() -> Any:
+        ahead_ns = 3700 * SECOND_NS
+        async with lab.aggregator(
+            lambda: time.time_ns() + ahead_ns, judge_seconds=60.0
+        ) as aggregator:
+            return aggregator.store.last_scores
+
+    before = asyncio.run(life())
+    after = asyncio.run(next_life())
+    assert asyncio.run(an_hour_later()) == []
+    assert after.degraded_reason.startswith("restarted at ")
+    (score,) = after.hosts
+    assert math.isnan(score.relative_speed) and math.isnan(before.relative_speed)
+    assert abs(score.heard_ns - before.heard_ns) < 5 * SECOND_NS
+    first = score.evidence[0]
+    assert (first.signal, first.reason.name, first.device) == ("gpu.xid", "XID_FATAL", "GPU-0")
+    assert (score.state, score.reason, score.reason_words, score.clears_when) == (
+        before.state, before.reason, before.reason_words, before.clears_when,
+    )  # fmt: skip
+    assert score.score == pytest.approx(before.score)
+    assert score.evidence[0].sql == before.evidence[0].sql
+
+
+def _collectors(agent: Any) -> Any:
+    from tests.aggregator.world import block
+
+    return block("collector_1s", {"gpu_1s": {"outcome_state": 0}})
+
+
+def _unhealthy(snapshot: Any) -> HostScore | None:
+    hosts = snapshot.hosts if snapshot else ()
+    return next((host for host in hosts if host.state is State.UNHEALTHY), None)
+
+
+def test_a_machine_that_booted_while_we_were_away_keeps_no_xid(
+    lab: Any, make_agent: Any, until: Any
+) -> None:
+    """A new `gangline run` had the XID of the one before: same name, same clock, another boot."""
+    agent = make_agent()
+
+    async def life(boot_id: bytes, report: bool) -> int:
+        agent.boot_id = boot_id
+        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
+            if report:
+                xid = wire.HealthEvent(
+                    event_id="e", device_kind="gpu", device="GPU-0", name="gpu.xid", code=79,
+                    wall_time_ns=time.time_ns(), boottime_ns=time.time_ns() - agent.booted_ns,
+                )  # fmt: skip
+                request = wire.ReportEventsRequest(events=[xid])
+                await connection.stub.ReportEvents(request, metadata=connection.metadata)
+            return len(list(aggregator.fleet.xids))
+
+    assert asyncio.run(life(b"b" * 16, report=True)) == 1
+    assert asyncio.run(life(b"b" * 16, report=False)) == 1
+    assert asyncio.run(life(b"c" * 16, report=False)) == 0
+
+
+def test_worst_leaves_out_simulated_hosts_that_ended(lab: Any, make_agent: Any) -> None:
+    """`FROM ops.worst()` a day after `gangline run`: 32 STALE hosts that never were."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator:
+            for name, simulated in (("real", False), ("sim", True)):
+                agent = make_agent(host=name, run_id=name.encode().ljust(16))
+                async with lab.agent(aggregator, agent) as connection:
+                    await connection.register(simulated=simulated)
+                    await connection.send(agent.message(1, blocks=[_collectors(agent)]))
+
+    asyncio.run(way())
+    file = lab.folder / "operators.duckdb"
+    query = "SELECT host FROM ops.worst(n := 9)"
+    assert sorted(lab.rows(query, file.name)) == [("real",), ("sim",)]
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("UPDATE snapshot SET taken = taken + INTERVAL 2 MINUTE")
+    assert lab.rows(query, file.name) == [("real",)]
+    assert len(lab.rows("FROM ops.hosts", file.name)) == 2
