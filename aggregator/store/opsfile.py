@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from .layout import BY_NAME, COLUMNS
 from .rows import Rows
-from .storefile import OPS_FILE, script
+from .storefile import CONFIG, OPS_FILE, script
 
 #: Readings this old are left out; what travels on change is little, and tells of trouble for longer.
 READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
@@ -41,7 +41,7 @@ class OpsFile:
         target = self.folder / OPS_FILE
         temporary = target.with_name("operators-new.duckdb")
         _remove(temporary)
-        connection = duckdb.connect(str(temporary))
+        connection = duckdb.connect(str(temporary), config=CONFIG)
         try:
             self._fill(connection, latest, now_ns)
             connection.execute("CHECKPOINT")
