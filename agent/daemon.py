@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Spool(Protocol):
-    """What the loop needs of `agent.spool.Spool`."""
+    """What the loop needs of `agent.spool.spool.Spool`."""
 
     @property
     def dropped_frames(self) -> int: ...
@@ -46,7 +46,7 @@ class Spool(Protocol):
 
 
 class Events(Protocol):
-    """What the loop needs of `agent.events.EventQueue`."""
+    """What the loop needs of `agent.spool.events.EventQueue`."""
 
     @property
     def dropped_events(self) -> int: ...
@@ -54,7 +54,7 @@ class Events(Protocol):
 
 
 class Client(Protocol):
-    """What the loop needs of `agent.client.Client`."""
+    """What the loop needs of `agent.transport.client.Client`."""
 
     @property
     def reconnects(self) -> int: ...
@@ -155,12 +155,11 @@ class Daemon:
         return self._judge(turn, self._schedule.skipped(turn.collector), began_ns, now_ns)
 
     def _take(self, probe: Probe, now_ns: int) -> Sequence[Block]:
-        began_ns = probe.began_ns
-        turn = probe.take(self._clock.boottime_ns())
+        turn = probe.take(self._clock.boottime_ns()) if probe.running else None
         if turn is None:
             return ()
         skipped = self._schedule.skipped(turn.collector) + probe.skipped
-        return self._judge(turn, skipped, began_ns, now_ns)
+        return self._judge(turn, skipped, probe.began_ns, now_ns)
 
     def _gather(self, begun: Sequence[Probe], now_ns: int) -> list[Block]:
         """Wait a little for the turns just begun, and return the blocks of those that came back."""

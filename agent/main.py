@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import random
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from ..fingerprints.settings import SettingsError
 from . import identity, inventory
 from .clock import Clock, SystemClock
 from .collectors import COLLECTORS
+from .collectors.folders import DESCRIPTORS_MAX
 from .config import AgentConfig
 from .daemon import SECOND_NS, Daemon, Patience
 from .framing import Framer
@@ -111,6 +113,7 @@ def run(config: AgentConfig) -> None:
     For the main thread. Raises SettingsError, and FolderError when spool or events cannot be held.
     """
     clock = SystemClock()
+    _raise_descriptor_limit()
     signals = Signals(clock)
     with signals.caught(), ExitStack() as stack:
         daemon = build(config, clock, stack)
@@ -118,6 +121,17 @@ def run(config: AgentConfig) -> None:
             "host %s, aggregator %s", config.host_name, config.aggregator, extra={"cause": "agent"}
         )
         daemon.run(signals.stop, signals.wait)
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow this process as many descriptors as counter files may want kept, if it may be allowed.
+
+    The usual soft limit of 1,024 is there for select(), which nobody calls here.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def build(config: AgentConfig, clock: Clock, stack: ExitStack) -> Daemon:

@@ -11,12 +11,16 @@ from typing import Protocol
 
 from ..fingerprints.block import Block, is_float
 from ..fingerprints.catalogue import BY_NAME, TABLES, index_of
+from .hardware.files import KeptFile
 from .turn import Turn
 
 log = logging.getLogger(__name__)
 
-_STATM = Path("/proc/self/statm")
+_STATM = KeptFile(Path("/proc/self/statm"))
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+_SECONDS = index_of("collector.turn_seconds")
+_OUTCOME = index_of("collector.outcome_state")
+_SKIPPED = index_of("collector.skipped_events")
 
 
 def cpu_seconds() -> float:
@@ -28,8 +32,8 @@ def cpu_seconds() -> float:
 def memory_bytes() -> float | None:
     """Return resident memory: the second number of statm, in pages. None where it is not shown."""
     try:
-        return float(int(_STATM.read_text().split()[1]) * _PAGE_BYTES)
-    except (OSError, ValueError, IndexError):
+        return float(int(_STATM.read().split()[1]) * _PAGE_BYTES)
+    except (ValueError, IndexError):
         return None
 
 
@@ -53,9 +57,9 @@ class Own:
     def record(self, turn: Turn, skipped: int) -> None:
         """Note how a turn went. *skipped*: the collector's turns left out since the start."""
         row = self._rows[turn.collector]
-        self._turns.put_float(index_of("collector.turn_seconds"), row, turn.seconds)
-        self._turns.put_int(index_of("collector.outcome_state"), row, int(turn.outcome))
-        self._turns.put_int(index_of("collector.skipped_events"), row, skipped)
+        self._turns.put_float(_SECONDS, row, turn.seconds)
+        self._turns.put_int(_OUTCOME, row, int(turn.outcome))
+        self._turns.put_int(_SKIPPED, row, skipped)
 
     def blocks(self) -> list[Block]:
         """Return both blocks as of now."""

@@ -7,10 +7,11 @@ says so at every tick, and starts no second thread that would get stuck behind t
 
 from __future__ import annotations
 
+import queue
 import threading
 
 from .clock import Clock
-from .turn import Collector, Outcome, Turn, take_turn
+from .turn import Collector, Locating, Outcome, Turn, take_turn
 
 #: Address space of a probe's thread; drivers' libraries use more than a few pages of it.
 STACK_BYTES = 1 << 20
@@ -30,12 +31,12 @@ class Probe:
         self.collector = collector
         self.began_ns = 0  # of the turn that runs, or of the last one
         self.skipped = 0  # turns left out because the one before had not returned
+        self.running = False  # a turn was begun and has not been taken
         self._clock = clock
         self._deadline_ns = deadline_ns
-        self._go = threading.Semaphore(0)
+        self._go: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._returned = threading.Event()
         self._turn: Turn | None = None
-        self._running = False
         self._hung = False
         self._thread: threading.Thread | None = None
 
@@ -46,14 +47,14 @@ class Probe:
 
     def begin(self, now_ns: int) -> bool:
         """Start a turn. Return False, and count it, if the one before has not been taken."""
-        if self._running:
+        if self.running:
             self.skipped += 1
             return False
         if self._thread is None and not self._start():
             return False
-        self.began_ns, self._running = now_ns, True
+        self.began_ns, self.running = now_ns, True
         self._returned.clear()
-        self._go.release()
+        self._go.put(None)
         return True
 
     def take(self, now_ns: int) -> Turn | None:
@@ -62,10 +63,10 @@ class Probe:
         What comes back after it was given up as hung is thrown away: its readings are of no known
         time. After that the collector is taken up again.
         """
-        if not self._running:
+        if not self.running:
             return None
         if self._returned.is_set():
-            late, self._running, self._hung = self._hung, False, False
+            late, self.running, self._hung = self._hung, False, False
             turn, self._turn = self._turn, None
             return None if late else turn
         waited_ns = now_ns - self.began_ns
@@ -74,11 +75,13 @@ class Probe:
         self._hung = True
         seconds, name = waited_ns / 1e9, self.collector.name
         words = f"did not return for {seconds:.1f} s in {name}"
+        if isinstance(self.collector, Locating):
+            words += f": {self.collector.whereabouts()}"
         return Turn(name, (), seconds, Outcome.HUNG, words)
 
     def wait(self, seconds_max: float) -> bool:
         """Wait for the turn that runs, if any, and return whether it is back. Not for a hung one."""
-        if not self._running:
+        if not self.running:
             return True
         return self._returned.wait(0 if self._hung else max(0.0, seconds_max))
 
@@ -101,6 +104,6 @@ class Probe:
 
     def _serve(self) -> None:
         while True:
-            self._go.acquire()
+            self._go.get()
             self._turn = take_turn(self.collector, self._clock)
             self._returned.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ..fingerprints.block import Block
 from ..fingerprints.catalogue import Pace
@@ -49,6 +49,15 @@ class Collector(Protocol):
     @property
     def enters_driver(self) -> bool: ...
     def collect(self) -> Sequence[Block]: ...
+
+
+@runtime_checkable
+class Locating(Protocol):
+    """A collector that can also say where it is, as far as it knows: a hang is named by it."""
+
+    def whereabouts(self) -> str:
+        """Return device and call. For another thread, while `collect` runs. Never raises."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

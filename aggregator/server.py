@@ -105,6 +105,8 @@ class Aggregator:
                 ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
+                # Its pings would wake each of ten thousand agents about once a second.
+                ("grpc.http2.bdp_probe", 0),
             ],
         )
         add_TelemetryServiceServicer_to_server(self._telemetry, server)  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ from .measure import HEADING, Result
 BENCHES = {
     "codec": "the frame codec against protobuf and Arrow",
     "agent_cost": "the agent's CPU and memory against a C program with the same reads",
+    "transport_cost": "the agent's client to the aggregator against the same calls by grpclib",
     "ingest_cost": "the aggregator's CPU a row, from the wire to durable, against a raw Arrow insert",
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes",
 }

@@ -7,6 +7,7 @@ agent and its children count together.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -14,9 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gangline.agent.collectors import COLLECTORS
+from gangline.agent.collectors.folders import FolderCollector
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.turn import NoData
 from tests.fake_nvml.build import build, compiler, header_folder
 from tests.fake_nvml.scenario import Scenario, gpus
 from tests.hosts import unpack
@@ -68,61 +73,68 @@ def _agent(folder: Path, root: Path, library: Path, scenario: Path, *more: str) 
         yield pid
 
 
-def _kept(pid: int, root: Path) -> set[str]:
-    """The counter files that the process holds open."""
-    links = Path(f"/proc/{pid}/fd").iterdir()
-    paths = {os.readlink(link) for link in links if link.is_symlink()}
-    return {path for path in paths if path.startswith(str(root))}
+def _files(root: Path, pace: str) -> set[str]:
+    """The files that the collectors of a pace read in each turn, also those they do not keep open."""
+    gc.collect()  # the descriptors of a call before
+    roots, found = Roots(root / "sys", root / "proc", "none"), set[str]()
+    made = [make(roots) for name, make in COLLECTORS.items() if name.endswith(f"_{pace}")]
+    for collector in made:
+        with suppress(NoData):
+            collector.collect()
+        if isinstance(collector, FolderCollector):
+            found |= set(collector.paths)
+    kept = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    # Real paths, as the links in /proc/self/fd are: most devices of /sys/class are links.
+    found = {os.path.realpath(path) for path in found} | kept
+    return {path for path in found if path.startswith(str(root)) and os.path.exists(path)}
 
 
-def _floor(folder: Path, fast: set[str], slow: set[str], library: Path, scenario: Path) -> float:
-    """Return the C program's CPU per second."""
+@contextmanager
+def _floor(
+    folder: Path, fast: set[str], slow: set[str], library: Path, scenario: Path
+) -> Iterator[int]:
+    """Run the C program; yields its pid."""
     program = folder / "floor"
     options = ["-O2", f"-I{header_folder()}", str(HERE / "floor.c"), "-o", str(program), "-ldl"]
     subprocess.run([*compiler(), *options], check=True)
     for name, paths in (("fast", fast), ("slow", slow)):
         (folder / name).write_text("".join(f"{path}\n" for path in sorted(paths)))
-    seconds = WARM_UP_SECONDS + MEASURED_SECONDS + 2
+    seconds = 2 * WARM_UP_SECONDS + MEASURED_SECONDS + 10
     child = subprocess.Popen(
         [program, folder / "fast", folder / "slow", library, str(seconds)],
         stdout=subprocess.DEVNULL, env={**os.environ, "GANGLINE_FAKE_NVML": str(scenario)},
     )  # fmt: skip
     try:
-        time.sleep(WARM_UP_SECONDS)
-        begin = cpu_seconds(child.pid)
-        time.sleep(MEASURED_SECONDS)
-        return (cpu_seconds(child.pid) - begin) / MEASURED_SECONDS
+        yield child.pid
     finally:
         child.terminate()
         child.wait(30)
 
 
-def _agent_cpu(pid: int) -> float:
-    """CPU per second of the agent and its children, living and reaped."""
-    begin = sum(cpu_seconds(p) for p in family(pid))
+def _cpu(*pids: int) -> list[float]:
+    """CPU per second of each process and its children, living and reaped, over the same seconds."""
+    begin = [sum(cpu_seconds(p) for p in family(pid)) for pid in pids]
     time.sleep(MEASURED_SECONDS)
-    return (sum(cpu_seconds(p) for p in family(pid)) - begin) / MEASURED_SECONDS
+    end = [sum(cpu_seconds(p) for p in family(pid)) for pid in pids]
+    return [(e - b) / MEASURED_SECONDS for b, e in zip(begin, end, strict=True)]
 
 
 def run(seed: int) -> list[Result]:
-    """Measure the agent streaming to an aggregator, then the floor, on the same folder."""
+    """Measure the agent streaming to an aggregator and the floor, on the same folder and at the same
+    time: on a machine that others use too, one second is twice as dear as another."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         root, library = _host(folder), build(folder / "nvml")
         scenario = Scenario(folder / "scenario", gpus()).path
         listen = ("aggregator", "--data", str(folder / "aggregator"), "--listen", "127.0.0.1:7690")
-        # Which files are read each second: those that an agent without the slow collectors keeps.
-        slow_ones = ("--set", "collectors_off=" + ",".join(_slow_collectors()))
-        with _agent(folder, root, library, scenario, *slow_ones) as pid:
-            fast = _kept(pid, root)
+        fast, slow = _files(root, "1s"), _files(root, "10s")
         with (
             _command(folder / "aggregator.log", *listen),
+            _floor(folder, fast, slow, library, scenario) as floor_pid,
             _agent(folder, root, library, scenario, "--aggregator", "127.0.0.1:7690") as pid,
         ):
-            slow = _kept(pid, root) - fast
-            spent = _agent_cpu(pid)
+            spent, floor = _cpu(pid, floor_pid)
             memory = pss_bytes(family(pid))
-        floor = _floor(folder, fast, slow, library, scenario)
     notes = (
         f"{len(fast)} files each second, {len(slow)} each 10 s, 8 stand-in GPUs, "
         f"{MEASURED_SECONDS} s; the agent with frames, spool and transport"
@@ -133,9 +145,3 @@ def run(seed: int) -> list[Result]:
         Result("agent memory, PSS of all its processes", memory / 1e6, "MB",
                "budget of a later issue", 40.0),
     ]  # fmt: skip
-
-
-def _slow_collectors() -> list[str]:
-    from gangline.agent.collectors import COLLECTORS
-
-    return [name for name in COLLECTORS if not name.endswith("_1s")]

@@ -27,6 +27,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..ext import columns
 from .block import Block
@@ -43,6 +44,8 @@ ROWS_MAX = 4096
 COLUMNS_MAX = 512
 TABLE_NAME_BYTES_MAX = 64
 DEVICE_BYTES_MAX = 96
+#: Tables whose names and keys are kept as bytes; a host has about 20.
+TABLES_CACHED_MAX = 64
 
 _HEADER = struct.Struct("<4sIBBHI16s16sQQQ")
 _SHAPE = struct.Struct("<qHH")
@@ -95,23 +98,25 @@ def encode(stamp: Stamp, blocks: Sequence[Block]) -> bytes:
 
 
 def _encode_table(block: Block) -> bytes:
-    name = block.table.encode("ascii")
-    devices = [device.encode() for device in block.devices]
-    width = len(block.signal_ids)
-    if block.rows > ROWS_MAX or width > COLUMNS_MAX or len(name) > TABLE_NAME_BYTES_MAX:
-        raise FrameError(f"table {block.table}: {block.rows} rows of {width} columns is too large")
-    if any(len(device) > DEVICE_BYTES_MAX for device in devices):
-        raise FrameError(f"table {block.table}: a device's name exceeds {DEVICE_BYTES_MAX} bytes")
-    return b"".join(
-        (
-            bytes((len(name),)),
-            name,
-            _SHAPE.pack(block.offset_ns, block.rows, width),
-            struct.pack(f"<{width}H", *block.signal_ids),
-            *(bytes((len(device),)) + device for device in devices),
-            columns.pack(block.cells, block.valid, width, block.rows),
-        )
-    )
+    head, keys = _constant_part(block.table, block.signal_ids, block.devices)
+    shape = _SHAPE.pack(block.offset_ns, block.rows, len(block.signal_ids))
+    cells = columns.pack(block.cells, block.valid, len(block.signal_ids), block.rows)
+    return head + shape + keys + cells
+
+
+@lru_cache(maxsize=TABLES_CACHED_MAX)
+def _constant_part(
+    table: str, signal_ids: tuple[int, ...], devices: tuple[str, ...]
+) -> tuple[bytes, bytes]:
+    """Return what a table's bytes begin with, and its keys: a host sends the same every second."""
+    name, width = table.encode("ascii"), len(signal_ids)
+    keys = [device.encode() for device in devices]
+    if len(keys) > ROWS_MAX or width > COLUMNS_MAX or len(name) > TABLE_NAME_BYTES_MAX:
+        raise FrameError(f"table {table}: {len(keys)} rows of {width} columns is too large")
+    if any(len(key) > DEVICE_BYTES_MAX for key in keys):
+        raise FrameError(f"table {table}: a device's name exceeds {DEVICE_BYTES_MAX} bytes")
+    ids = struct.pack(f"<{width}H", *signal_ids)
+    return bytes((len(name),)) + name, ids + b"".join(bytes((len(k),)) + k for k in keys)
 
 
 def read_stamp(data: bytes) -> Stamp:

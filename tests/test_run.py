@@ -23,8 +23,8 @@ def score(host: str, state: str, reason: str = "REASON_CODE_UNSPECIFIED") -> sco
     """One host as the service tells it."""
     return score_pb2.NodeScore(
         node=f"nodes/{host}",
-        state=score_pb2.HealthState.Value(state),
-        reason=score_pb2.ReasonCode.Value(reason),
+        state=getattr(score_pb2, state),
+        reason=getattr(score_pb2, reason),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from .listing import Listing
 
 #: More devices of one kind than this are left out, in the order of their names.
 DEVICES_MAX = 1024
+#: Each RDMA port has 20 files to be read each second; one reopened costs as much as ten kept open.
+DESCRIPTORS_MAX = 8192
 U64_MAX = (1 << 64) - 1
 
 
@@ -55,8 +58,11 @@ class Plan:
 
     @property
     def kept_max(self) -> int:
-        """Descriptors kept, so that all collectors together stay below a soft limit of 1,024."""
-        return 256 if self.pace is Pace.SECOND else 64
+        """Descriptors kept: a share of what this process may have, so that all collectors together
+        stay below it."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_MAX)
+        return most // 4 if self.pace is Pace.SECOND else most // 16
 
 
 class FolderCollector:
@@ -82,6 +88,12 @@ class FolderCollector:
             raise NoData(self._plan.absent)
         self._files.read()
         return self._blocks
+
+    @property
+    def paths(self) -> list[str]:
+        """The files that a turn reads, of the devices listed last."""
+        devices, tables = self._listing.value[:DEVICES_MAX], self._plan.tables
+        return [device.path + file for device in devices for file, _ in _by_file(device, tables)]
 
     def close(self) -> None:
         """Close the descriptors; the next turn lists and opens again."""

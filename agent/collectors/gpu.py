@@ -54,7 +54,8 @@ class GpuLane:
 
     def whereabouts(self) -> str:
         """Say, from another thread, which call on which GPU has not returned: a hang is named by it."""
-        return self._sweep.words() if self._sweep else "finding the GPUs"
+        sweep = self._sweep
+        return sweep.words() if sweep else "finding the GPUs"
 
     def release(self) -> None:
         """Let go of all GPUs, so that they can be reset; the next `collect` opens them again.

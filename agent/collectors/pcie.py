@@ -42,7 +42,7 @@ def pcie_10s(roots: Roots) -> FolderCollector:
             lambda: [_device(f) for f in pci.watched_functions(roots.sys).values()],
             "no GPU, network or NVMe function in /sys/bus/pci/devices",
             enters_driver=True,
-            list_seconds=60,
+            list_seconds=300,  # a list costs as much as four minutes' readings
         )
     )
 

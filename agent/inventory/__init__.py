@@ -59,7 +59,7 @@ def read(roots: Roots, seconds_max: float = 20.0) -> Inventory:
             words=f"the last inventory (process {_abandoned[0].pid}) has not ended yet"
         )
     command = [sys.executable, "-m", __name__, "--sys", str(roots.sys), "--proc", str(roots.proc)]
-    command += ["--seconds", str(seconds_max / 2)]
+    command += ["--seconds", str(seconds_max / 2), "--until-stdin-ends"]
     if roots.nvml_library:
         command += ["--nvml", roots.nvml_library]
     try:
@@ -73,17 +73,18 @@ def run_child(command: list[str], seconds_max: float) -> tuple[bytes, str]:
     """Return the line that the command printed, and why it is not whole. Raises OSError at the start.
 
     The child is killed when it is late or says too much; when it does not die of that, it is abandoned.
+    Its standard input is a pipe that ends with this process, however that ends.
     """
     child = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
         bufsize=0,
     )
-    assert child.stdout is not None and child.stderr is not None
-    with child.stdout, child.stderr:
+    assert child.stdin and child.stdout and child.stderr
+    with child.stdin, child.stdout, child.stderr:
         output, complaint, words = _listen(child.stdout, child.stderr, seconds_max)
     _end(child)
     if not words and not output.endswith(b"\n"):

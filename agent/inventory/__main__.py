@@ -37,7 +37,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--proc", type=Path, default=Path("/proc"))
     parser.add_argument("--nvml", help="path of the NVML library")
     parser.add_argument("--seconds", type=float, default=10.0, help="limit of each section")
+    parser.add_argument(
+        "--until-stdin-ends",
+        action="store_true",
+        help="end when standard input does: the agent's end",
+    )
     options = parser.parse_args(arguments)
+    if options.until_stdin_ends:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     roots = Roots(options.sys, options.proc, options.nvml)
     found, problems = look(SECTIONS, roots, options.seconds)
     answer = {
@@ -50,6 +57,13 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write(json.dumps(answer, sort_keys=True) + "\n")
     sys.stdout.flush()
     return 0
+
+
+def _end_with_stdin() -> None:
+    """End this process at once when the agent's does: it holds the other end of the pipe."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
 
 
 def look(

@@ -238,7 +238,7 @@ class Spool:
         with self._lock:
             waiting = set(segment.waiting(sequences[0] - 1))
             for sequence, frame in found:
-                if frame is None and sequence in waiting:
+                if frame is None:  # counted only if it was waiting still
                     self._segments.dropped_frames += self._segments.forget(sequence, sequence)
         return [(s, frame) for s, frame in found if frame is not None and s in waiting]
 

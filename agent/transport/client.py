@@ -8,6 +8,7 @@ What is said when is `conversation`'s and `outflow`'s; here are the socket and t
 from __future__ import annotations
 
 import ipaddress
+import os
 import random
 import select
 import socket
@@ -97,9 +98,7 @@ class Client:
         self._clock: Clock = clock or SystemClock()
         self._live_hertz = live_hertz
         self._backoff = Backoff(random_source)
-        self._wake_receive, self._wake_send = socket.socketpair()
-        self._wake_receive.setblocking(False)
-        self._wake_send.setblocking(False)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = threading.Event()
         self._close_by = 0.0
         self._register_again = False
@@ -111,8 +110,8 @@ class Client:
 
     def notify(self) -> None:
         """Say that a frame or an event was added. Never blocks, never raises."""
-        with suppress(OSError):  # woken already, or closed
-            self._wake_send.send(b"\0")
+        with suppress(OSError, ValueError):  # closed
+            os.eventfd_write(self._wake, 1)
 
     def reregister(self) -> None:
         """Send RegisterNode again on the connection that is, as after a change of the inventory."""
@@ -129,9 +128,9 @@ class Client:
         self.notify()
         if self._thread.ident is not None:
             self._thread.join(seconds_max + 1.0)
-        if not self._thread.is_alive():
-            self._wake_send.close()
-            self._wake_receive.close()
+        if not self._thread.is_alive() and self._wake >= 0:
+            wake, self._wake = self._wake, -1
+            os.close(wake)
 
     def _seconds(self) -> float:
         return self._clock.boottime_ns() / 1e9
@@ -170,7 +169,7 @@ class Client:
 
     def _talk(self, connection: socket.socket, conversation: Conversation) -> None:
         poll = select.poll()
-        poll.register(self._wake_receive, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
         out = b""
         while True:
             now = self._seconds()
@@ -187,8 +186,8 @@ class Client:
                 return
             poll.register(connection, select.POLLIN | (select.POLLOUT if out else 0))
             ready = self._wait(poll, conversation.wait_seconds(now), now)
-            if self._wake_receive.fileno() in ready:
-                _drain(self._wake_receive)
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
             if connection.fileno() in ready and (data := _receive(connection)):
                 self._take(conversation, data)
 
@@ -241,8 +240,3 @@ def _receive(connection: socket.socket) -> bytes:
     if not data:
         raise SessionError("the aggregator closed the connection")
     return data
-
-
-def _drain(wake: socket.socket) -> None:
-    with suppress(BlockingIOError):
-        wake.recv(4096)

@@ -14,6 +14,7 @@ from gangline.agent.clock import SystemClock
 from gangline.agent.collectors.gpu import LOOK_AGAIN_SECONDS, GpuLane, GpuSecond, GpuTenSeconds
 from gangline.agent.hardware.nvml import driver_gpus, parse_uuid
 from gangline.agent.hardware.roots import Roots
+from gangline.agent.probe import Probe
 from gangline.agent.turn import Outcome, Turn, take_turn
 from gangline.ext.nvml import READINGS, NvmlError
 from gangline.fingerprints.block import Block, is_float
@@ -347,6 +348,26 @@ def test_a_hang_is_named_and_the_agent_goes_on(lane: Lane, play: Play, tmp_path:
     thread.join(GUARD_SECONDS)
     assert [done.outcome for done in turns] == [Outcome.OK]
     assert fast.whereabouts() == "between calls"
+
+
+def test_the_turn_of_a_hung_driver_names_gpu_and_call(
+    lane: Lane, play: Play, tmp_path: Path
+) -> None:
+    """The event said only that `gpu_1s` hung: eight GPUs, and nobody knew which one to drain."""
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    devices = gpus(2)
+    devices[1].lines.append(f"block nvmlDeviceGetMemoryInfo fifo {fifo}")
+    play(devices)
+    probe = Probe(lane(GpuSecond), SystemClock(), deadline_ns=3_000_000_000)
+    assert probe.begin(0)
+    held = os.open(fifo, os.O_WRONLY)
+    hung = probe.take(4_000_000_000)
+    assert hung is not None and hung.outcome is Outcome.HUNG
+    where = f"GPU {devices[1].address} in nvmlDeviceGetMemoryInfo"
+    assert hung.words == f"did not return for 4.0 s in gpu_1s: {where}"
+    os.close(held)
+    assert probe._returned.wait(GUARD_SECONDS)
 
 
 # ---- the kernel's side --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -21,6 +22,9 @@ from gangline.agent.inventory.gpus import sysfs_address
 from tests import hosts
 from tests.fake_nvml.build import build
 from tests.fake_nvml.scenario import Scenario, gpus
+
+#: A wait that is longer than this is a failed test; nothing is timed by it.
+GUARD_SECONDS = 30
 
 
 def of_kind(found: inventory.Inventory, kind: str) -> dict[str, dict[str, str]]:
@@ -112,6 +116,28 @@ def test_a_child_that_hangs_is_ended_in_time() -> None:
     assert found == inventory.Inventory(words="the inventory took longer than 0.3 s")
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_child_ends_with_the_agent_however_that_ends(tmp_path: Path) -> None:
+    """The agent was killed while a driver held its inventory: the child stayed behind, and the GPU
+    could not be reset for the process that had it open."""
+    fifo, library = tmp_path / "held", build(tmp_path)
+    os.mkfifo(fifo)
+    scenario = Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags fifo {fifo}")
+    program = (
+        "from pathlib import Path\nfrom gangline.agent import inventory\n"
+        "from gangline.agent.hardware.roots import Roots\n"
+        f"inventory.read(Roots(Path({str(tmp_path)!r}), Path({str(tmp_path)!r}), {str(library)!r}), 60)"
+    )
+    environment = {**os.environ, "GANGLINE_FAKE_NVML": str(scenario.path)}
+    agent = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    held = os.open(fifo, os.O_WRONLY)  # returns once the child is in the driver
+    agent.kill()
+    agent.wait(GUARD_SECONDS)
+    gone = select.poll()
+    gone.register(held, 0)
+    assert gone.poll(GUARD_SECONDS * 1000)[0][1] & select.POLLERR  # nobody reads the fifo any more
+    os.close(held)
 
 
 def test_what_was_printed_before_the_hang_is_kept() -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gangline.agent.spool.folder import FolderError
+from gangline.agent.spool.segment import FileSegment
 from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
 
 BYTES_MAX = 32_768
@@ -324,6 +325,75 @@ def test_full_means_the_oldest_first(folder: Path) -> None:
     assert len(found) * 416 > BYTES_MAX - 2 * SEGMENT_BYTES
     assert spool.dropped_frames == 300 - len(found)
     spool.close()
+
+
+def test_a_receipt_that_comes_while_its_frame_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receipt overtook the second reading of a frame, and the frame was sent once more."""
+    spool = open_spool(folder)
+    append(spool, b"one", b"two", b"three")
+    read = FileSegment.read
+
+    def slow(segment: FileSegment, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
+        found = read(segment, sequences)
+        spool.receipt(2, 2)
+        return found
+
+    monkeypatch.setattr(FileSegment, "read", slow)
+    assert spool.pending(0, 10) == [(1, b"one"), (3, b"three")]
+    assert spool.dropped_frames == 0
+    spool.close()
+
+
+def test_a_segment_whose_frames_all_went_while_it_was_read_hides_no_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pending` gave nothing although frames waited, and the backlog was taken for sent."""
+    spool = open_spool(folder)
+    append(spool, *(bytes(2000) for _ in range(4)))  # two a segment
+    read = FileSegment.read
+
+    def slow(segment: FileSegment, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
+        found = read(segment, sequences)
+        spool.receipt(1, 2)
+        return found
+
+    monkeypatch.setattr(FileSegment, "read", slow)
+    assert [sequence for sequence, _ in spool.pending(0, 10)] == [3, 4]
+    spool.close()
+
+
+def test_a_small_spool_has_small_segments(folder: Path) -> None:
+    """The newest segment cannot go: were it as large as the spool, nothing would bound the spool."""
+    spool = Spool.open(folder, bytes_max=BYTES_MAX, segment_bytes=1 << 20, boot_id=BOOT, owner="o")
+    for _ in range(100):
+        append(spool, bytes(1000))
+        assert spool.disk_bytes <= BYTES_MAX
+    spool.close()
+
+
+def test_out_of_descriptors_costs_no_frame(folder: Path) -> None:
+    """The process ran out of descriptors for a moment, and every segment it could not open was
+    counted as lost."""
+    spool = open_spool(folder)
+    append(spool, b"one", b"two")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        refused = spool.pending(0, 10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (refused, spool.dropped_frames) == ([], 0)
+    assert spool.pending(0, 10) == [(1, b"one"), (2, b"two")]
+    spool.close()
+
+
+def test_reboots_leave_no_empty_segments_behind(folder: Path) -> None:
+    """A host that never got as far as a frame: each boot begins a segment, one is enough."""
+    for boot in range(5):
+        open_spool(folder, boot_id=bytes([boot]) * 16).close()
+    assert len(segments(folder)) == 1
 
 
 def test_appending_and_sending_at_once(folder: Path) -> None:
