@@ -36,6 +36,7 @@ fix: .venv/ready-dev
 # What pip cannot install, named with the line that installs it.
 system:
 	@command -v $(PYTHON) >/dev/null || { echo "missing: Python 3.11 or later; install it with: sudo apt-get install python3 python3-venv python3-dev" >&2; exit 1; }
+	@$(PYTHON) -c '' || { echo "$(PYTHON) does not run (its own words are above); name another: make PYTHON=/usr/bin/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "missing: venv; install it with: sudo apt-get install python3-venv" >&2; exit 1; }
 	@command -v $${CC:-cc} >/dev/null || { echo "missing: a C compiler; install it with: sudo apt-get install gcc libc6-dev" >&2; exit 1; }

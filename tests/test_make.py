@@ -43,9 +43,18 @@ def test_no_python() -> None:
     assert "sudo apt-get install python3 python3-venv python3-dev" in done.stderr
 
 
+def test_a_python_that_does_not_run(tmp_path: Path) -> None:
+    """A version manager's shim for a version that is not chosen."""
+    done = make(f"PYTHON={stub(tmp_path, 'python3', 'echo no such version >&2; exit 127')}")
+    assert done.returncode != 0
+    assert "does not run" in done.stderr
+    assert "older" not in done.stderr
+
+
 def test_an_old_python(tmp_path: Path) -> None:
     """Debian 11 has 3.9: say so before pip fails over a screenful."""
-    done = make(f"PYTHON={stub(tmp_path, 'python3', 'exit 1')}")
+    old = stub(tmp_path, "python3", 'test -z "$2"')
+    done = make(f"PYTHON={old}")
     assert done.returncode != 0
     assert "older than 3.11" in done.stderr
 

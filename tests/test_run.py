@@ -95,6 +95,67 @@ def opens(store: Path) -> bool:
     return row is not None and row[0] > 0
 
 
+def test_a_killed_child_is_named_by_its_signal(tmp_path: Path) -> None:
+    """The kernel's out-of-memory killer took the service: not `exit code -9` and its first log line."""
+    with Children(tmp_path) as children:
+        children.start(
+            Child("aggregator", ("--data", str(tmp_path / "a"), "--listen", "127.0.0.1:0"))
+        )
+        log = tmp_path / "log" / "aggregator.log"
+        until(lambda: log.exists() and "listening" in log.read_text(), "listening")
+        (pid,) = descendants(os.getpid())
+        os.kill(pid, signal.SIGKILL)
+
+        def died() -> bool:
+            try:
+                children.check()
+            except ChildError as error:
+                assert "was killed by SIGKILL; out of memory?" in str(error)
+                return True
+            return False
+
+        until(died, "its end is noticed")
+
+
+def test_nothing_outlives_a_killed_run(tmp_path: Path) -> None:
+    """kill -9 of `gangline run` left three processes that held the port and the store."""
+    with running(tmp_path, "--simulated", "1") as process:
+        until(lambda: "sim-000" in process.said(), f"the table: {process.log}")
+        children = descendants(process.pid)
+        assert len(children) >= 3
+        process.kill()
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "all gone")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        (["--data", "/proc/nowhere"], "/proc/nowhere cannot hold our data", 1),
+        (["--data", "/dev/null/x"], "/dev/null/x cannot hold our data: Not a directory", 1),
+        (["--listen", "nosuchhost:7711"], "is not loopback", 2),
+        (["--listen", "127.0.0.1:0"], "a port of its own", 2),
+        (["--simulated", "513"], "0 to 512", 2),
+        (["--seed", "-1"], "expected a whole number", 2),
+        (["--seconds-max", "nan"], "expected 1 to 3600 seconds", 2),
+    ],
+)
+def test_wrong_words_get_words(tmp_path: Path, arguments: list[str], words: str, code: int) -> None:
+    """A traceback at the first try is the last try."""
+    free = ["--listen", f"127.0.0.1:{free_port()}"]
+    process = Process(["run", *free, *arguments], tmp_path / "run.log")
+    with process:
+        assert process.child is not None
+        assert process.child.wait(30) == code
+    assert words in process.said()
+    assert "Traceback" not in process.said()
+
+
+def test_one_folder_one_run(tmp_path: Path) -> None:
+    """A second run in the same folder must not overwrite the first one's logs."""
+    with Children(tmp_path), pytest.raises(ChildError, match="in use by another `gangline run`"):
+        Children(tmp_path).__enter__()
+
+
 @contextmanager
 def running(place: Path, *more: str) -> Iterator[Process]:
     """A `gangline run` with its data in *place*, ended whatever happens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import IO, Self
 
 #: So much of a log is shown when its process ended by itself.
-LAST_LINES = 5
+LAST_LINES = 3
 
 
 class ChildError(Exception):
-    """A child ended that should run; the words hold what it said last."""
+    """A child ended that should run, or none can be started; the words say which and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,35 @@ class Child:
 
 
 class Children:
-    """A context: leaving it ends all children, the last started first."""
+    """A context that holds *folder* alone; leaving it ends all children, the last started first.
 
-    def __init__(self, logs: Path) -> None:
-        self._logs = logs
+    Entering raises ChildError in words when the folder cannot be had.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._logs = folder / "log"
+        self._lock: IO[str] | None = None
         self._running: list[tuple[Child, subprocess.Popen[bytes], IO[bytes]]] = []
 
     def __enter__(self) -> Self:
-        self._logs.mkdir(parents=True, exist_ok=True)
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self._logs / "lock", "a+")
+        except OSError as error:
+            raise ChildError(f"{self._folder} cannot hold our data: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            holder = self._lock.read().strip()
+            self._lock.close()
+            raise ChildError(
+                f"{self._folder} is in use by another `gangline run` (process {holder}); "
+                "end that one, or say --data OTHER"
+            ) from None
+        self._lock.truncate(0)
+        print(os.getpid(), file=self._lock, flush=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,12 +70,17 @@ class Children:
             _end(process, child.ends_seconds)
             log.close()
         self._running.clear()
+        if self._lock is not None:
+            self._lock.close()
 
     def start(self, child: Child) -> None:
         """Start it in a process group of its own, so that Ctrl-C reaches it through us only."""
-        log = open(self._logs / f"{child.command}.log", "wb")  # noqa: SIM115 - closed on exit
+        log = self._log(child)
         process = subprocess.Popen(
-            [sys.executable, "-m", "gangline.cli", child.command, *child.arguments],
+            [
+                *(sys.executable, "-m", f"{__package__}.leashed", str(os.getpid())),
+                *(child.command, *child.arguments),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -61,13 +88,30 @@ class Children:
         )
         self._running.append((child, process, log))
 
+    def _log(self, child: Child) -> IO[bytes]:
+        """Open its log anew; that of the run before is kept beside it, for after a crash."""
+        path = self._logs / f"{child.command}.log"
+        with contextlib.suppress(FileNotFoundError):
+            path.replace(path.with_suffix(".log.before"))
+        return open(path, "wb")
+
     def check(self) -> None:
         """Raise ChildError if one has ended."""
         for child, process, log in self._running:
             code = process.poll()
             if code is not None:
-                words = _last_words(Path(str(log.name)))
-                raise ChildError(f"`gangline {child.command}` ended with exit code {code}: {words}")
+                raise ChildError(
+                    f"`gangline {child.command}` {_epitaph(code, Path(str(log.name)))}"
+                )
+
+
+def _epitaph(code: int, log: Path) -> str:
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = "; out of memory? `dmesg` says" if -code == signal.SIGKILL else ""
+        return f"was killed by {name}{hint}; its log: {log}"
+    lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    return f"ended with exit code {code}: {' | '.join(lines) or 'it said nothing'}; its log: {log}"
 
 
 def _tell(process: subprocess.Popen[bytes], number: int) -> None:
@@ -84,8 +128,3 @@ def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _last_words(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()
-    return " | ".join(lines[-LAST_LINES:]) or f"it said nothing; see {log}"

@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...fingerprints.settings import SettingsError
+from ..config import parse_listen
 from .children import Child, ChildError, Children
 from .client import ADDRESS_DEFAULT, FAILED, OK, Client, CommandError, Listing
 from .demonstration import Truth, missing, read_truth
@@ -18,10 +20,13 @@ from .table import render, wants_colour, width_of
 from .watch import show
 
 SIMULATED_MAX = 512
+#: What `gangline simulate` takes.
+SEED_MAX = 2**64 - 1
 #: The service must answer by then; DuckDB replays its log first.
 START_SECONDS_MAX = 60.0
 #: `--once` gives up here: faults begin 20 to 30 s after the start and show within half a minute.
 ONCE_SECONDS_MAX = 120.0
+ONCE_SECONDS_LIMIT = 3600.0
 LOOK_SECONDS = 1.0
 
 
@@ -38,12 +43,12 @@ def main(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return FAILED
-    with Children(options.data / "log") as children:
-        try:
+    try:
+        with Children(options.data) as children:
             return _run(options, children, stop)
-        except (ChildError, CommandError) as error:
-            print(f"gangline run: {error}", file=sys.stderr)
-            return FAILED
+    except (ChildError, CommandError) as error:
+        print(f"gangline run: {error}", file=sys.stderr)
+        return FAILED
 
 
 def _run(options: argparse.Namespace, children: Children, stop: threading.Event) -> int:
@@ -63,9 +68,15 @@ def _run(options: argparse.Namespace, children: Children, stop: threading.Event)
 
 def _watch(client: Client, children: Children, stop: threading.Event) -> int:
     terminal = sys.stdout.isatty()
+    listing = Listing([], 0, "")
     while not stop.wait(LOOK_SECONDS):
         children.check()
-        show(client.hosts(), "Ctrl-C ends everything", as_json=False, in_place=terminal)
+        words = "Ctrl-C ends everything"
+        try:
+            listing = client.hosts()
+        except CommandError:  # it lives, or `check` would have said so: a machine short of breath
+            words = f"what you see is old: the aggregator has not answered just now; {words}"
+        show(listing, words, as_json=False, in_place=terminal)
     print("ending ...", flush=True)
     return OK
 
@@ -86,7 +97,11 @@ def _once(
             print("gangline run: ended before the table was complete", file=sys.stderr)
             return FAILED
         children.check()
-        listing = client.hosts()
+        try:
+            listing = client.hosts()
+        except CommandError as error:
+            lacking = str(error)
+            continue
         # Scores of before a restart are no answer to what is so now.
         lacking = listing.degraded_reason or missing(
             listing.scores, 1 + options.simulated, _truth(options, truth)
@@ -161,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, default=Path("var"), metavar="DIR")
     parser.add_argument("--listen", type=_address, default=ADDRESS_DEFAULT, metavar="ADDRESS:PORT")
     parser.add_argument(
-        "--seconds-max", type=float, default=ONCE_SECONDS_MAX, metavar="N", help="for --once"
+        "--seconds-max", type=_patience, default=ONCE_SECONDS_MAX, metavar="N", help="for --once"
     )
     return parser
 
@@ -173,15 +188,26 @@ def _count(text: str) -> int:
 
 
 def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, 0 or more")
+    if not text.isdecimal() or int(text) > SEED_MAX:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, 0 to {SEED_MAX}")
     return int(text)
 
 
+def _patience(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1.0 <= seconds <= ONCE_SECONDS_LIMIT:
+        raise argparse.ArgumentTypeError(f"{text}: expected 1 to {ONCE_SECONDS_LIMIT:g} seconds")
+    return seconds
+
+
 def _address(text: str) -> str:
-    address, colon, port = text.rpartition(":")
-    if not (address and colon and port.isdecimal() and 0 < int(port) < 65536):
-        raise argparse.ArgumentTypeError(
-            f"{text}: expected ADDRESS:PORT, such as {ADDRESS_DEFAULT}"
-        )
+    try:
+        _, port = parse_listen(text, beyond_loopback=False)
+    except SettingsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if not port:
+        raise argparse.ArgumentTypeError(f"{text}: a port of its own is needed, such as 7600")
     return text
