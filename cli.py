@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
+import os
 import sys
+from contextlib import suppress
 
 #: Exit codes that scripts may rely on.
 OK, FAILED, USAGE, NO_ANSWER, NOT_FOUND = 0, 1, 2, 3, 4
+
+#: Errors of writing to a pipe that nobody reads, or to a disk that is full or broken.
+UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 #: Command -> (module with `main(arguments) -> exit code`, the extra it needs, what it does).
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -22,8 +29,44 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run one command and return its exit code.
+
+    What the terminal's encoding lacks is shown as an escape; output that cannot be written is said in
+    words, and FAILED. A reader who left (`gangline hosts | head`) is FAILED without words.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            return _run(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            if sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        _give_up(error)
+        return FAILED
+
+
+def _give_up(error: OSError) -> None:
+    """Say that output cannot be written, and let the interpreter not try again when it ends."""
+    with suppress(OSError):
+        if error.errno != errno.EPIPE:
+            print(f"gangline: the output cannot be written: {error.strerror}", file=sys.stderr)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
         return OK if arguments else USAGE
@@ -52,13 +95,7 @@ def _dispatch(name: str, rest: list[str]) -> int:
             file=sys.stderr,
         )
         return FAILED
-    try:
-        return int(command.main(rest))
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # `gangline hosts | head`
-        sys.stderr.close()
-        return FAILED
+    return int(command.main(rest))
 
 
 def _help() -> str:

@@ -7,6 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import grpc
@@ -73,6 +74,7 @@ class Aggregator:
         address, port = parse_listen(
             self._config.listen, beyond_loopback=self._config.listen_beyond_loopback
         )
+        _refuse_taken(address, port)  # before anything is written
         self.store = Store.open(self._config.data, self._config, self._wall_ns)
         try:
             self._remember()
@@ -118,15 +120,9 @@ class Aggregator:
 
     def _bind(self, address: str, port: int) -> int:
         try:
-            _probe(address, port)
-            bound = self._server.add_insecure_port(f"{address}:{port}")
-        except (OSError, RuntimeError) as error:
-            raise StartError(
-                f"cannot listen on {address}:{port}: {error}. If another program has the port, "
-                f"`ss -ltnp 'sport = :{port}'` names it: stop that one, or give this one another "
-                f"port with --listen {address}:PORT"
-            ) from error
-        return bound
+            return self._server.add_insecure_port(f"{address}:{port}")
+        except RuntimeError as error:
+            raise _cannot_listen(address, port, error) from error
 
     async def _judge_always(self) -> None:
         while True:
@@ -142,6 +138,10 @@ class Aggregator:
         now_ns = self._wall_ns()
         self._ingest.findings.sweep(now_ns)
         snapshot = judge(self.fleet, now_ns, self.holder.snapshot)
+        if trouble := self.store.trouble:
+            self._telemetry.say_not_stored()
+            reasons = filter(None, (snapshot.degraded_reason, trouble))
+            snapshot = replace(snapshot, degraded_reason="; ".join(reasons))
         first, self.holder.snapshot = self.holder.snapshot is None, snapshot
         self.store.submit_scores(snapshot, self._scores.changed(snapshot))
         self.store.submit_findings(self._ingest.findings.changes(now_ns))
@@ -149,8 +149,11 @@ class Aggregator:
             await self._health.set(SCORE, _SERVING)
         await self._health.set(TELEMETRY, _NOT_SERVING if self.store.failing else _SERVING)
 
-    async def close(self) -> None:
-        """Stop accepting, commit what waits, send its receipts, close the store: within 5 s."""
+    async def close(self) -> str:
+        """Stop accepting, commit what waits, send its receipts, close the store: within 5 s.
+
+        Returns words on what could not be stored, "" when all was.
+        """
         begin = time.monotonic()
         self._judge_task.cancel()
         await self._health.enter_graceful_shutdown()
@@ -160,7 +163,22 @@ class Aggregator:
         self._ingest.close()
         self.store.submit_findings(self._ingest.findings.changes(self._wall_ns()))
         rest = max(1.0, 5.0 - (time.monotonic() - begin))
-        await asyncio.get_running_loop().run_in_executor(None, self.store.close, rest)
+        return await asyncio.get_running_loop().run_in_executor(None, self.store.close, rest)
+
+
+def _refuse_taken(address: str, port: int) -> None:
+    try:
+        _probe(address, port)
+    except OSError as error:
+        raise _cannot_listen(address, port, error) from error
+
+
+def _cannot_listen(address: str, port: int, error: Exception) -> StartError:
+    return StartError(
+        f"cannot listen on {address}:{port}: {error}. If another program has the port, "
+        f"`ss -ltnp 'sport = :{port}'` names it: stop that one, or give this one another "
+        f"port with --listen {address}:PORT"
+    )
 
 
 def _probe(address: str, port: int) -> None:
@@ -174,11 +192,15 @@ def _probe(address: str, port: int) -> None:
         probe.listen(1)
 
 
-async def serve(aggregator: Aggregator, stop: asyncio.Event, ready: Callable[[Any], None]) -> None:
-    """Start, say that it is *ready*, and close when *stop* is set. Raises what `start` raises."""
+async def serve(aggregator: Aggregator, stop: asyncio.Event, ready: Callable[[Any], None]) -> str:
+    """Start, say that it is *ready*, and close when *stop* is set. Raises what `start` raises.
+
+    Returns what `close` returns.
+    """
     await aggregator.start()
-    ready(aggregator)
     try:
+        ready(aggregator)
         await stop.wait()
     finally:
-        await aggregator.close()
+        unstored = await aggregator.close()
+    return unstored

@@ -42,9 +42,7 @@ def judged(hosts: int) -> Judgement:
     now = time.time_ns()
     for host in range(hosts):
         name = f"node-{host:05d}"
-        fleet.register(
-            name, simulated=True, run_id=bytes(16), boot_id=bytes(16), devices=(), received_ns=now
-        )
+        fleet.register(name, simulated=True, boot_id=bytes(16), devices=())
         block = Block("gpu_1s", [f"GPU-{host:05d}-{gpu}" for gpu in range(GPUS)])
         for gpu in range(GPUS):
             block.put_float(index_of("gpu.sm_clock_hertz"), gpu, 1.7e9)

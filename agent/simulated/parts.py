@@ -31,7 +31,26 @@ NIC_ADDRESSES = tuple(f"0000:{bus}:00.0" for bus in _NIC_BUSES)
 RDMA_PORTS = tuple(f"mlx5_{i}/1" for i in range(GPUS))
 #: NUMA node of each GPU, and of the NIC beside it.
 NUMA_NODES = (0, 0, 0, 0, 1, 1, 1, 1)
-COLLECTORS = ("host", "numa", "pcie", "disk", "net", "rdma", "power", "gpu")
+#: Those of a real host, by the names that they have there (a test holds them equal).
+COLLECTORS = (
+    "host_1s",
+    "host_10s",
+    "host_60s",
+    "numa_10s",
+    "numa_60s",
+    "pcie_10s",
+    "disk_1s",
+    "filesystem_60s",
+    "net_1s",
+    "net_10s",
+    "rdma_1s",
+    "rdma_10s",
+    "rapl_1s",
+    "rapl_10s",
+    "hwmon_10s",
+    "gpu_1s",
+    "gpu_10s",
+)
 
 #: Device kind -> devices, for all kinds but GPUs, whose names differ from host to host.
 _DEVICES: dict[str, tuple[str, ...]] = {

@@ -21,8 +21,10 @@ from .session import EVENTS, REGISTER, Answer, Ended, Session, SessionError
 
 #: A unary call without an answer for so long ends the connection.
 ANSWER_SECONDS_MAX = 10.0
-#: So do frames on their way without any receipt: a stalled aggregator and a half-open connection.
+#: So do frames on their way without any receipt or credit: a stalled aggregator and a half-open connection.
 RECEIPT_SECONDS_MAX = 30.0
+#: Events that the aggregator cannot take now wait this long, then twice as long each time, at most:
+EVENTS_RETRY_SECONDS_MIN, EVENTS_RETRY_SECONDS_MAX = 1.0, 30.0
 #: Events in one report; after one was refused they go one at a time until one is taken.
 EVENTS_PER_REPORT_MAX = 64
 #: While more than this waits for the peer's windows, no further frame is taken from the disk.
@@ -39,6 +41,8 @@ _REFUSALS = frozenset(
         "UNIMPLEMENTED",
     )
 )
+#: Statuses of ReportEvents that pass: a full disk there must not end the stream of frames.
+_LATER = frozenset(("UNAVAILABLE", "RESOURCE_EXHAUSTED"))
 #: Statuses of any call that say that this name is another's.
 _REFUSALS_ANYWHERE = frozenset(("ALREADY_EXISTS", "PERMISSION_DENIED"))
 
@@ -91,6 +95,8 @@ class Conversation:
         self._asked: dict[str, float] = {}  # unary method -> since when it waits for its answer
         self._reported: list[str] = []  # event ids on their way
         self._report_max = EVENTS_PER_REPORT_MAX
+        self._report_at = 0.0  # not before
+        self._report_retry_seconds = EVENTS_RETRY_SECONDS_MIN
 
     def register_again(self) -> None:
         """Send RegisterNode once more at the next step, as after a change of the inventory."""
@@ -130,7 +136,9 @@ class Conversation:
         self._session.call(REGISTER, request)
 
     def _send_events(self, now: float) -> None:
-        if EVENTS in self._asked or not (events := self._events.pending(self._report_max)):
+        if EVENTS in self._asked or now < self._report_at:
+            return
+        if not (events := self._events.pending(self._report_max)):
             return
         self._reported = [event.event_id for event in events]
         self._asked[EVENTS] = now
@@ -148,6 +156,8 @@ class Conversation:
     def wait_seconds(self, now: float) -> float | None:
         """How long nothing needs to be done unless bytes or frames come; None: for ever."""
         waits = [since + ANSWER_SECONDS_MAX - now for since in self._asked.values()]
+        if now < self._report_at:
+            waits.append(self._report_at - now)
         if (outflow := self._outflow) is not None:
             if outflow.in_flight:
                 waits.append(RECEIPT_SECONDS_MAX - outflow.waiting_seconds(now))
@@ -174,7 +184,7 @@ class Conversation:
         """Take bytes from the socket. Raises SessionError, whatever they are; nothing else."""
         for answer in self._session.receive(data):
             if isinstance(answer, Ended):
-                self._take_end(answer)
+                self._take_end(answer, now)
             else:
                 self._take(answer, now)
 
@@ -188,6 +198,7 @@ class Conversation:
         elif answer.method == EVENTS:
             self._events.receipt(self._reported)
             self._report_max = EVENTS_PER_REPORT_MAX
+            self._report_retry_seconds = EVENTS_RETRY_SECONDS_MIN
 
     def _take_registration(self, response: RegisterNodeResponse, now: float) -> None:
         self._name = response.session
@@ -200,6 +211,7 @@ class Conversation:
 
     def _take_receipts(self, outflow: Outflow, ack: IngestAck, now: float) -> None:
         outflow.grant(ack.credit_frames)
+        outflow.heard(now)
         for durable in ack.durable:
             for first, last in outflow.settle(durable.first, durable.last, now):
                 self._spool.receipt(first, last)
@@ -209,12 +221,18 @@ class Conversation:
                 self._spool.refused(refused.sequence, refused.reason)
                 self.proven = True
 
-    def _take_end(self, ended: Ended) -> None:
+    def _take_end(self, ended: Ended, now: float) -> None:
         self._asked.pop(ended.method, None)
         if ended.status in (_REFUSALS if ended.method == REGISTER else _REFUSALS_ANYWHERE):
             raise RefusedError(str(ended))
         if ended.method == EVENTS and ended.status == "INVALID_ARGUMENT":
             self._take_refused_report(str(ended))
+            return
+        if ended.method == EVENTS and ended.status in _LATER:
+            self._report_at = now + self._report_retry_seconds
+            self._report_retry_seconds = min(
+                2 * self._report_retry_seconds, EVENTS_RETRY_SECONDS_MAX
+            )
             return
         raise SessionError(str(ended))
 

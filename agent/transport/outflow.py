@@ -57,7 +57,7 @@ class Outflow:
         self._backlog_after = 0
         self._backlog_last = self._live_after
         self._in_flight: set[int] = set()
-        self._waiting_since = now  # for a receipt
+        self._waiting_since = now  # for a receipt, or a word that there is none yet
         self._credit = CREDIT_FRAMES_DEFAULT
         self.grant(credit_frames)
         self._pace_from(now)
@@ -83,8 +83,12 @@ class Outflow:
         return self._backlog_after < self._backlog_last
 
     def waiting_seconds(self, now: float) -> float:
-        """How long frames have been on their way without any receipt; 0 if none are."""
+        """How long frames have been on their way without a word from there; 0 if none are."""
         return now - self._waiting_since if self._in_flight else 0.0
+
+    def heard(self, now: float) -> None:
+        """The aggregator spoke: it is there, though it may have nothing stored yet."""
+        self._waiting_since = now
 
     def grant(self, credit_frames: int) -> None:
         """Take the aggregator's credit; 0 says nothing and leaves it as it was."""

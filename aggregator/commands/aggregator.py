@@ -17,7 +17,7 @@ from ..store.storefile import StoreError
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until SIGTERM or SIGINT. 1 with words when it cannot start, 2 for a wrong setting."""
+    """Serve until SIGTERM or SIGINT. 1 with words when it cannot start or store, 2 for a wrong setting."""
     options = _parser().parse_args(arguments)
     if options.help_settings:
         print(describe(AggregatorConfig))
@@ -25,22 +25,24 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         config = load(AggregatorConfig, options.config, _assignments(options))
-        asyncio.run(_serve(config))
+        unstored = asyncio.run(_serve(config))
     except SettingsError as error:
         print(f"gangline aggregator: {error}", file=sys.stderr)
         return USAGE
     except (StoreError, StartError) as error:
         print(f"gangline aggregator: {error}", file=sys.stderr)
         return FAILED
-    return OK
+    if unstored:
+        print(f"gangline aggregator: {unstored}", file=sys.stderr)
+    return FAILED if unstored else OK
 
 
-async def _serve(config: AggregatorConfig) -> None:
+async def _serve(config: AggregatorConfig) -> str:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await serve(Aggregator(config), stop, lambda it: _say(config, it.port))
+    return await serve(Aggregator(config), stop, lambda it: _say(config, it.port))
 
 
 def _say(config: AggregatorConfig, port: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
@@ -21,9 +22,14 @@ ADDRESS_DEFAULT = "127.0.0.1:7600"
 ADDRESS_VARIABLE = "GANGLINE_AGGREGATOR"
 #: Longer than this nobody waits at a prompt.
 DEADLINE_SECONDS = 5.0
+#: What answers nothing to a connect for so long is not there.
+PROBE_SECONDS = 1.0
 PAGE_SIZE = 1000
 #: A page of 1,000 nodes in full view, with room.
 REPLY_BYTES_MAX = 64 << 20
+
+#: Statuses that gRPC makes up when nothing that it understands came back.
+SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 T = TypeVar("T")
 
@@ -103,19 +109,54 @@ def translated(error: Any, address: str) -> CommandError:
         return CommandError(details, NOT_FOUND)
     if code is grpc.StatusCode.UNAVAILABLE and details.startswith("no snapshot yet"):
         return CommandError(f"the aggregator at {address} has just started: {details}", NO_ANSWER)
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+    another = f"name another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}"
+    if code in SILENCE and accepts(address):
         return CommandError(
-            f"no aggregator answers at {address}; start one with: gangline aggregator, or name "
-            f"another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}",
+            f"something listens at {address}, but it does not answer as an aggregator does: "
+            f"another program, or an aggregator that hangs; {another}",
+            NO_ANSWER,
+        )
+    if code in SILENCE:
+        return CommandError(
+            f"no aggregator answers at {address}; start one with: gangline aggregator, or {another}",
+            NO_ANSWER,
+        )
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return CommandError(
+            f"what listens at {address} speaks gRPC, but is no aggregator of this version; {another}",
             NO_ANSWER,
         )
     return CommandError(f"the aggregator at {address} answered {code.name}: {details}", FAILED)
+
+
+def accepts(address: str) -> bool:
+    """Say whether anybody accepts a TCP connection at *address*, as `parsed` returns it."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def parsed(address: str) -> str:
+    """Return *address* as it is if it can be one. Raises argparse.ArgumentTypeError with words."""
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
+    if not host or not colon or (":" in host and not bracketed) or not 0 < number < 65536:
+        raise argparse.ArgumentTypeError(
+            f"{address[:80]!r}: expected ADDRESS:PORT, such as {ADDRESS_DEFAULT} "
+            f"(without the option, {ADDRESS_VARIABLE} says it)"
+        )
+    return address
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what all client commands take."""
     parser.add_argument(
         "--aggregator",
+        type=parsed,
         metavar="ADDRESS:PORT",
         default=os.environ.get(ADDRESS_VARIABLE) or ADDRESS_DEFAULT,
         help=f"where it listens (else {ADDRESS_VARIABLE}, else {ADDRESS_DEFAULT})",

@@ -23,6 +23,8 @@ DELTA_MIN = 0.005
 SEEN_SECONDS = 3.0
 #: Units whose numbers say nothing beside the words.
 WITHOUT_VALUE = ("state", "code", "flags", "number", "finding")
+#: No longer name can register.
+HOST_CHARACTERS_MAX = 253
 #: What runs a query.
 COMMAND = "gangline sql "
 
@@ -188,12 +190,25 @@ def _wrapped(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
+def _host(text: str) -> str:
+    """Return what can be a host's name. Raises argparse.ArgumentTypeError with words."""
+    if not text.removeprefix("nodes/"):
+        raise argparse.ArgumentTypeError("empty, expected a host's name")
+    if len(text.removeprefix("nodes/")) > HOST_CHARACTERS_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text[:32]!r}…: {len(text)} characters, a host's name has {HOST_CHARACTERS_MAX} at most"
+        )
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline explain",
         description="Why a host stands where it stands: each piece of evidence with its value, what "
         "is normal, what it cost, and the SQL that shows it (for `gangline sql`).",
     )
-    parser.add_argument("host", metavar="HOST", help="a host's name, as `gangline hosts` shows it")
+    parser.add_argument(
+        "host", type=_host, metavar="HOST", help="a host's name, as `gangline hosts` shows it"
+    )
     add_options(parser)
     return parser

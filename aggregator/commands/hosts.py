@@ -31,7 +31,12 @@ def _run(options: argparse.Namespace) -> int:
         print(json.dumps(document(chosen)))
         return OK
     width = width_of(sys.stdout)
-    print(render(chosen.scores, width, colour=wants_colour()))
+    if listing.scores and not chosen.scores:
+        print(
+            f"none of {len(listing.scores)} hosts is {' or '.join(s.upper() for s in options.state)}"
+        )
+    else:
+        print(render(chosen.scores, width, colour=wants_colour()))
     if said := caption(chosen, width):
         print(said)
     if listing.degraded_reason:

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import json
+import itertools
 import math
+import os
+import re
+import resource
 import shutil
 import sys
 import time
-import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import duckdb
 
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
 from ..store.storefile import OPS_FILE
+from .sqlerrors import explained, short
+from .sqlforms import plan, table, write_csv, write_json
 
 #: An older file is said to be old: the aggregator writes it every 15 s.
 OLD_SECONDS = 60
-#: A message of DuckDB is cut to so many lines.
-MESSAGE_LINES_MAX = 4
-#: Columns narrower than this are not cut further, whatever the terminal.
-COLUMN_CHARACTERS_MIN = 8
+#: Rows that a table shows unless `--rows` says otherwise.
+TABLE_ROWS = 1000
+#: A table is laid out in memory; for more there is `--csv`.
+TABLE_ROWS_MAX = 100_000
+#: Rows taken from DuckDB at a time, so that an answer of any length takes little memory.
+BATCH_ROWS = 2048
+#: A question must not take the host down: past this DuckDB refuses, and it spills nothing to disk.
+LIMITS: dict[str, str | bool | int | float | list[str]] = {
+    "memory_limit": "1GB",
+    "threads": 2,
+    "temp_directory": "",
+    "max_temp_directory_size": "0B",
+}
+#: What this process may take, DuckDB and Python together.
+MEMORY_BYTES_MAX = 2 << 30
+#: What a question may begin with.
+TAKEN = "only one SELECT, FROM, WITH, EXPLAIN, DESCRIBE or SHOW is taken"
 
 EXAMPLES = """\
 examples:
@@ -38,6 +55,9 @@ examples:
 What is asked is a file that the aggregator writes every 15 s: the latest of everything, the last five
 minutes of readings, and the last hour of error counters. Any DuckDB opens it: duckdb -readonly
 var/aggregator/operators.duckdb. Questions of the night with their answers: docs/sql.md
+
+A table shows the first 1,000 rows (--rows N: other than that), --csv and --json all of them. A question
+may take 1 GB of memory.
 
 exit codes: 0 done, 1 failed, 2 wrong usage or SQL that is refused, 3 no file there yet
 """
@@ -76,28 +96,67 @@ def main(arguments: list[str]) -> int:
     except duckdb.Error as error:
         print(f"gangline sql: {file} cannot be opened: {short(str(error))}", file=sys.stderr)
         return FAILED
-    with connection:
+    with connection, bounded_memory():
         return _answer(connection, _query(options), options)
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Let this process take no more than MEMORY_BYTES_MAX: DuckDB's limit does not hold for one cell
+    of a gigabyte, which is copied on its way out. Past it there is a MemoryError."""
+    low, high = resource.getrlimit(resource.RLIMIT_DATA)
+    if low == resource.RLIM_INFINITY:
+        allowed = [one for one in (MEMORY_BYTES_MAX, high) if one != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_DATA, (min(allowed), high))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (low, high))
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, query: str, options: argparse.Namespace) -> int:
     try:
         names, rows = ask(connection, query)
+        print(age_words(_age_seconds(connection), options.data), file=sys.stderr)
+        _show(names, rows, options)
     except Refused as refusal:
         print(f"gangline sql: {refusal}", file=sys.stderr)
         return USAGE
+    except (duckdb.OutOfMemoryException, MemoryError):
+        print(f"gangline sql: {out_of_memory()}", file=sys.stderr)
+        return FAILED
     except duckdb.Error as error:
-        print(f"gangline sql: {explained(error)}", file=sys.stderr)
+        words = explained(error, lambda: what_there_is(connection))
+        print(f"gangline sql: {words}", file=sys.stderr)
         return USAGE
-    print(age_words(_age_seconds(connection), options.data), file=sys.stderr)
-    if options.json:
-        write_json(names, rows, sys.stdout)
-    elif options.csv:
-        write_csv(names, rows, sys.stdout)
-    else:
-        width = shutil.get_terminal_size((160, 24)).columns if sys.stdout.isatty() else 0
-        print(table(names, rows, width))
     return OK
+
+
+def _show(names: list[str], rows: Iterable[Any], options: argparse.Namespace) -> None:
+    """Write the rows, as many as asked for, and say so when there are more. Raises duckdb.Error."""
+    streamed = options.json or options.csv
+    rows_max: int | None = options.rows if options.rows or streamed else TABLE_ROWS
+    rest = iter(rows)
+    shown = itertools.islice(rest, rows_max)
+    if options.json:
+        write_json(names, shown, sys.stdout)
+    elif options.csv:
+        write_csv(names, shown, sys.stdout)
+    elif names == ["explain_key", "explain_value"]:
+        print(plan(list(shown)))
+    else:
+        print(table(names, list(shown), _width()))
+    if rows_max is not None and next(rest, None) is not None:
+        sys.stdout.flush()
+        more = "--rows N" if streamed else "--csv or --rows N"
+        print(f"first {rows_max} rows; {more} for more", file=sys.stderr)
+
+
+def _width() -> int:
+    """The characters of a line: the terminal's, COLUMNS where it is set, else any."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        return shutil.get_terminal_size((160, 24)).columns
+    return 0
 
 
 def open_read_only(file: Path) -> duckdb.DuckDBPyConnection:
@@ -111,6 +170,7 @@ def open_read_only(file: Path) -> duckdb.DuckDBPyConnection:
         str(file),
         read_only=True,
         config={
+            **LIMITS,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
             "python_enable_replacements": False,
@@ -121,45 +181,50 @@ def open_read_only(file: Path) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def ask(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[list[str], list[Any]]:
-    """Return (column names, rows) of the one statement in *query*. Raises Refused, duckdb.Error."""
+def ask(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[list[str], Iterator[Any]]:
+    """Return (column names, rows) of the one statement in *query*; rows come as they are taken.
+
+    Raises Refused, duckdb.Error; the rows may raise duckdb.Error too, the first has come already.
+    """
     statements = connection.extract_statements(query)
     if len(statements) != 1:
-        raise Refused(f"{len(statements)} statements: expected exactly one")
-    kind = statements[0].type.name
-    if kind not in ("SELECT", "EXPLAIN"):
-        raise Refused(
-            f"a statement of type {kind} is refused: this reads a snapshot. Expected SELECT, FROM, "
-            "WITH, EXPLAIN, DESCRIBE or SHOW"
-        )
-    cursor = connection.execute(statements[0])
-    return [column[0] for column in cursor.description or ()], cursor.fetchall()
+        raise Refused(f"{TAKEN}, not {len(statements)} statements")
+    if statements[0].type.name not in ("SELECT", "EXPLAIN"):
+        raise Refused(f"{TAKEN}, not {first_word(query)}: this reads a snapshot")
+    cursor = connection.cursor().execute(statements[0])
+    names = [column[0] for column in cursor.description or ()]
+    first = cursor.fetchmany(BATCH_ROWS)
+    return names, itertools.chain(first, _rest(cursor) if first else ())
 
 
-def explained(error: duckdb.Error) -> str:
-    """Return DuckDB's message, short, with what may help."""
-    text = short(str(error))
-    if isinstance(error, duckdb.InvalidInputException) and "read-only" in text.lower():
-        return f"writing is refused, this reads a snapshot: {text}"
-    if isinstance(error, duckdb.PermissionException):
-        return f"files and settings are out of reach here, only the snapshot is not: {text}"
-    if isinstance(error, duckdb.BinderException):
-        return (
-            f"{text}\nhint: DESCRIBE <table> names its columns; `gangline sql` alone lists tables"
-        )
-    if isinstance(error, duckdb.CatalogException):
-        return f"{text}\nhint: `gangline sql` alone lists what there is to ask"
-    return text
+def _rest(cursor: duckdb.DuckDBPyConnection) -> Iterator[Any]:
+    while batch := cursor.fetchmany(BATCH_ROWS):
+        yield from batch
 
 
-def short(text: str) -> str:
-    """Return the first lines."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return "\n".join(lines[:MESSAGE_LINES_MAX])
+def first_word(query: str) -> str:
+    """Return the word that *query* begins with, after comments."""
+    match = re.match(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?\*/)*(\w{1,40})", query, re.DOTALL)
+    return match[1].upper() if match else "this"
+
+
+def out_of_memory() -> str:
+    """Return what to do about a question that took too much."""
+    return (
+        f"the question takes more than {LIMITS['memory_limit']} of memory, which it may not: ask for "
+        "less (WHERE, fewer columns), or leave out what must hold all rows at once (ORDER BY "
+        "without LIMIT, GROUP BY)"
+    )
+
+
+def what_there_is(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """Return the names of what can be asked: ops.worst, latest.gpu_1s."""
+    _, rows = ask(connection, WHAT_THERE_IS)
+    return [str(row[0]).partition("(")[0] for row in rows]
 
 
 def _age_seconds(connection: duckdb.DuckDBPyConnection) -> float:
-    row = connection.execute("SELECT epoch_us(taken) FROM snapshot").fetchone()
+    row = connection.cursor().execute("SELECT epoch_us(taken) FROM snapshot").fetchone()
     return time.time() - row[0] / 1e6 if row else math.inf
 
 
@@ -173,73 +238,18 @@ def age_words(seconds: float, folder: Path) -> str:
     )
 
 
-def plain(value: Any) -> Any:
-    """Return *value* as JSON knows it; what JSON does not know, as text."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    return value.hex() if isinstance(value, bytes) else str(value)
-
-
-def write_json(names: Sequence[str], rows: Sequence[Any], out: TextIO) -> None:
-    """Write an array of one object per row."""
-    objects = [dict(zip(names, map(plain, row), strict=True)) for row in rows]
-    json.dump(objects, out, indent=1, ensure_ascii=False)
-    out.write("\n")
-
-
-def write_csv(names: Sequence[str], rows: Sequence[Any], out: TextIO) -> None:
-    """Write a header and a line per row; NULL is empty."""
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
-    for row in rows:
-        writer.writerow(["" if one is None else plain(one) for one in row])
-
-
-def table(names: Sequence[str], rows: Sequence[Any], width: int) -> str:
-    """Return a table of at most *width* characters a line (0: any), cutting the widest columns."""
-    cells = [[_cell(value) for value in row] for row in rows]
-    sizes = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-    over = sum(sizes) + 2 * (len(sizes) - 1) - width
-    while width and over > 0 and max(sizes) > COLUMN_CHARACTERS_MIN:
-        sizes[sizes.index(max(sizes))] -= 1
-        over -= 1
-    numeric = [
-        any(row[at] is not None for row in rows)
-        and all(row[at] is None or isinstance(row[at], int | float) for row in rows)
-        for at in range(len(names))
-    ]
-    lines = [_line(line, sizes, numeric) for line in (list(names), *cells)]
-    lines.append(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
-    return "\n".join(lines)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.6g}" if abs(value) < 1e6 else f"{value:.0f}"
-    text = value if isinstance(value, str) else str(plain(value))
-    return "".join(" " if unicodedata.category(one)[0] == "C" else one for one in text)
-
-
-def _line(cells: Sequence[str], sizes: Sequence[int], numeric: Sequence[bool]) -> str:
-    parts = []
-    for text, size, right in zip(cells, sizes, numeric, strict=True):
-        cut = text if len(text) <= size else text[: size - 1] + "…"
-        parts.append(cut.rjust(size) if right else cut.ljust(size))
-    return "  ".join(parts).rstrip()
-
-
 def _query(options: argparse.Namespace) -> str:
     if options.query is not None:
         return str(options.query)
     return WHAT_THERE_IS if sys.stdin.isatty() else sys.stdin.read() or WHAT_THERE_IS
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= TABLE_ROWS_MAX):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a number of rows, 1 to {TABLE_ROWS_MAX}"
+        )
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -253,6 +263,12 @@ def _parser() -> argparse.ArgumentParser:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="an array of objects")
     form.add_argument("--csv", action="store_true", help="a header and a line per row")
+    parser.add_argument(
+        "--rows",
+        type=_count,
+        metavar="N",
+        help=f"at most N rows (default: {TABLE_ROWS} in a table, all with --csv and --json)",
+    )
     parser.add_argument(
         "--data",
         type=Path,

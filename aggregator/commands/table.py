@@ -79,8 +79,11 @@ def reason(score: score_pb2.NodeScore) -> str:
     return "nothing wrong (a note)" if score.reason_words else "nothing wrong"
 
 
-def caption(listing: Listing, width: int) -> str:
-    """Return how many hosts stand how, and what SCORE means: one line of *width*, or two."""
+def caption(listing: Listing, width: int, hidden: int = 0) -> str:
+    """Return how many hosts stand how, how they are sorted, and what SCORE means: lines of *width*.
+
+    *hidden*: how many of them the table above leaves out (`fitting`).
+    """
     if not listing.scores:
         return ""
     counts = Counter(score.state for score in listing.scores)
@@ -94,8 +97,11 @@ def caption(listing: Listing, width: int) -> str:
     count = len(listing.scores)
     parts = [
         f"{count} host{'' if count == 1 else 's'} at {at:%H:%M:%S}: {states}",
+        "by state, then score",
         f"SCORE: chance of {hours:.0f} h without a fault of the host",
     ]
+    if hidden:
+        parts.insert(1, f"{hidden} more not shown (healthy first)")
     if any(score.state == score_pb2.HEALTHY and score.reason_words for score in listing.scores):
         parts.append("notes: gangline explain HOST")
     lines = [parts[0]]
@@ -103,6 +109,21 @@ def caption(listing: Listing, width: int) -> str:
         joined = f"{lines[-1]}; {part}"
         lines[-1:] = [joined] if len(joined) <= width else [lines[-1], part]
     return "\n".join(cut(line, width) for line in lines)
+
+
+def fitting(scores: Sequence[score_pb2.NodeScore], count_max: int) -> list[score_pb2.NodeScore]:
+    """Return at most *count_max* of *scores*, in their order, worst first.
+
+    HEALTHY simulated hosts are left out first, then HEALTHY real ones, then simulated ones, then real
+    ones: of each the best first.
+    """
+
+    def worth(at: int) -> tuple[bool, bool, int]:
+        score = scores[at]
+        return score.state != score_pb2.HEALTHY, not score.simulated, -at
+
+    kept = sorted(range(len(scores)), key=worth, reverse=True)[: max(0, count_max)]
+    return [scores[at] for at in sorted(kept)]
 
 
 def host_of(score: score_pb2.NodeScore) -> str:
@@ -149,7 +170,10 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) ->
 
 
 def width_of(stream: Any) -> int:
-    """Return the columns to fill: the terminal's, or enough for any line where there is none."""
+    """Return the columns to fill: COLUMNS, else the terminal's, else enough for any line."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isascii() and said.isdecimal() and int(said[:6]) > 0:
+        return int(said[:6])
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError, AttributeError):

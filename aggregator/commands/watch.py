@@ -11,7 +11,7 @@ from typing import TextIO
 
 from .client import OK, Client, CommandError, Listing, add_options, guarded
 from .hosts import document
-from .table import caption, render, wants_colour, width_of
+from .table import caption, fitting, render, wants_colour, width_of
 
 #: Home, and clear from there on: less flicker than clearing first.
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -58,23 +58,39 @@ def show(
     if as_json:
         text = json.dumps(document(listing))
     else:
-        width = width_of(out)
-        text = render(listing.scores, width, colour=wants_colour(out))
-        degraded = f"degraded: {listing.degraded_reason}" if listing.degraded_reason else ""
-        notes = [note for note in (caption(listing, width), degraded, words) if note]
-        text = "\n".join([text, *notes])
+        text = _table(listing, words, out, _rows() if in_place else None)
     out.write(placed(text, in_place=in_place))
     out.flush()
+
+
+def _table(listing: Listing, words: str, out: TextIO, rows: int | None) -> str:
+    """Return the table and what is said below it, folded to *rows* lines if need be."""
+    width, scores = width_of(out), listing.scores
+    degraded = f"degraded: {listing.degraded_reason}" if listing.degraded_reason else ""
+
+    def notes(hidden: int) -> list[str]:
+        said = (caption(listing, width, hidden), degraded, words)
+        return [line for note in said if note for line in note.split("\n")]
+
+    below = notes(0)
+    if rows is not None and 1 + len(scores) + len(below) > rows:
+        scores = fitting(scores, max(1, rows - 1 - len(notes(len(scores)))))
+        below = notes(len(listing.scores) - len(scores))
+    return "\n".join([render(scores, width, colour=wants_colour(out)), *below])
+
+
+def _rows() -> int:
+    return max(2, shutil.get_terminal_size().lines - 1)
 
 
 def placed(text: str, *, in_place: bool) -> str:
     """Return *text* as it is written: over the table before, or below it.
 
-    In place, only the last lines that fit are written: the worst hosts stand there.
+    In place, only the heading and the last lines that fit are written: the worst hosts stand there.
     """
     if not in_place:
         return f"{text}\n"
-    rows = max(2, shutil.get_terminal_size().lines - 1)
+    rows = _rows()
     lines = text.split("\n")
     if len(lines) > rows:
         lines = [lines[0], *lines[len(lines) - rows + 1 :]]
@@ -97,7 +113,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0.1 <= seconds <= 3600.0:
-        raise argparse.ArgumentTypeError(f"{text}: expected 0.1 to 3600")
+        raise argparse.ArgumentTypeError(f"{text[:32]!r}: expected 0.1 to 3600 seconds")
     return seconds

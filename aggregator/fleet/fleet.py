@@ -5,7 +5,7 @@ Owned by one thread; takes no locks, does no I/O. Live frames move it, late ones
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,15 +15,13 @@ from ...fingerprints.frames import Frame
 from ..verdicts import Finding
 from .activity import Activity
 from .arrays import Codes, Flags, Indexes, Times, grown, room
-from .messages import DeviceLike, EventLike, SignalLike
+from .messages import DeviceLike, EventLike
 from .peers import Models
 from .seen import Seen
 from .sources import Sources
 from .tables import Devices, DeviceTable
 from .xid_records import XidRecords
 
-#: Signals of one host that only its agent's dictionary knows; more are left to the store.
-UNKNOWN_PER_HOST_MAX = 256
 #: Boots of one host that are remembered, so that a late frame of an old one is known as late.
 BOOTS_PER_HOST_MAX = 8
 #: A frame that claims a later time than this (146 years) is not believed.
@@ -43,8 +41,6 @@ class Fleet:
         self.names: list[str] = []
         self.index: dict[str, int] = {}
         self.attributes: list[dict[tuple[str, str], dict[str, str]]] = []
-        self.unknown: list[dict[tuple[str, str], float | int]] = []
-        self.dictionary: list[dict[int, str]] = []
         self.findings: dict[tuple[str, str, str], Finding] = {}
         self.xids = XidRecords()
         self.sources = Sources()
@@ -84,11 +80,8 @@ class Fleet:
         name: str,
         *,
         simulated: bool,
-        run_id: bytes,
         boot_id: bytes,
         devices: Sequence[DeviceLike],
-        received_ns: int,
-        signals: Iterable[SignalLike] = (),
     ) -> int:
         """Make *name* known and return its node index, the same one each time."""
         host = self.index.get(name)
@@ -96,7 +89,6 @@ class Fleet:
             host = self._new_host(name)
         self._simulated[host] = simulated
         self._seen_boot(host, boot_id)
-        self.dictionary[host] = {s.signal_id: s.name for s in signals}
         self.attributes[host] = {(d.kind, d.key): dict(d.attributes) for d in devices}
         self._gpus[host] = sum(d.kind == "gpu" for d in devices)
         self.shape_version += 1
@@ -119,8 +111,6 @@ class Fleet:
         self.names.append(name)
         self.index[name] = host
         self.attributes.append({})
-        self.unknown.append({})
-        self.dictionary.append({})
         self._boots.append([])
         return host
 
@@ -135,7 +125,6 @@ class Fleet:
         del boots[:-BOOTS_PER_HOST_MAX]
         self._boot[host] += 1
         self._boottime_ns[host] = self._boot_wall_ns[host] = 0
-        self.unknown[host].clear()
         return True
 
     def observe(self, name: str, frame: Frame, received_ns: int) -> None:
@@ -160,9 +149,7 @@ class Fleet:
 
     def _take(self, host: int, block: Block, boottime_ns: int, gap_ns: int) -> None:
         table = self.tables.get(block.table)
-        if table is None or any(s not in table.ids for s in block.signal_ids):
-            self._keep_unknown(host, block, set(table.ids) if table else set())
-        if table is None or not block.rows:
+        if table is None or not block.rows:  # of a newer agent: the store keeps it
             return
         rows = self._rows_of(host, table.devices, block.devices)
         # A reading can not be younger than its frame, nor a day older.
@@ -182,17 +169,6 @@ class Fleet:
         if cached is None or len(names) >= len(cached[0]):
             self._rows[key] = names, rows
         return rows
-
-    def _keep_unknown(self, host: int, block: Block, known: set[int]) -> None:
-        """Keep by name what this version of the catalogue does not know."""
-        kept, names = self.unknown[host], self.dictionary[host]
-        for row, device in enumerate(block.devices):
-            for signal_id, value in block.values(row):
-                if signal_id in known or value is None:
-                    continue
-                key = device, names.get(signal_id, f"signal.{signal_id}")
-                if key in kept or len(kept) < UNKNOWN_PER_HOST_MAX:
-                    kept[key] = value
 
     def event(self, name: str, event: EventLike, received_ns: int) -> None:
         """Take over an event. Names that mean nothing here are left to the store."""

@@ -17,17 +17,6 @@ class DeviceLike(Protocol):
     def attributes(self) -> Mapping[str, str]: ...
 
 
-class SignalLike(Protocol):
-    """`telemetry_pb2.SignalDefinition`."""
-
-    @property
-    def signal_id(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-
-
 class EventLike(Protocol):
     """`telemetry_pb2.HealthEvent`."""
 

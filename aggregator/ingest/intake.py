@@ -54,11 +54,12 @@ class Ingest:
         self.sessions = Sessions(self.findings, config.hosts_max)
         self._fleet = fleet
         self._store = store
-        self._credit_frames = config.credit_frames
+        self.credit_frames_max = config.credit_frames
         self._wall_ns = wall_ns
         self._clocks: dict[str, HostClock] = {}
         self._lane = EventLane(store)
-        self._event_ids: OrderedDict[tuple[str, str], None] = OrderedDict()
+        #: (host, event id) the fleet was told of -> whether the event is on disk as well.
+        self._event_ids: OrderedDict[tuple[str, str], bool] = OrderedDict()
         self._events_again: dict[str, list[StoredEvent]] = {}
         self._boots_before: dict[str, bytes] = {}
         self._remember(store)
@@ -69,13 +70,18 @@ class Ingest:
             self.sessions.remember(host, run_id, boot_id, address, now_ns)
             self._boots_before[host] = boot_id
         for event in store.recent_events:
-            self._event_ids[event.host, event.event.event_id] = None
+            self._event_ids[event.host, event.event.event_id] = True
             self._events_again.setdefault(event.host, []).append(event)
 
     @property
     def credit_frames(self) -> int:
         """Frames a host may have on their way: fewer as the queue fills, one at the least."""
-        return max(1, int(self._credit_frames * min(1.0, 2 * self._store.room)))
+        return max(1, int(self.credit_frames_max * min(1.0, 2 * self._store.room)))
+
+    @property
+    def storing(self) -> bool:
+        """False while commits fail for want of disk or memory."""
+        return not self._store.failing
 
     def register(
         self, request: wire.RegisterNodeRequest, address: str
@@ -88,11 +94,8 @@ class Ingest:
         index = self._fleet.register(
             host,
             simulated=request.simulated,
-            run_id=request.run_id,
             boot_id=request.boot_id,
             devices=request.devices,
-            received_ns=now_ns,
-            signals=request.signals,
         )
         self._store.submit_host(_record(request, index, address, now_ns), foreign)
         boot = Stamp(b"", request.boot_id, 0, request.boottime_ns, request.wall_time_ns)
@@ -162,28 +165,40 @@ class Ingest:
     async def events(
         self, session: Session, request: wire.ReportEventsRequest
     ) -> wire.ReportEventsResponse:
-        """Answer ReportEvents once the events are on disk. Raises Invalid, TooMuch, NotReady."""
+        """Answer ReportEvents once the events are on disk. Raises Invalid, TooMuch, NotReady.
+
+        They are judged at once: a host whose GPU fell off the bus is not well because our disk is
+        full. After TooMuch and NotReady the agent keeps them and sends them again.
+        """
         check_events(request)
-        if self._store.events_full:
-            raise TooMuch("too many events wait for the store; send them again later")
         now_ns, host = self._wall_ns(), session.host
         session.heard_ns = now_ns
         new: dict[str, StoredEvent] = {}
         duplicates = []
         for event in request.events:
-            if event.event_id in new or (host, event.event_id) in self._event_ids:
+            if event.event_id in new or self._event_ids.get((host, event.event_id)):
                 duplicates.append(event.event_id)
             else:
                 time_ns = self._time_of(host, session.boot_id, event)
                 new[event.event_id] = StoredEvent(host, now_ns, time_ns, event)
+        self._tell(list(new.values()))
+        if self._store.events_full:
+            raise TooMuch("too many events wait for the store; send them again later")
         if new:
             await self._lane.append(list(new.values()))
-        for one in new.values():
-            self._event_ids[host, one.event.event_id] = None
-            self._fleet.event(host, one.event, now_ns)
+        for event_id in new:
+            self._event_ids[host, event_id] = True
+        return wire.ReportEventsResponse(accepted=len(new), duplicate_event_ids=duplicates)
+
+    def _tell(self, events: list[StoredEvent]) -> None:
+        """Tell the fleet of events, of each once."""
+        for one in events:
+            key = one.host, one.event.event_id
+            if key not in self._event_ids:
+                self._event_ids[key] = False
+                self._fleet.event(one.host, one.event, one.received_ns)
         while len(self._event_ids) > EVENT_IDS_MAX:
             self._event_ids.popitem(last=False)
-        return wire.ReportEventsResponse(accepted=len(new), duplicate_event_ids=duplicates)
 
     def _time_of(self, host: str, boot_id: bytes, event: wire.HealthEvent) -> int:
         clock = self._clocks[host]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fleet.arrays import Bytes
+from ..fleet.arrays import Bytes, Flags
 from ..verdicts import HostScore, State
 
 #: Four stable buckets for consumers that rank: raw scores herd everyone onto the same nodes. They
@@ -39,6 +39,7 @@ class Columns(NamedTuple):
     state: Bytes
     bucket: Bytes
     reason: Bytes
+    ended: NDArray[np.bool_]  # simulated hosts that are no longer there
 
     @staticmethod
     def none() -> Columns:
@@ -46,13 +47,14 @@ class Columns(NamedTuple):
         return pack(())
 
     def allowed(self, floor: float) -> NDArray[np.bool_]:
-        """Say which nodes reach *floor* and are not out of the question."""
+        """Say which nodes reach *floor*, are there, and are not out of the question."""
         excluded = np.isin(self.state, [int(s) for s in EXCLUDED])
-        return np.asarray((self.score >= np.float32(floor)) & ~excluded, dtype=bool)
+        reach = self.score >= np.float32(floor)
+        return np.asarray(reach & ~excluded & ~self.ended, dtype=bool)
 
 
-def pack(hosts: Sequence[HostScore]) -> Columns:
-    """Return *hosts*, ordered by node index, as columns."""
+def pack(hosts: Sequence[HostScore], ended: Flags | None = None) -> Columns:
+    """Return *hosts*, ordered by node index, as columns. *ended*: see `Present`; none by default."""
     count = len(hosts)
     hazards = np.fromiter((h.hazard_per_hour for h in hosts), np.float64, count)
     state = np.fromiter((h.state for h in hosts), np.uint8, count)
@@ -63,4 +65,5 @@ def pack(hosts: Sequence[HostScore]) -> Columns:
         state=state,
         bucket=_BUCKET[state],
         reason=np.fromiter((h.reason for h in hosts), np.uint8, count),
+        ended=np.zeros(count, dtype=bool) if ended is None else ended,
     )

@@ -108,7 +108,7 @@ def judge(
         degraded_reason="; ".join(words for words in degraded if words),
         dictionary_version=fleet.epoch,
         names=_names(fleet, kin),
-        columns=pack(hosts),
+        columns=pack(hosts, present.ended),
         sources=tuple(fleet.sources.of(host) for host in range(len(fleet))),
         holds=holds,
         before=before,

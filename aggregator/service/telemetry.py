@@ -12,9 +12,9 @@ from typing import Any
 from ...fingerprints.frames import FrameError
 from ...fingerprints.wire import telemetry_pb2 as wire
 from ...fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceServicer
-from ..ingest.intake import Ingest
+from ..ingest.intake import Accepted, Ingest
 from ..ingest.sessions import Session
-from ..refusals import NoSession, StreamRefused
+from ..refusals import NoSession, NotReady, StreamRefused
 from ..store.ledger import RangeSet
 
 #: After so many refused frames in a row the stream is closed with words.
@@ -63,6 +63,11 @@ class TelemetryService(TelemetryServiceServicer):
         for stream in self._streams:
             stream.stop_reading()
 
+    def say_not_stored(self) -> None:
+        """Tell every agent that it is heard though nothing can be stored: it goes on, and keeps all."""
+        for stream in self._streams:
+            stream.say_not_stored()
+
     def _session(self, context: Any) -> Session:
         for key, value in context.invocation_metadata() or ():
             if key == "gangline-session":
@@ -83,6 +88,8 @@ class Stream:
         self._refused: list[wire.RefusedFrame] = []
         self._refused_in_row = 0
         self._unreceipted = 0
+        self._passed_over = 0  # judged and not stored, for the disk is full
+        self._say_heard = False
         self._reader: asyncio.Task[None] | None = None
 
     async def run(self, requests: AsyncIterator[wire.TelemetryBatch], context: Any) -> None:
@@ -110,6 +117,11 @@ class Stream:
         if self._reader is not None:
             self._reader.cancel()
 
+    def say_not_stored(self) -> None:
+        """Send credit without a receipt soon."""
+        self._say_heard = True
+        self._wake.set()
+
     async def _read(self, requests: AsyncIterator[wire.TelemetryBatch]) -> None:
         async for message in requests:
             try:
@@ -118,9 +130,25 @@ class Stream:
                 self._refuse(message.sequence, str(error))
                 continue
             self._refused_in_row = 0
-            while not self._ingest.submit(self._session, good, self.durable):
-                await asyncio.sleep(ROOM_SECONDS)
-            self._unreceipted += 1
+            if await self._submit(good):
+                self._unreceipted += 1
+
+    async def _submit(self, good: Accepted) -> bool:
+        """Queue a frame, once there is room. False: there will be none while the disk is full.
+
+        The frame has been judged, and the agent keeps it; it sends it again on its next stream,
+        which it is made to open once frames are stored again.
+        """
+        if self._passed_over and self._ingest.storing:
+            raise NotReady(
+                f"frames are stored again; {self._passed_over} were judged only: send them again"
+            )
+        while not self._ingest.submit(self._session, good, self.durable):
+            if not self._ingest.storing:
+                self._passed_over += 1
+                return False
+            await asyncio.sleep(ROOM_SECONDS)
+        return True
 
     def _refuse(self, sequence: int, reason: str) -> None:
         self._refused.append(wire.RefusedFrame(sequence=sequence, reason=reason))
@@ -145,15 +173,22 @@ class Stream:
         self._waking = False
         refused, self._refused = self._refused, []
         ranges = self._receipts()
-        if not ranges and not refused:
+        heard, self._say_heard = self._say_heard, False
+        if not ranges and not refused and not heard:
             return
         await context.write(
             wire.IngestAck(
                 durable=ranges,
                 refused=refused,
-                credit_frames=self._ingest.credit_frames,
+                credit_frames=self._credit_frames(),
             )
         )
+
+    def _credit_frames(self) -> int:
+        """While nothing is stored, what has no receipt does not count: judging needs live frames."""
+        if self._ingest.storing:
+            return self._ingest.credit_frames
+        return self._unreceipted + self._passed_over + self._ingest.credit_frames_max
 
     def _receipts(self) -> list[wire.SequenceRange]:
         ranges = RangeSet()

@@ -40,14 +40,21 @@ class OpsFile:
         """Write the file anew as of *now_ns*. Raises duckdb.Error or OSError; the file before stays."""
         target = self.folder / OPS_FILE
         temporary = target.with_name("operators-new.duckdb")
-        _remove(temporary)
-        connection = duckdb.connect(str(temporary), config=CONFIG)
+        try:
+            self._make(temporary, latest, now_ns)
+            temporary.replace(target)
+        except BaseException:
+            _remove(temporary)  # on a full disk it would hold the little that is left
+            raise
+
+    def _make(self, path: Path, latest: dict[str, Rows], now_ns: int) -> None:
+        _remove(path)
+        connection = duckdb.connect(str(path), config=CONFIG)
         try:
             self._fill(connection, latest, now_ns)
             connection.execute("CHECKPOINT")
         finally:
             connection.close()
-        temporary.replace(target)
 
     def _fill(
         self, connection: duckdb.DuckDBPyConnection, latest: dict[str, Rows], now_ns: int

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 import duckdb
 
@@ -23,7 +22,8 @@ from .journal import EventJournal, StoredEvent
 from .opsfile import OpsFile
 from .records import HostRecord
 from .rows import Foreign, HostFrame
-from .storefile import FILE, JOURNAL, StoreError, claim
+from .storefile import FILE, JOURNAL, StoreError, cause, claim
+from .trouble import Trouble
 from .writer import OnDurable, Pending, Writer
 
 log = logging.getLogger(__name__)
@@ -62,11 +62,17 @@ class Store:
         """Use `open`. Raises StoreError."""
         self._config = config
         self._wall_ns = wall_ns
-        self._lock: IO[str] = claim(folder)
+        self._folder = folder
+        self._claim = claim(folder)
         try:
             self._open(folder)
+        except duckdb.Error as error:
+            self._claim.withdraw()
+            raise StoreError(
+                f"{folder}: the store cannot be opened: {cause(error, folder)}"
+            ) from error
         except BaseException:
-            self._lock.close()
+            self._claim.withdraw()
             raise
 
     def _open(self, folder: Path) -> None:
@@ -83,11 +89,11 @@ class Store:
         self._ops = OpsFile(folder, self._writer.cursor, self._config.ops_rows_max)
         self._change = threading.Condition()
         self._pending = Pending()
-        self._committing_bytes = 0
+        self._committing = Pending()
         self._closing = self._hurried = False
         self._give_up_at = float("inf")
-        #: Words of the last failure, empty while commits succeed.
-        self.failing = ""
+        self._trouble = Trouble(folder)
+        self._ops_failing = ""
         #: Judgements left out because too many waited.
         self.dropped_scores = 0
         #: Frames that could not be stored for what is in them.
@@ -96,7 +102,12 @@ class Store:
             threading.Thread(target=self._write, name="store-writer", daemon=True),
             threading.Thread(target=self._write_ops, name="store-ops", daemon=True),
         ]
-        self._replay()
+        try:
+            self._replay()
+        except BaseException:
+            self._journal.close()
+            self._writer.close()
+            raise
 
     def _replay(self) -> None:
         if self._journal.torn_bytes:
@@ -147,7 +158,7 @@ class Store:
         one = HostFrame(host, frame, time_offset_ns, foreign or {})
         size = one.size_bytes
         with self._change:
-            waiting = self._pending.size_bytes + self._committing_bytes
+            waiting = self._pending.size_bytes + self._committing.size_bytes
             if waiting and waiting + size > self._config.queue_bytes_max:
                 return False
             self._pending.frames.append((one, on_durable))
@@ -159,8 +170,18 @@ class Store:
     @property
     def room(self) -> float:
         """The free share of the queue, 0 to 1."""
-        used = self._pending.size_bytes + self._committing_bytes
+        used = self._pending.size_bytes + self._committing.size_bytes
         return max(0.0, 1 - used / self._config.queue_bytes_max)
+
+    @property
+    def failing(self) -> str:
+        """Why commits fail, empty while they succeed."""
+        return self._trouble.words
+
+    @property
+    def trouble(self) -> str:
+        """What an operator should know of commits that fail: since when and why. "" when none do."""
+        return self._trouble.told((self._committing, self._pending))
 
     def append_events(self, events: Sequence[StoredEvent]) -> None:
         """Write events to the journal, fsync, and queue them: they are durable on return.
@@ -217,7 +238,7 @@ class Store:
             pending = self._take()
             if pending is None or not self._commit_at_last(pending):
                 return
-            self._committing_bytes = 0
+            self._committing = Pending()
 
     def _take(self) -> Pending | None:
         """Wait until a commit is due and take all that waits; None when closing and nothing does."""
@@ -233,7 +254,7 @@ class Store:
             if self._pending.empty:
                 return None
             pending, self._pending = self._pending, Pending()
-            self._committing_bytes = pending.size_bytes
+            self._committing = pending
             return pending
 
     def _commit_at_last(self, pending: Pending) -> bool:
@@ -242,7 +263,6 @@ class Store:
             with self._change:
                 self._change.wait_for(lambda: self._closing, timeout=RETRY_SECONDS)
             if time.monotonic() > self._give_up_at:
-                log.error("closed without a commit of %d frames: unreceipted", len(pending.frames))
                 return False
         return True
 
@@ -251,14 +271,12 @@ class Store:
         try:
             self._writer.commit(pending, self._wall_ns())
         except OF_THE_MACHINE as error:
-            if not self.failing:
-                log.error("a commit failed, nothing of it is receipted; trying again: %s", error)
-            self.failing = f"{type(error).__name__}: {error}"
+            self._trouble.failed(error, self._wall_ns())
             return False
         except Exception:
             log.exception("a commit failed for what is in it")
             return self._commit_apart(pending)
-        self.failing = ""
+        self._trouble.succeeded(self._wall_ns())
         if pending.journal_position:
             self._journal.stored(pending.journal_position)
         for frame, on_durable in pending.frames:
@@ -294,10 +312,20 @@ class Store:
         try:
             self._ops.write(self._writer.latest.copy(), self._wall_ns())
         except Exception as error:  # noqa: BLE001 - the store goes on without it
-            log.warning("the operators' file was not written: %s: %s", type(error).__name__, error)
+            words = cause(error, self._folder)
+            if words != self._ops_failing:
+                log.warning("the operators' file is not written: %s", words)
+            self._ops_failing = words
+        else:
+            if self._ops_failing:
+                log.warning("the operators' file is written again")
+            self._ops_failing = ""
 
-    def close(self, seconds_max: float = 5.0) -> None:
-        """Commit what waits, write the operators' file, and close, within about *seconds_max*."""
+    def close(self, seconds_max: float = 5.0) -> str:
+        """Commit what waits, write the operators' file, and close, within about *seconds_max*.
+
+        Returns words on what could not be stored, "" when all was.
+        """
         end = time.monotonic() + seconds_max
         with self._change:
             self._closing = True
@@ -309,4 +337,5 @@ class Store:
             self.write_ops()
         self._writer.close()
         self._journal.close()
-        self._lock.close()
+        self._claim.release()
+        return self._trouble.left((self._committing, self._pending))

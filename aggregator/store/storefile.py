@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import IO
@@ -34,27 +36,86 @@ class StoreError(Exception):
     """The store cannot be used; the words say why and what to do."""
 
 
-def claim(folder: Path) -> IO[str]:
-    """Make *folder* if need be and lock it until the returned file is closed. Raises StoreError."""
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A folder that is ours until `release`."""
+
+    folder: Path
+    lock: IO[str]
+    new: bool
+
+    def release(self) -> None:
+        """Let another have the folder."""
+        self.lock.close()
+
+    def withdraw(self) -> None:
+        """Let go of a folder that turned out not to be ours, and leave in it nothing of ours."""
+        if self.new:
+            with suppress(OSError):
+                (self.folder / LOCK).unlink()
+        self.lock.close()
+
+
+def claim(folder: Path) -> Claim:
+    """Make *folder* if need be and lock it for this process. Raises StoreError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        new = not (folder / LOCK).exists()
         lock = open(folder / LOCK, "a+", encoding="ascii")  # noqa: SIM115 - held while we live
     except OSError as error:
         raise StoreError(f"{folder}: the data folder cannot be used: {error.strerror}") from error
+    claimed = Claim(folder, lock, new)
+    try:
+        _lock(folder, lock)
+    except StoreError:
+        claimed.release()
+        raise
+    try:
+        _sign(folder, lock)
+    except StoreError:
+        claimed.withdraw()
+        raise
+    return claimed
+
+
+def _lock(folder: Path, lock: IO[str]) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.seek(0)
         owner = lock.read(64).strip() or "unknown"
-        lock.close()
         raise StoreError(
             f"{folder} is in use by another aggregator (process {owner}); stop it, "
             "or give this one a folder of its own with --data"
         ) from error
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
-    return lock
+    if not _is_at(folder / LOCK, lock):
+        raise StoreError(f"{folder}: another aggregator was just refused it; start this one again")
+
+
+def _is_at(path: Path, lock: IO[str]) -> bool:
+    """Say whether *lock* is still the file at *path*: who was refused takes its own away again."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _sign(folder: Path, lock: IO[str]) -> None:
+    try:
+        os.ftruncate(lock.fileno(), 0)
+        os.write(lock.fileno(), f"{os.getpid()}\n".encode())
+    except OSError as error:
+        raise StoreError(f"{folder}: {cause(error, folder)}") from error
+
+
+def cause(error: Exception, folder: Path) -> str:
+    """Return in one line why the disk under *folder* did not take something."""
+    text = str(error)
+    if "No space left on device" in text:
+        return f"no space left on {folder}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
 
 
 def open_store(path: Path) -> duckdb.DuckDBPyConnection:
@@ -63,7 +124,9 @@ def open_store(path: Path) -> duckdb.DuckDBPyConnection:
     try:
         connection = duckdb.connect(str(path), config=CONFIG)
     except duckdb.Error as error:
-        raise StoreError(f"{path}: DuckDB {duckdb.__version__} cannot open it: {error}") from error
+        raise StoreError(
+            f"{path}: DuckDB {duckdb.__version__} cannot open it: {cause(error, path.parent)}"
+        ) from error
     try:
         _migrate(connection, path)
     except BaseException:

@@ -83,6 +83,14 @@ class Writer:
 
     def _open(self) -> None:
         self._connection = open_store(self._path)
+        try:
+            self._prepare()
+        except BaseException:
+            with suppress(duckdb.Error):
+                self._connection.close()
+            raise
+
+    def _prepare(self) -> None:
         self._connection.execute(f"SET temp_directory = '{self._path.parent / 'spill'}'")
         self._hour = ""
         self._hours = Hours(self._connection)

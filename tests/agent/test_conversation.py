@@ -170,3 +170,37 @@ def test_a_refusal_of_who_we_are_is_told_from_a_failure(
     with pytest.raises(SessionError, match=r"RegisterNode: .*: words") as caught:
         talk.conversation.receive(talk.server.answer(REGISTRATION, HEAD + trailers), 0.0)
     assert type(caught.value) is kind
+
+
+def test_events_refused_for_now_do_not_end_the_stream(talk: Talk) -> None:
+    """The aggregator's disk was full: each report ended the connection, and the host went silent."""
+    talk.registered(0.0)
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.step(0.0)
+    for report, status, now, again in ((5, "14", 0.0, 1.0), (7, "8", 1.0, 3.0)):
+        refusal = talk.server.answer(report, HEAD, [("grpc-status", status)])
+        talk.conversation.receive(refusal, now)
+        talk.append()
+        talk.step(now)
+        assert talk.conversation.wait_seconds(now) == again - now
+        assert report + 2 not in talk.server.headers
+        talk.step(again)
+        assert report + 2 in talk.server.headers
+    assert talk.frames() == [1, 2]
+    answer = framed(ReportEventsResponse(accepted=1).SerializeToString())
+    talk.conversation.receive(talk.server.answer(9, HEAD, answer, OK), 3.0)
+    assert talk.events.pending(9) == []
+
+
+def test_credit_without_a_receipt_is_a_word(talk: Talk) -> None:
+    """A full disk stores nothing for an hour, and says so: readings go on, and none is forgotten."""
+    talk.registered(0.0)
+    for second in range(0, 3600, 20):
+        talk.append()
+        talk.step(float(second))
+        ack = framed(IngestAck(credit_frames=second + 64).SerializeToString())
+        head = [HEAD] if second == 0 else []
+        said = talk.server.answer(STREAM, *head, ack, end=False)
+        talk.conversation.receive(said, float(second))
+    assert talk.frames() == list(range(1, 181))
+    assert talk.spool.unacknowledged_frames == 180

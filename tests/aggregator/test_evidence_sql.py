@@ -219,7 +219,7 @@ def test_the_query_shows_the_value(claims: tuple[Any, list[Any]], at: int) -> No
     """An operator who copies the query must see what the evidence says."""
     connection, rows = claims
     name, value, unit, words, query = rows[at]
-    _, shown = sql.ask(connection, query)
+    shown = list(sql.ask(connection, query)[1])
     assert shown, f"{name}: no rows: {query}"
     cells = [cell for row in shown for cell in row]
     if unit == "finding":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,31 @@ def test_a_restart_forgets_no_fault(lab: Any, until: Any) -> None:
             await until(lambda: fatal(aggregator))
 
     asyncio.run(way())
+
+
+def test_an_event_that_cannot_be_written_counts_once(lab: Any) -> None:
+    """Sent again and again while the disk is full: judged at the first, one report of one fault."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            journal_file: int = aggregator.store._journal._descriptor
+            kept, full = os.dup(journal_file), os.open("/dev/full", os.O_RDWR)
+            os.dup2(full, journal_file)
+            for _ in range(3):
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await _report(agent, xid(1))
+                assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+                assert "No space left" in str(error.value.details())
+            os.dup2(kept, journal_file)
+            os.close(kept)
+            os.close(full)
+            answer = await _report(agent, xid(1))
+            assert (answer.accepted, list(answer.duplicate_event_ids)) == (1, [])
+            [record] = aggregator.fleet.xids
+            assert record.count == 1
+
+    asyncio.run(way())
+    assert lab.rows("SELECT event_id FROM events") == [("e1",)]
 
 
 @pytest.mark.parametrize(

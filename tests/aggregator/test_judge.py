@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gangline.aggregator.fleet.fleet import UNKNOWN_PER_HOST_MAX, Fleet
+from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.judgement import judge as judging
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.judgement.rules import agent as rules_agent
@@ -158,12 +158,10 @@ def test_a_late_frame_of_the_boot_before_is_late() -> None:
     assert world.score(world.hosts[0]).state is State.HEALTHY
 
 
-def test_unknown_signals_are_kept_by_name_and_bounded() -> None:
+def test_unknown_signals_are_left_to_the_store() -> None:
     """A newer agent's signals are never refused, nor do they fill the memory."""
     fleet = Fleet()
-    signals = [telemetry_pb2.SignalDefinition(signal_id=60_000, name="gpu.shine_ratio")]
-    fleet.register("a", simulated=False, run_id=b"r", boot_id=b"b" * 16, devices=[],
-                   received_ns=1, signals=signals)  # fmt: skip
+    fleet.register("a", simulated=False, boot_id=b"b" * 16, devices=[])
     unknown = Block("gpu_1s", ["G"], [1000, 60_000])
     unknown.put_float(0, 0, 1.5e9)
     unknown.put_int(1, 0, 7)
@@ -172,8 +170,7 @@ def test_unknown_signals_are_kept_by_name_and_bounded() -> None:
         flood.put_int(0, row, row)
     stamp = frames.Stamp(b"r" * 16, b"b" * 16, 1, 10, 10)
     fleet.observe("a", frames.Frame(stamp, (unknown, flood)), 5)
-    assert fleet.unknown[0]["G", "gpu.shine_ratio"] == 7
-    assert len(fleet.unknown[0]) == UNKNOWN_PER_HOST_MAX
+    assert sum(devices.count for devices in fleet.devices.values()) == 1  # the flood makes no rows
     assert fleet.tables["gpu_1s"].gauge("sm_clock_hertz")[0] == 1.5e9
     judge(fleet, 10, None)
 
@@ -214,7 +211,7 @@ def test_node_indexes_stay_and_names_are_shared() -> None:
     first = world.run(2)
     world.register(world.hosts[0])
     assert world.run(1).names is first.names
-    world.fleet.register("new", simulated=True, run_id=b"", boot_id=b"", devices=[], received_ns=1)
+    world.fleet.register("new", simulated=True, boot_id=b"", devices=[])
     assert world.run(1).names == ("h0", "h1", "new")
     assert world.fleet.index["h0"] == 0
 
@@ -226,7 +223,7 @@ def test_a_snapshot_of_another_epoch_is_not_built_upon() -> None:
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
     old = world.run(1)
     fresh = Fleet(epoch=8)
-    fresh.register("x", simulated=False, run_id=b"", boot_id=b"", devices=[], received_ns=1)
+    fresh.register("x", simulated=False, boot_id=b"", devices=[])
     after = judge(fresh, world.now_ns + SECOND_NS, old)
     assert after.version == old.version + 1
     assert after.hosts[0].host == "x" and after.hosts[0].state is State.UNKNOWN
@@ -269,8 +266,7 @@ def test_ten_thousand_hosts() -> None:
         telemetry_pb2.Device(kind="gpu", key=d, attributes={"name": "H100"}) for d in devices
     ]
     for host in range(count):
-        fleet.register(f"n{host}", simulated=False, run_id=b"r", boot_id=b"b" * 16,
-                       devices=inventory, received_ns=START_NS)  # fmt: skip
+        fleet.register(f"n{host}", simulated=False, boot_id=b"b" * 16, devices=inventory)
     values = {"power_watts": 550.0, "utilization_ratio": 1.0, "temperature_celsius": 88.0,
               "clock_event_reasons_flags": 0x20}  # fmt: skip
     readings = block("gpu_1s", {d: dict(values) for d in devices})

@@ -27,6 +27,37 @@ def test_climbing_retransmissions_are_found_within_25_seconds() -> None:
     assert list(world.states().values()).count("HEALTHY") == 3
 
 
+def test_evidence_names_one_signal_with_its_own_rate() -> None:
+    """One lost packet counts as sequence error, out-of-order packet and retransmission: their sum, 830,
+    stood as the rate of one of them, in packets though two count errors."""
+    world = World()
+    world.run(20)
+    sick = world.hosts[1]
+    sick.grow("rdma_1s_changes", "mlx5_1/1", packet_sequence_errors=390,
+              out_of_sequence_packets=300, adaptive_retransmissions_packets=140)  # fmt: skip
+    world.run(60)
+    evidence = world.score(sick).evidence[0]
+    assert (evidence.signal, evidence.unit) == ("rdma.packet_sequence_errors", "errors/s")
+    assert evidence.value == pytest.approx(390, rel=0.02)
+    assert evidence.words == (
+        f"RDMA port mlx5_1/1: sequence errors {evidence.value:.0f}/s (its peers 0)"
+    )
+    assert "out_of_sequence" not in evidence.sql
+
+
+def test_a_sick_port_is_found_where_all_reorder() -> None:
+    """Adaptive routing counts 400 packets out of order everywhere; one port's sequence errors are its
+    own, though fewer."""
+    world = World()
+    for host in world.hosts:
+        for port in ("mlx5_0/1", "mlx5_1/1"):
+            host.grow("rdma_1s_changes", port, out_of_sequence_packets=400)
+    world.hosts[1].grow("rdma_1s_changes", "mlx5_1/1", packet_sequence_errors=60)
+    world.run(60)
+    assert world.score(world.hosts[1]).evidence[0].signal == "rdma.packet_sequence_errors"
+    assert list(world.states().values()).count("HEALTHY") == 3
+
+
 def test_retransmissions_now_and_then_are_nothing() -> None:
     """Healthy ports retransmit a few packets a minute."""
     world = World()

@@ -235,6 +235,21 @@ def test_a_bitmap_selects_and_a_floor_disallows(served: Served) -> None:
     assert bits(reply.allowed_bitmap, 3) == [0, 0, 1]
 
 
+def test_a_simulated_host_that_ended_is_not_allowed(served: Served) -> None:
+    """`gangline simulate` ended an hour ago: a scheduler must not place a job on what never was."""
+    served.world.run(5)
+    fleet = served.world.fleet
+    for name, simulated in (("gone", True), ("real", False)):
+        fleet.restore(name, simulated=simulated, gpus=8, heard_ns=served.world.now_ns)
+    served.holder.snapshot = served.world.run(10)
+    every = score_pb2.ScoreNodesRequest()
+    assert bits(served.stub.ScoreNodes(every).allowed_bitmap, 6) == [1] * 6
+    served.holder.snapshot = served.world.run(60)
+    assert bits(served.stub.ScoreNodes(every).allowed_bitmap, 6) == [1, 1, 1, 1, 0, 1]
+    some = score_pb2.ScoreNodesRequest(node_bitmap=bytes([0b110001]))
+    assert bits(served.stub.ScoreNodes(some).allowed_bitmap, 3) == [1, 0, 1]
+
+
 def bits(bitmap: bytes, count: int) -> list[int]:
     unpacked = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
     chosen: list[int] = unpacked[:count].tolist()

@@ -116,6 +116,7 @@ def test_a_port_in_use(lab: Any, tmp_path: Path) -> None:
     first = Process(lab.folder)
     try:
         words = _fails(tmp_path / "other", "--listen", f"127.0.0.1:{first.port}")
+        assert not (tmp_path / "other").exists()
         assert f"ss -ltnp 'sport = :{first.port}'" in words and "--listen" in words
     finally:
         assert first.end(signal.SIGTERM) == 0
@@ -127,61 +128,6 @@ def _fails(folder: Path, *more: str, code: int = 1) -> str:
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
-
-
-def test_a_disk_that_is_full(lab: Any, connect: Any, make_agent: Any, until: Any) -> None:
-    """No byte can be written for a while: no receipt, nothing lost, and it goes on by itself."""
-    import resource
-
-    process = Process(lab.folder, "--set", "commit_seconds=0.05")
-    limit = resource.RLIMIT_FSIZE
-    full, free = (1, resource.RLIM_INFINITY), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    agent = make_agent()
-
-    async def way() -> None:
-        connection = connect(process.port, agent)
-        await connection.register()
-        await connection.send(agent.message(1))
-        resource.prlimit(process.child.pid, limit, full)  # writes past byte 1 fail from now on
-        await connection.stream.write(agent.message(2))
-        health = await _health(connection.channel)
-        assert await health.until_not_serving()
-        assert connection.durable == {1}
-        resource.prlimit(process.child.pid, limit, free)
-        async with asyncio.timeout(20):
-            while connection.durable != {1, 2}:
-                await connection.acknowledgement()
-        await connection.send(agent.message(3))
-        await connection.close()
-
-    try:
-        asyncio.run(way())
-    finally:
-        code = process.end(signal.SIGTERM)
-    assert code == 0
-    assert lab.rows("SELECT count(*), count(DISTINCT power_watts) FROM readings.gpu_1s") == [(6, 3)]
-
-
-class _Health:
-    def __init__(self, watch: Any) -> None:
-        self.watch = watch
-
-    async def until_not_serving(self) -> bool:
-        from grpc_health.v1 import health_pb2
-
-        async with asyncio.timeout(20):
-            while (await self.watch.read()).status == health_pb2.HealthCheckResponse.SERVING:
-                pass
-        self.watch.cancel()
-        return True
-
-
-async def _health(channel: Any) -> _Health:
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-    stub: Any = health_pb2_grpc.HealthStub(channel)
-    service = "gangline.v1.TelemetryService"
-    return _Health(stub.Watch(health_pb2.HealthCheckRequest(service=service)))
 
 
 def test_the_lock_dies_with_its_process(lab: Any) -> None:

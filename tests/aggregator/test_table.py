@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import shlex
 
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.commands.client import Listing
 from gangline.aggregator.commands.explain import command, explained, value
-from gangline.aggregator.commands.table import caption, render, wants_colour
-from gangline.aggregator.commands.watch import placed
+from gangline.aggregator.commands.table import caption, fitting, host_of, render, wants_colour
+from gangline.aggregator.commands.watch import placed, show
 from gangline.fingerprints.wire import score_pb2
 
 
@@ -61,6 +62,7 @@ def test_the_caption_counts_states_and_says_what_a_score_is(width: int) -> None:
         one.horizon.seconds = 8 * 3600
     said = caption(Listing(hosts, 1, ""), width)
     assert said.startswith("3 hosts at ") and ": 2 HEALTHY, 1 UNHEALTHY" in said
+    assert "by state, then score" in said
     assert "SCORE: chance of 8 h without a fault" in said
     assert all(len(line) <= width for line in said.splitlines())
     assert caption(Listing([], 1, ""), width) == ""
@@ -113,6 +115,60 @@ def test_in_place_the_last_lines_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     text = placed("\n".join(["HOST", *(f"h{i}" for i in range(100))]), in_place=True)
     assert "HOST" in text and "h99" in text and "h50" not in text
     assert text.count("\n") == 9
+
+
+def mixed() -> list[score_pb2.NodeScore]:
+    """Worst first: a simulated fault, two real hosts, thirty simulated ones that are well."""
+    sick = score("sim-bad", state=score_pb2.UNHEALTHY, simulated=True)
+    real = [score("noted", state=score_pb2.WATCH), score("vm")]
+    return [sick, *real, *(score(f"sim-{i:03d}", simulated=True) for i in range(30))]
+
+
+def test_what_is_folded_first_is_well_and_does_not_exist() -> None:
+    """On 24 lines this machine's own row was the first to go: it is the best of all."""
+    kept = [host_of(one) for one in fitting(mixed(), 5)]
+    assert kept == ["sim-bad", "noted", "vm", "sim-000", "sim-001"]
+    assert [host_of(one) for one in fitting(mixed(), 2)] == ["sim-bad", "noted"]
+    assert [host_of(one) for one in fitting(mixed(), 1)] == ["noted"]
+    assert fitting(mixed(), 99) == mixed() and fitting(mixed(), 0) == []
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 4, 5, 8]), st.booleans()), max_size=30),
+    st.integers(0, 31),
+)
+def test_nothing_is_folded_before_what_matters_less(
+    hosts: list[tuple[int, bool]], count_max: int
+) -> None:
+    """Whatever the fleet: a row that is not HEALTHY, or is real, goes after all that are neither."""
+    scores = [score(f"h{i}", state=s, simulated=sim) for i, (s, sim) in enumerate(hosts)]
+    kept = fitting(scores, count_max)
+    names = [host_of(one) for one in kept]
+    assert len(kept) == min(count_max, len(scores)) and names == sorted(
+        names, key=lambda n: int(n[1:])
+    )
+    gone = [one for one in scores if host_of(one) not in names]
+    idle = [one for one in kept if one.simulated and one.state == score_pb2.HEALTHY]
+    if idle:
+        assert all(one.simulated and one.state == score_pb2.HEALTHY for one in gone)
+
+
+@pytest.mark.parametrize("lines", [8, 24, 60])
+def test_what_watch_leaves_out_is_said(lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """80x24 and 33 hosts: the top rows were cut without a word."""
+    monkeypatch.setenv("LINES", str(lines))
+    monkeypatch.setenv("COLUMNS", "80")
+    out = io.StringIO()
+    show(Listing(mixed(), 1, ""), "", as_json=False, in_place=True, stream=out)
+    text = out.getvalue()
+    shown = [line for line in text.split("\n") if "HEALTHY " in line or "WATCH " in line]
+    rows = [line for line in shown if " hosts at " not in line]
+    assert text.count("\n") <= lines - 1
+    assert "sim-bad" in text and "noted" in text
+    if lines == 60:
+        assert len(rows) == 33 and "not shown" not in text
+    else:
+        assert f"{33 - len(rows)} more not shown (healthy first)" in text
 
 
 def test_explain_wraps_words_and_leaves_sql_whole() -> None:

@@ -122,10 +122,7 @@ class World:
             )
             for gpu in range(gpus)
         ]
-        self.fleet.register(
-            host.name, simulated=False, run_id=b"R" * 16, boot_id=host.boot_id, devices=devices,
-            received_ns=self.now_ns,
-        )  # fmt: skip
+        self.fleet.register(host.name, simulated=False, boot_id=host.boot_id, devices=devices)
 
     def run(self, seconds: int, each: Callable[[int], None] | None = None) -> Judgement:
         """Let *seconds* pass; *each* is called before every one with the seconds run so far."""

@@ -7,8 +7,9 @@ import math
 
 import pytest
 
+from gangline.agent.collectors import COLLECTORS
 from gangline.agent.framing import Framer
-from gangline.agent.simulated import SimulatedFleet
+from gangline.agent.simulated import SimulatedFleet, parts
 from gangline.agent.simulated.parts import GPU_NAME
 from gangline.fingerprints import frames
 
@@ -74,6 +75,20 @@ def test_devices_have_what_the_judge_and_the_operator_look_for() -> None:
     assert not {d.key for d in gpus} & {d.key for d in fleet.devices("sim-000")}
     with pytest.raises(KeyError):
         fleet.devices("sim-002")
+
+
+def test_another_seed_is_other_hardware() -> None:
+    """Two runs in one store: a GPU of seed 1 must not have the history of one of seed 7."""
+    keys = [
+        {d.key for d in SimulatedFleet(seed, 2).devices("sim-000") if d.kind == "gpu"}
+        for seed in (1, 7, 1)
+    ]
+    assert keys[0] == keys[2] and not keys[0] & keys[1]
+
+
+def test_collectors_have_the_names_of_real_ones() -> None:
+    """`disk` beside `disk_1s` of a real host: a query over the fleet's collectors found one of them."""
+    assert set(parts.COLLECTORS) == set(COLLECTORS)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from gangline.agent.framing import Framer, dictionary
+from gangline.agent.framing import Framer
 from gangline.agent.simulated import SimulatedFleet
 from gangline.agent.simulated.faults import ECC_XID95, RDMA_RETRANSMISSIONS, THERMAL
 from gangline.aggregator.fleet.fleet import Fleet
@@ -45,11 +45,8 @@ def watched(model: SimulatedFleet, seconds: int) -> Iterator[Snapshot]:
         fleet.register(
             name,
             simulated=True,
-            run_id=name.encode().ljust(16),
             boot_id=bytes(16),
             devices=cast(Any, model.devices(name)),  # a map field is no dict to the checker
-            received_ns=WALL_NS,
-            signals=dictionary(),
         )
     for second in range(1, seconds + 1):
         passed_ns = second * SECOND_NS

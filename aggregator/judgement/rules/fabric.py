@@ -12,14 +12,15 @@ from ...verdicts import Reason, State
 from ..present import Present
 from ..symptoms import Rule, Symptom
 
-#: Each of these is a packet sent again, or asked for again.
-RETRANSMISSIONS = (
-    "ack_timeout_errors",
-    "packet_sequence_errors",
-    "out_of_sequence_packets",
-    "implied_nak_errors",
-    "adaptive_retransmissions_packets",
-)
+#: Counter -> what it counts, in words. Each is a packet sent again, or asked for again; one lost packet
+#: may count in several (a sequence error, a NAK, a packet out of order), so they are never added up.
+RETRANSMISSIONS = {
+    "ack_timeout_errors": "acknowledgement timeouts",
+    "packet_sequence_errors": "sequence errors",
+    "out_of_sequence_packets": "packets out of order",
+    "implied_nak_errors": "implied NAKs",
+    "adaptive_retransmissions_packets": "adaptive retransmissions",
+}
 #: Healthy ports retransmit now and then; this many a second, sustained, is not that (assumed).
 RETRANSMISSIONS_PER_SECOND = 10.0
 #: And so many times what its peers do: adaptive routing reorders packets everywhere alike.
@@ -34,7 +35,7 @@ RETRANSMITS = Rule(
     "rdma.retransmits",
     State.SUSPECT,
     Reason.FABRIC,
-    "the port retransmits less than 10 packets a second for 60 s",
+    "each of its retransmission counters rises by less than 10 a second for 60 s",
     enter_seconds=8.0,
     hazard_factor=10.0,
 )
@@ -82,28 +83,37 @@ AER_CORRECTED = Rule(
 
 
 def retransmitting_ports(present: Present) -> Iterator[Symptom]:
-    """A port sends again far more than its peers do."""
-    rates = {c: present.rates("rdma_1s_changes", c) for c in RETRANSMISSIONS}
-    total: Floats = np.sum(list(rates.values()), axis=0)
-    usual = _median_of_peers(present, total)
-    limit = np.maximum(RETRANSMISSIONS_PER_SECOND, PEERS_RATIO * usual)
-    for row in np.flatnonzero(total >= limit).tolist():
-        host, device = present.name("rdma_1s_changes", row)
-        worst = max(RETRANSMISSIONS, key=lambda c: rates[c][row])
-        excess = min(total[row] / RETRANSMISSIONS_PER_SECOND, 100.0)
-        yield Symptom(
-            rule=RETRANSMITS,
-            host=host,
-            device=device,
-            signal=f"rdma.{worst}",
-            value=round(float(total[row]), 1),
-            unit="packets/s",
-            normal=f"below {limit[row]:.0f}; its peers' median is {usual[row]:.1f}",
-            words=f"RDMA port {device} retransmits {total[row]:.0f} packets/s "
-            f"(its peers {usual[row]:.0f}), mostly {worst.rsplit('_', 1)[0].replace('_', ' ')}",
-            sql=present.sql_counted("rdma_1s_changes", row, RETRANSMISSIONS, "packets/s", 10),
-            hazard_factor=RETRANSMITS.hazard_factor * (1.0 + log(max(excess, 1.0))),
-        )
+    """A port sends again far more than its peers do, by the largest of the counters that say so."""
+    rates = np.array([present.rates("rdma_1s_changes", c) for c in RETRANSMISSIONS])
+    usual = np.array([_median_of_peers(present, each) for each in rates])
+    limits = np.maximum(RETRANSMISSIONS_PER_SECOND, PEERS_RATIO * usual)
+    beyond = np.where(rates >= limits, rates, 0.0)
+    worst = beyond.argmax(axis=0)
+    for row in np.flatnonzero(beyond.any(axis=0)).tolist():
+        at = int(worst[row]), row
+        yield _retransmits(present, at, float(rates[at]), float(usual[at]), float(limits[at]))
+
+
+def _retransmits(
+    present: Present, at: tuple[int, int], rate: float, usual: float, limit: float
+) -> Symptom:
+    """Return the symptom of (counter, row) *at*: its own rate, its own unit, its own query."""
+    column, words = list(RETRANSMISSIONS.items())[at[0]]
+    host, device = present.name("rdma_1s_changes", at[1])
+    unit = f"{column.rpartition('_')[2]}/s"
+    excess = min(rate / RETRANSMISSIONS_PER_SECOND, 100.0)
+    return Symptom(
+        rule=RETRANSMITS,
+        host=host,
+        device=device,
+        signal=f"rdma.{column}",
+        value=round(rate, 1),
+        unit=unit,
+        normal=f"below {limit:.0f}; its peers' median is {usual:.1f}",
+        words=f"RDMA port {device}: {words} {rate:.0f}/s (its peers {usual:.0f})",
+        sql=present.sql_counted("rdma_1s_changes", at[1], [column], unit, 10),
+        hazard_factor=RETRANSMITS.hazard_factor * (1.0 + log(max(excess, 1.0))),
+    )
 
 
 def _median_of_peers(present: Present, rates: Floats) -> Floats:

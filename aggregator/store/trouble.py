@@ -1,0 +1,56 @@
+"""Whether the store can store: what stands in the way, since when, in words for log and screen."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .storefile import cause
+from .writer import Pending
+
+log = logging.getLogger(__name__)
+
+
+class Trouble:
+    """Written by the writer thread, read by any. `words` is empty while commits succeed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.words = ""
+        self._folder = folder
+        self._since_ns = 0
+
+    def failed(self, error: Exception, now_ns: int) -> None:
+        """A commit failed, and will be tried again. The first is logged."""
+        words = cause(error, self._folder)
+        if not self.words:
+            self._since_ns = now_ns
+            log.error("not storing, nothing is receipted, trying again each second: %s", words)
+        self.words = words
+
+    def succeeded(self, now_ns: int) -> None:
+        """A commit succeeded."""
+        if self.words:
+            seconds = (now_ns - self._since_ns) / 1e9
+            log.warning("storing again, after %.0f s: %s", seconds, self.words)
+        self.words = ""
+
+    def told(self, waiting: Sequence[Pending]) -> str:
+        """Return what an operator should know while commits fail, with what waits; else ""."""
+        if not self.words:
+            return ""
+        since = time.strftime("%H:%M:%S", time.gmtime(self._since_ns // 1_000_000_000))
+        rows = sum(one.rows for one in waiting)
+        return f"not storing since {since} UTC: {self.words}; {rows} readings wait"
+
+    def left(self, waiting: Sequence[Pending]) -> str:
+        """Return what a closed store lacks, "" when *waiting* holds nothing."""
+        if all(one.empty for one in waiting):
+            return ""
+        frames = sum(len(one.frames) for one in waiting)
+        scores = sum(len(one.scores) for one in waiting)
+        return (
+            f"closed without storing {frames} frames and {scores} scores: "
+            f"{self.words or 'there was no time'}. The agents keep those frames and send them again"
+        )
