@@ -143,5 +143,5 @@ def run(seed: int) -> list[Result]:
         Result("agent CPU at 1 Hz, all collectors", spent * 1e6, "us/s",
                "C, same reads", floor * 1e6, notes),
         Result("agent memory, PSS of all its processes", memory / 1e6, "MB",
-               "budget of a later issue", 40.0),
+               "budget", 40.0),
     ]  # fmt: skip
