@@ -37,7 +37,6 @@ class Accepted:
 
     frame: Frame
     time_offset_ns: int
-    received_ns: int
 
 
 class Ingest:
@@ -140,7 +139,7 @@ class Ingest:
             self._observe_clock(session.host, stamp, now_ns)
         clock = self._clocks[session.host]
         offset_ns = clock.time_offset_ns(stamp.boot_id, stamp.boottime_ns, stamp.wall_ns)
-        return Accepted(frame, offset_ns, now_ns)
+        return Accepted(frame, offset_ns)
 
     def _observe_clock(self, host: str, stamp: Stamp, now_ns: int) -> None:
         clock = self._clocks.setdefault(host, HostClock())
@@ -157,7 +156,6 @@ class Ingest:
             session.host,
             good.frame,
             good.time_offset_ns,
-            good.received_ns,
             on_durable,
             session.foreign,
         )

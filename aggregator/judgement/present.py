@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import numpy as np
@@ -109,23 +108,19 @@ class Present:
         """Return the query for the last *seconds* of a device's readings."""
         return f"SELECT time, {columns} {self._readings(table, row, seconds)} ORDER BY time"
 
-    def sql_counted(
-        self, table: str, row: int, columns: Sequence[str], unit: str, seconds: int
-    ) -> str:
-        """Return the query for a device's counters with what all of *columns* counted in *unit*.
+    def sql_counted(self, table: str, row: int, column: str, unit: str, seconds: int) -> str:
+        """Return the query for a device's counter with what it counted in *unit*.
 
         That is a number within *seconds*, or where *unit* ends in `/s` the mean over *seconds*.
         """
-        counted = " + ".join(
-            f"coalesce(greatest(0, {c}::HUGEINT - lag({c}) OVER (ORDER BY time)), 0)"
-            for c in columns
+        counted = (
+            f"coalesce(greatest(0, {column}::HUGEINT - lag({column}) OVER (ORDER BY time)), 0)"
         )
         share = f" / {seconds}" if unit.endswith("/s") else ""
         name = unit.replace("/s", "_per_second").replace(" ", "_")
-        listed = ", ".join(columns)
         return (
-            f"SELECT time, {listed}, sum(new) OVER (ORDER BY time RANGE INTERVAL {seconds} SECOND "
-            f"PRECEDING){share} AS {name} FROM (SELECT time, {listed}, {counted} AS new "
+            f"SELECT time, {column}, sum(new) OVER (ORDER BY time RANGE INTERVAL {seconds} SECOND "
+            f"PRECEDING){share} AS {name} FROM (SELECT time, {column}, {counted} AS new "
             f"{self._readings(table, row, seconds + 60)}) ORDER BY time"
         )
 

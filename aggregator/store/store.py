@@ -145,7 +145,6 @@ class Store:
         host: str,
         frame: Frame,
         time_offset_ns: int,
-        received_ns: int,
         on_durable: OnDurable,
         foreign: Mapping[int, Foreign] | None = None,
     ) -> bool:

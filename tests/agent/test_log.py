@@ -6,6 +6,7 @@ import io
 import json
 import logging
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,7 +74,7 @@ def test_a_failure_of_our_own_carries_its_trace_in_the_same_line() -> None:
     assert __file__ in trace
 
 
-def test_a_stream_that_is_gone_matters_to_nobody() -> None:
+def test_a_stream_that_is_gone_matters_to_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     """journald was restarted and stderr with it: EPIPE must not end the daemon."""
 
     class Gone(io.StringIO):
@@ -85,3 +86,4 @@ def test_a_stream_that_is_gone_matters_to_nobody() -> None:
         logging.getLogger("gangline.agent").error("anything")
     finally:
         log.stop(handler)
+    assert capsys.readouterr().err == "", "logging complained about itself"

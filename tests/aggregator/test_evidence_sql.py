@@ -50,9 +50,7 @@ class StoredWorld(World):
     def frame(self, host: Host) -> frames.Frame:
         made = super().frame(host)
         if self.store is not None:
-            taken = self.store.submit_frame(
-                host.name, made, host.booted_ns, self.now_ns, lambda _: None
-            )
+            taken = self.store.submit_frame(host.name, made, host.booted_ns, lambda _: None)
             assert taken
         return made
 

@@ -40,7 +40,7 @@ def put(store: Store, sequence: int, block: Block | None = None, host: str = "a"
         block.put_float(0, 0, float(sequence))
     stamp = frames.Stamp(b"r" * 16, b"b" * 16, sequence, 1_000_000_000, NOW_NS)
     frame = frames.Frame(stamp, (block,))
-    assert store.submit_frame(host, frame, NOW_NS, NOW_NS, lambda _: done.set())
+    assert store.submit_frame(host, frame, NOW_NS, lambda _: done.set())
     assert done.wait(20)
 
 
@@ -161,7 +161,7 @@ def test_a_full_queue_says_no(tmp_path: Path) -> None:
     done = threading.Event()
     with opened(tmp_path, lambda: NOW_NS, queue_bytes_max=1 << 20, commit_seconds=3.0) as store:
         taken = 0
-        while store.submit_frame(f"host-{taken}", frame, 0, 0, lambda _: done.set()):
+        while store.submit_frame(f"host-{taken}", frame, 0, lambda _: done.set()):
             taken += 1
             assert taken < 100
         assert 0 < taken < 10 and store.room < 0.5
@@ -198,8 +198,8 @@ def test_what_cannot_be_stored_costs_no_other_host(
     receipts: list[str] = []
     done = threading.Event()
     with opened(tmp_path, lambda: NOW_NS, commit_seconds=0.2) as store:
-        store.submit_frame("poison", frame, 0, 0, lambda _: receipts.append("poison"))
-        store.submit_frame("good", frame, 0, 0, lambda _: done.set())
+        store.submit_frame("poison", frame, 0, lambda _: receipts.append("poison"))
+        store.submit_frame("good", frame, 0, lambda _: done.set())
         assert done.wait(20)
         put(store, 2, host="good")
         assert (receipts, store.set_aside_frames) == ([], 1)

@@ -27,6 +27,7 @@ RETRANSMISSIONS_PER_SECOND = 10.0
 PEERS_RATIO = 10.0
 #: Correctable PCIe errors per second that are worth a look (assumed).
 CORRECTABLE_PER_SECOND = 1.0
+TABLE_AER = "pcie_10s_changes"
 LOST, CORRECTED = ("aer_nonfatal_errors", "aer_fatal_errors"), "aer_correctable_errors"
 ACTIVE, DISABLED = 4, 3
 PER_TEN_MINUTES = "events in 10 min"
@@ -111,7 +112,7 @@ def _retransmits(
         unit=unit,
         normal=f"below {limit:.0f}; its peers' median is {usual:.1f}",
         words=f"RDMA port {device}: {words} {rate:.0f}/s (its peers {usual:.0f})",
-        sql=present.sql_counted("rdma_1s_changes", at[1], [column], unit, 10),
+        sql=present.sql_counted("rdma_1s_changes", at[1], column, unit, 10),
         hazard_factor=RETRANSMITS.hazard_factor * (1.0 + log(max(excess, 1.0))),
     )
 
@@ -185,7 +186,7 @@ def flapping_ports(present: Present) -> Iterator[Symptom]:
             normal="0",
             words=f"RDMA port {device}: the link went down {max(1, round(downs[row]))} times lately",
             sql=present.sql_counted(
-                "rdma_1s_changes", row, ["link_downed_events"], PER_TEN_MINUTES, 600
+                "rdma_1s_changes", row, "link_downed_events", PER_TEN_MINUTES, 600
             ),
         )
 
@@ -210,31 +211,37 @@ def interfaces_down(present: Present) -> Iterator[Symptom]:
 
 def pcie_errors(present: Present) -> Iterator[Symptom]:
     """A PCIe link lost transactions, or repairs many."""
-    lost: Floats = np.sum(
-        [present.recent("pcie_10s_changes", column, slow=True) for column in LOST], axis=0
-    )
-    rate = present.rates("pcie_10s_changes", CORRECTED)
-    for row in np.flatnonzero(lost > 0.6).tolist():
-        count = float(max(1, round(lost[row])))
+    lost: Floats = np.stack([present.recent(TABLE_AER, column, slow=True) for column in LOST])
+    rate = present.rates(TABLE_AER, CORRECTED)
+    for row in np.flatnonzero(lost.max(axis=0) > 0.6).tolist():
+        # The counter that moved most is the evidence: a sum would be no signal that exists.
+        column = LOST[int(lost[:, row].argmax())]
+        count = float(max(1, round(float(lost[:, row].max()))))
         words = f"lost {count:.0f} transactions lately"
-        sql = present.sql_counted("pcie_10s_changes", row, LOST, PER_TEN_MINUTES, 600)
-        yield _pcie(present, AER_LOST, row, (count, PER_TEN_MINUTES), words, sql)
+        sql = present.sql_counted(TABLE_AER, row, column, PER_TEN_MINUTES, 600)
+        yield _pcie(present, AER_LOST, row, column, (count, PER_TEN_MINUTES), words, sql)
     for row in np.flatnonzero(rate >= CORRECTABLE_PER_SECOND).tolist():
         value = round(float(rate[row]), 1)
         words = f"repairs {value:.0f} errors a second"
-        sql = present.sql_counted("pcie_10s_changes", row, [CORRECTED], "errors/s", 10)
-        yield _pcie(present, AER_CORRECTED, row, (value, "errors/s"), words, sql)
+        sql = present.sql_counted(TABLE_AER, row, CORRECTED, "errors/s", 10)
+        yield _pcie(present, AER_CORRECTED, row, CORRECTED, (value, "errors/s"), words, sql)
 
 
 def _pcie(
-    present: Present, rule: Rule, row: int, value: tuple[float, str], words: str, sql: str
+    present: Present,
+    rule: Rule,
+    row: int,
+    column: str,
+    value: tuple[float, str],
+    words: str,
+    sql: str,
 ) -> Symptom:
-    host, device = present.name("pcie_10s_changes", row)
+    host, device = present.name(TABLE_AER, row)
     return Symptom(
         rule=rule,
         host=host,
         device=device,
-        signal=f"pcie.{CORRECTED if rule is AER_CORRECTED else LOST[0]}",
+        signal=f"pcie.{column}",
         value=value[0],
         unit=value[1],
         normal="0",

@@ -72,7 +72,7 @@ def corrected_bursts(present: Present) -> Iterator[Symptom]:
             unit=PER_TEN_SECONDS,
             normal=f"below {BURST_ERRORS:.0f}; most GPUs have none in their life",
             words=f"{short(device)} repaired about {recent[row]:.0f} bit errors in the last 10 s",
-            sql=present.sql_counted("gpu_1s_changes", row, [column], PER_TEN_SECONDS, 10),
+            sql=present.sql_counted("gpu_1s_changes", row, column, PER_TEN_SECONDS, 10),
             state=State.SUSPECT if storm else None,
             hazard_factor=STORM_HAZARD_FACTOR if storm else 0.0,
         )
