@@ -55,12 +55,18 @@ class AgentConfig:
     events_folder: Path = setting(  # noqa: RUF009
         Path("var/agent/events"), says="events wait here until the aggregator has them for good"
     )
+    state_folder: Path = setting(  # noqa: RUF009
+        Path("var/agent/state"),
+        says="what must be remembered over a restart, as the kernel log's place",
+    )
     spool_bytes_max: int = setting(
         256 << 20, low=1 << 20, high=1 << 40, says="a spool this full forgets its oldest frames"
     )
     collectors_off: tuple[str, ...] = setting((), says="names of collectors that are not to run")
     sys_root: Path = setting(Path("/sys"), says="where the kernel shows its devices")  # noqa: RUF009
     proc_root: Path = setting(Path("/proc"), says="where the kernel shows its state")  # noqa: RUF009
+    dev_root: Path = setting(Path("/dev"), says="where the device nodes are")  # noqa: RUF009
+    run_root: Path = setting(Path("/run"), says="where services keep their sockets")  # noqa: RUF009
     nvml_library: str = setting(
         "", says="path or name of the NVML library; empty: the driver's libnvidia-ml.so.1"
     )
@@ -89,4 +95,11 @@ class AgentConfig:
     @property
     def roots(self) -> Roots:
         """Where the collectors read."""
-        return Roots(self.sys_root, self.proc_root, self.nvml_library or None)
+        return Roots(
+            self.sys_root,
+            self.proc_root,
+            self.nvml_library or None,
+            dev=self.dev_root,
+            run=self.run_root,
+            state=self.state_folder,
+        )

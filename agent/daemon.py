@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,14 +13,18 @@ from ..fingerprints.catalogue import PERIOD_SECONDS, Pace
 from ..fingerprints.wire import telemetry_pb2
 from .clock import Clock
 from .framing import Framer
+from .listening import Teller
 from .own import Own, cpu_seconds, memory_bytes
 from .pace import Schedule
 from .probe import Probe
+from .registration import InventoryCollector
 from .turn import Collector, Outcome, Turn, take_turn
 
 SECOND_NS = 1_000_000_000
 #: A collector whose outcome flaps is reported no more often than this; the last word is always said.
 OUTCOME_EVENT_NS_MIN = 10 * SECOND_NS
+#: A device that comes and goes has the inventory read anew no more often than this.
+INVENTORY_NS_MIN = 10 * SECOND_NS
 #: The schedule's name for the agent's own signals.
 OWN = "agent"
 
@@ -50,7 +53,7 @@ class Events(Protocol):
 
     @property
     def dropped_events(self) -> int: ...
-    def put(self, event: telemetry_pb2.HealthEvent) -> None: ...
+    def put(self, event: telemetry_pb2.HealthEvent) -> bool | None: ...
 
 
 class Client(Protocol):
@@ -73,11 +76,6 @@ class Patience:
     linger_seconds: float = 0.5
 
 
-def random_event_id() -> str:
-    """Return an id that no other event has, of this or any other host."""
-    return os.urandom(16).hex()
-
-
 class Daemon:
     """Samples and spools, whatever fails. All methods belong to one thread."""
 
@@ -90,16 +88,17 @@ class Daemon:
         events: Events,
         client: Client,
         framer: Framer,
+        teller: Teller,
         patience: Patience = Patience(),
-        event_id: Callable[[], str] = random_event_id,
         look: Callable[[], None] = lambda: None,
     ) -> None:
         """*collectors* have names of their own, none of them `agent`; their turns come in this
         order, those that enter a driver first. *look* is called once a second, at the very end."""
-        self._clock, self._spool, self._events = clock, spool, events
-        self._client, self._framer = client, framer
+        self._clock, self._spool = clock, spool
+        self._client, self._framer, self._teller = client, framer, teller
         self._linger_ns = int(patience.linger_seconds * 1e9)
-        self._event_id, self._look = event_id, look
+        self._look = look
+        self._inventory_why, self._inventory_ns = "", -INVENTORY_NS_MIN
         self._probes = {
             c.name: Probe(c, clock, deadline_ns=_deadline_ns(c, patience))
             for c in collectors
@@ -131,6 +130,7 @@ class Daemon:
         return max(self._schedule.next_ns(), now_ns + 1)
 
     def _tick(self, now_ns: int) -> None:
+        self._renew_inventory(now_ns)
         due = self._schedule.due(now_ns)
         # What came back since the last tick leaves first: its collector refills the same blocks.
         late = [block for probe in self._probes.values() for block in self._take(probe, now_ns)]
@@ -148,6 +148,15 @@ class Daemon:
             self._send(now_ns, blocks)
         if OWN in due:
             self._look()
+
+    def _renew_inventory(self, now_ns: int) -> None:
+        """Let the inventory have its turn now, when a collector has asked for it."""
+        self._inventory_why = self._inventory_why or self._teller.inventory_wanted()
+        if self._inventory_why and now_ns - self._inventory_ns >= INVENTORY_NS_MIN:
+            extra = {"cause": "inventory.renewed"}
+            log.info("reading the inventory anew: %s", self._inventory_why, extra=extra)
+            self._inventory_why, self._inventory_ns = "", now_ns
+            self._schedule.hasten(InventoryCollector.name)
 
     def _turn(self, collector: Collector, now_ns: int) -> Sequence[Block]:
         began_ns = self._clock.boottime_ns()
@@ -187,19 +196,16 @@ class Daemon:
         name, state = turn.collector, turn.outcome.name.lower()
         extra = {"cause": f"collector.{name}.{state}"}
         log.log(level, "collector %s: %s %s", name, state, turn.words, extra=extra)
-        self._events.put(
+        self._teller.tell(
             telemetry_pb2.HealthEvent(
-                event_id=self._event_id(),
                 device_kind="collector",
                 device=name,
                 name="collector.outcome",
                 code=int(turn.outcome),
                 message=turn.words,
                 boottime_ns=now_ns,
-                wall_time_ns=self._clock.wall_ns(),
             )
         )
-        self._client.notify()
 
     def _send(self, now_ns: int, blocks: Sequence[Block]) -> None:
         sequence = self._spool.next_sequence()

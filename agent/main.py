@@ -22,6 +22,7 @@ from .config import AgentConfig
 from .daemon import SECOND_NS, Daemon, Patience
 from .framing import Framer
 from .hardware.roots import Roots
+from .listening import Listening, Teller
 from .own import Troubles
 from .registration import InventoryCollector, Registration
 from .spool.events import EventQueue
@@ -166,6 +167,8 @@ def build(config: AgentConfig, clock: Clock, stack: ExitStack) -> Daemon:
         )
     client.start()
     stack.callback(client.close, seconds_max=FLUSH_SECONDS_MAX)
+    teller = Teller(clock, events, client.notify, boot_id=boot_id)
+    _listen(collectors, teller, stack)
     stack.callback(registration.proceed)  # the client may be waiting for it
     return Daemon(
         collectors,
@@ -174,9 +177,22 @@ def build(config: AgentConfig, clock: Clock, stack: ExitStack) -> Daemon:
         events=events,
         client=client,
         framer=Framer(spool.run_id, boot_id),
+        teller=teller,
         patience=_patience(config),
         look=_troubles(client, spool, events).look,
     )
+
+
+def _listen(collectors: Sequence[Collector], teller: Teller, stack: ExitStack) -> None:
+    """Give the teller to each collector that tells events by itself. One that fails harms no other."""
+    for collector in collectors:
+        if isinstance(collector, Listening):
+            stack.callback(collector.close)
+            try:
+                collector.listen(teller)
+            except Exception:
+                cause = f"collector.{collector.name}.listen"
+                log.exception("collector %s cannot listen", collector.name, extra={"cause": cause})
 
 
 def _client(

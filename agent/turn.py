@@ -23,6 +23,10 @@ class Blind(Exception):
     """The host has it but will not show it; the words say what would open it."""
 
 
+class Hung(Exception):
+    """A call of this collector's own thread has not returned; the words say which, and for how long."""
+
+
 class Outcome(IntEnum):
     """How a turn ended; the number travels as `collector.outcome_state`."""
 
@@ -60,9 +64,19 @@ class Locating(Protocol):
         ...
 
 
+@runtime_checkable
+class Seeing(Protocol):
+    """A collector that may see a part and be blind to the rest: one port of eight refuses, say."""
+
+    @property
+    def blind_words(self) -> str:
+        """What the last `collect` was not shown, and the line that would open it; empty: it saw all."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What came of a pass. Blocks are empty unless the outcome is OK."""
+    """What came of a pass. Blocks are empty unless the outcome is OK, or BLIND to a part."""
 
     collector: str
     blocks: Sequence[Block]
@@ -78,10 +92,14 @@ def take_turn(collector: Collector, clock: Clock) -> Turn:
     words = ""
     try:
         blocks, outcome = collector.collect(), Outcome.OK
+        words = collector.blind_words if isinstance(collector, Seeing) else ""
+        outcome = Outcome.BLIND if words else outcome
     except NoData as reason:
         outcome, words = Outcome.NO_DATA, str(reason)
     except Blind as reason:
         outcome, words = Outcome.BLIND, str(reason)
+    except Hung as reason:
+        outcome, words = Outcome.HUNG, str(reason)
     except Exception as error:  # noqa: BLE001 - whatever a sensor raises is its outcome
         outcome, words = Outcome.ERROR, f"{type(error).__name__}: {error}"
     seconds = (clock.boottime_ns() - begin) / 1e9

@@ -64,7 +64,7 @@ def _agent(folder: Path, root: Path, library: Path, scenario: Path, *more: str) 
     settings = {
         "host": "bench", "sys_root": root / "sys", "proc_root": root / "proc",
         "nvml_library": library, "spool_folder": folder / "spool",
-        "events_folder": folder / "events",
+        "events_folder": folder / "events", "state_folder": folder / "state",
     }  # fmt: skip
     words = [w for key, value in settings.items() for w in ("--set", f"{key}={value}")]
     arguments = ("agent", *words, *more)

@@ -39,13 +39,13 @@ VERSION = 1
 FRAME_BYTES_MAX = 1 << 20
 #: A payload that would inflate past this is refused unread.
 PAYLOAD_BYTES_MAX = 8 << 20
-TABLES_MAX = 64
+TABLES_MAX = 128
 ROWS_MAX = 4096
 COLUMNS_MAX = 512
 TABLE_NAME_BYTES_MAX = 64
 DEVICE_BYTES_MAX = 96
-#: Tables whose names and keys are kept as bytes; a host has about 20.
-TABLES_CACHED_MAX = 64
+#: Tables whose names and keys are kept as bytes; a host has about 40.
+TABLES_CACHED_MAX = 128
 
 _HEADER = struct.Struct("<4sIBBHI16s16sQQQ")
 _SHAPE = struct.Struct("<qHH")

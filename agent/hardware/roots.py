@@ -14,6 +14,10 @@ class Roots:
     proc: Path = Path("/proc")
     #: Path or name of the NVML library; None is the driver's own `libnvidia-ml.so.1`.
     nvml_library: str | None = None
+    dev: Path = Path("/dev")
+    run: Path = Path("/run")
+    #: A folder of the agent's own, for what a collector must remember over a restart; None: nothing is.
+    state: Path | None = None
 
     @property
     def is_this_machine(self) -> bool:

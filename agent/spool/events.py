@@ -11,6 +11,7 @@ import os
 import threading
 import zlib
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -66,6 +67,8 @@ class EventQueue:
         self._held = lock
         self._events_max = events_max
         self._lines: dict[str, bytes] = {}  # by event id, oldest first
+        self._revisions: dict[str, int] = {}  # of the lines
+        self._given: dict[str, int] = {}  # event id -> the revision that `pending` gave last
         self._lines_bytes = 0
         self._file_bytes = 0
         self._descriptor = -1
@@ -76,7 +79,8 @@ class EventQueue:
         """Take up what is in *folder*, which is made if need be. Raises FolderError."""
         queue = cls(folder, hold(folder), events_max)
         for event in queue._read_file():
-            queue._add(event.event_id, format_line(event))
+            if event.revision > queue._revisions.get(event.event_id, -1):
+                queue._add(event, format_line(event))
         queue._dirty = True
         queue._rewrite()
         return queue
@@ -95,11 +99,12 @@ class EventQueue:
         except OSError as error:
             self.last_error = f"{self.folder / FILE_NAME}: {error.strerror}"
 
-    def put(self, event: HealthEvent) -> None:
-        """Keep an event; it is on disk when this returns, or counted in `write_errors`.
+    def put(self, event: HealthEvent) -> bool:
+        """Keep an event; it is on disk when this returns. False: in memory only, see `write_errors`.
 
-        Never raises. An event without an id is given one; one whose id waits already is left out;
-        when too many wait, the oldest go, counted in `dropped_events`.
+        Never raises. An event without an id is given one; a higher revision of one that waits takes
+        its place, any other of the same id is left out; when too many wait, the oldest go, counted
+        in `dropped_events`.
         """
         kept = HealthEvent()
         kept.CopyFrom(event)
@@ -109,19 +114,24 @@ class EventQueue:
         with self._lock:
             if len(line) > LINE_BYTES_MAX or self._held < 0:
                 self.dropped_events += 1
-            elif kept.event_id not in self._lines:
-                self._add(kept.event_id, line)
+            elif kept.revision > self._revisions.get(kept.event_id, -1):
+                self._add(kept, line)
                 self._save(line)
+            return self._held >= 0 and not self._dirty
 
-    def _add(self, event_id: str, line: bytes) -> None:
+    def _add(self, event: HealthEvent, line: bytes) -> None:
+        event_id = event.event_id
         self._lines_bytes += len(line) - len(self._lines.get(event_id, b""))
         self._lines[event_id] = line
+        self._revisions[event_id] = event.revision
         while len(self._lines) > self._events_max or self._lines_bytes > QUEUE_BYTES_MAX:
             self._remove(next(iter(self._lines)))
             self.dropped_events += 1
 
     def _remove(self, event_id: str) -> bool:
         line = self._lines.pop(event_id, b"")
+        self._revisions.pop(event_id, None)
+        self._given.pop(event_id, None)
         self._lines_bytes -= len(line)
         return bool(line)
 
@@ -169,11 +179,16 @@ class EventQueue:
     def pending(self, count_max: int) -> list[HealthEvent]:
         """Return the oldest events without a receipt, at most *count_max*."""
         with self._lock:
-            lines = [line for line, _ in zip(self._lines.values(), range(count_max), strict=False)]
+            lines = list(islice(self._lines.values(), count_max))
+            given = islice(self._lines, count_max)
+            self._given.update({event_id: self._revisions[event_id] for event_id in given})
         return [parse_line(line) for line in lines]
 
     def receipt(self, event_ids: Iterable[str]) -> None:
-        """Forget events that the aggregator has on disk. Never raises."""
+        """Forget events that the aggregator has on disk, as `pending` gave them. Never raises.
+
+        A revision that came since then goes on waiting.
+        """
         with self._lock:
             self._forget(event_ids)
 
@@ -185,10 +200,14 @@ class EventQueue:
 
     def _forget(self, event_ids: Iterable[str]) -> int:
         """Return how many waited. The file follows later: sending an event twice is harmless."""
-        count = sum(self._remove(event_id) for event_id in event_ids)
+        count = sum(self._remove(each) for each in event_ids if not self._is_newer(each))
         if not self._lines and self._file_bytes:
             self._empty_file()
         return count
+
+    def _is_newer(self, event_id: str) -> bool:
+        waits = self._revisions.get(event_id, 0)
+        return waits > self._given.get(event_id, waits)
 
     def _empty_file(self) -> None:
         try:

@@ -48,7 +48,8 @@ def parse_target(target: str, *, allow_plaintext: bool = False) -> tuple[str, in
         host = host[1:-1]
     elif ":" in host:
         colon = ""
-    if not host or not colon or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    digits = port.isascii() and port.isdigit() and len(port) <= 5
+    if not host or not colon or not (digits and 0 < int(port) < 65536):
         raise TargetError(f"aggregator {target!r}: expected HOST:PORT, such as 127.0.0.1:7600")
     if not allow_plaintext and not _is_loopback(host):
         raise TargetError(

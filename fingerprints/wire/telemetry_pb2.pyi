@@ -119,7 +119,14 @@ class IngestAck(_message.Message):
     def __init__(self, durable: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedFrame, _Mapping]]] = ..., credit_frames: _Optional[int] = ...) -> None: ...
 
 class HealthEvent(_message.Message):
-    __slots__ = ("event_id", "device_kind", "device", "name", "code", "message", "boottime_ns", "wall_time_ns")
+    __slots__ = ("event_id", "device_kind", "device", "name", "code", "message", "boottime_ns", "wall_time_ns", "revision", "count", "last_boottime_ns", "forms", "forms_count", "process_id", "process_name", "attributes", "boot_id")
+    class AttributesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_KIND_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +135,15 @@ class HealthEvent(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     BOOTTIME_NS_FIELD_NUMBER: _ClassVar[int]
     WALL_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    LAST_BOOTTIME_NS_FIELD_NUMBER: _ClassVar[int]
+    FORMS_FIELD_NUMBER: _ClassVar[int]
+    FORMS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_NAME_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     event_id: str
     device_kind: str
     device: str
@@ -136,7 +152,16 @@ class HealthEvent(_message.Message):
     message: str
     boottime_ns: int
     wall_time_ns: int
-    def __init__(self, event_id: _Optional[str] = ..., device_kind: _Optional[str] = ..., device: _Optional[str] = ..., name: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., boottime_ns: _Optional[int] = ..., wall_time_ns: _Optional[int] = ...) -> None: ...
+    revision: int
+    count: int
+    last_boottime_ns: int
+    forms: _containers.RepeatedScalarFieldContainer[str]
+    forms_count: int
+    process_id: int
+    process_name: str
+    attributes: _containers.ScalarMap[str, str]
+    boot_id: bytes
+    def __init__(self, event_id: _Optional[str] = ..., device_kind: _Optional[str] = ..., device: _Optional[str] = ..., name: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., boottime_ns: _Optional[int] = ..., wall_time_ns: _Optional[int] = ..., revision: _Optional[int] = ..., count: _Optional[int] = ..., last_boottime_ns: _Optional[int] = ..., forms: _Optional[_Iterable[str]] = ..., forms_count: _Optional[int] = ..., process_id: _Optional[int] = ..., process_name: _Optional[str] = ..., attributes: _Optional[_Mapping[str, str]] = ..., boot_id: _Optional[bytes] = ...) -> None: ...
 
 class ReportEventsRequest(_message.Message):
     __slots__ = ("events",)

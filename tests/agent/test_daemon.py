@@ -15,6 +15,7 @@ import pytest
 
 from gangline.agent.daemon import Daemon, Patience
 from gangline.agent.framing import Framer
+from gangline.agent.listening import Teller
 from gangline.agent.spool.spool import Spool
 from gangline.agent.turn import NoData, Outcome
 from gangline.fingerprints import frames
@@ -121,6 +122,8 @@ class Fixture:
         self.stop = threading.Event()
         self.framer = Framer(RUN, BOOT)
         ids = (f"event-{number}" for number in itertools.count(1))
+        notify = self.client.notify
+        self.teller = Teller(self.clock, self.events, notify, lambda: next(ids), BOOT)
         self.daemon = Daemon(
             collectors,
             clock=self.clock,
@@ -129,7 +132,7 @@ class Fixture:
             client=self.client,
             framer=self.framer,
             patience=Patience(linger_seconds=linger_seconds),
-            event_id=lambda: next(ids),
+            teller=self.teller,
         )
 
     def run(self, seconds: int) -> None:
@@ -180,6 +183,49 @@ def test_each_collector_at_its_own_pace_in_one_frame_a_second() -> None:
     assert [stamp.sequence for stamp in stamps] == list(range(1, 32))
     assert {stamp.wall_ns - stamp.boottime_ns for stamp in stamps} == {1_700_000_000 * SECOND}
     assert made.client.notified == 31
+
+
+def test_a_collector_that_is_blind_in_part_gives_what_it_saw_and_says_what_it_did_not() -> None:
+    """One port of eight is a restricted function: seven good readings must not be thrown away for it."""
+
+    class OneEyed(Numa):
+        blind_words = "mlx5_7/1 refuses its counters; give it to the host with: rdma system set"
+
+    made = Fixture(OneEyed())
+    made.run(1)
+    ((_, block),) = made.tables("numa_10s")
+    assert block.rows == 2
+    ((_, device, code, words),) = made.outcomes()
+    assert (device, code, words) == ("numa", Outcome.BLIND, OneEyed.blind_words)
+
+
+def test_an_inventory_that_a_collector_asks_for_is_read_at_the_next_tick_but_not_at_every_one() -> (
+    None
+):
+    """A NIC that flaps for an hour: the child that reads the inventory must not be started each second."""
+    inventory = Numa(name="inventory", table="numa_60s", pace=Pace.BOOT)
+    made = Fixture(inventory)
+    made.run(1)
+    for _ in range(25):
+        made.teller.renew_inventory("eth0 appeared")
+        made.run(1)
+    assert inventory.turns == 1 + 3
+
+
+def test_what_a_collector_tells_is_whole_and_leaves_at_once() -> None:
+    """An event without id could not be told from another; one without time is of no use at 3 a.m."""
+    made = Fixture()
+    made.teller.tell(telemetry_pb2.HealthEvent(name="gpu.xid", code=79))
+    made.teller.tell(telemetry_pb2.HealthEvent(event_id="mine", boottime_ns=5, wall_time_ns=6))
+    first, second = made.events.events
+    assert (first.event_id, first.boottime_ns, first.wall_time_ns) == (
+        "event-1",
+        made.clock.boottime_ns(),
+        made.clock.wall_ns(),
+    )
+    assert (second.event_id, second.boottime_ns, second.wall_time_ns) == ("mine", 5, 6)
+    assert first.boot_id == second.boot_id == BOOT
+    assert made.client.notified == 2
 
 
 def test_the_agent_tells_of_itself() -> None:

@@ -137,6 +137,50 @@ def test_the_folder_is_held(tmp_path: Path) -> None:
     assert queue.dropped_events == 1
 
 
+def revision(number: int, count: int) -> HealthEvent:
+    return HealthEvent(event_id="storm", name="gpu.xid", revision=number, count=count)
+
+
+def test_a_higher_revision_takes_the_place_of_a_lower_one(tmp_path: Path) -> None:
+    """A storm's count grows while the aggregator is away: it gets the last word, once."""
+    queue = EventQueue.open(tmp_path / "events")
+    assert queue.put(revision(0, 1)) and queue.put(xid(1)) and queue.put(revision(2, 500))
+    queue.put(revision(1, 20))  # of before, told again after a crash
+    assert queue.pending(9) == [revision(2, 500), xid(1)]
+    queue = reopened(queue)
+    assert queue.pending(9) == [revision(2, 500), xid(1)]
+    queue.close()
+
+
+def test_a_receipt_is_for_the_revision_that_was_sent(tmp_path: Path) -> None:
+    """The count rose while the event was on its way: the new count must still go."""
+    queue = EventQueue.open(tmp_path / "events")
+    queue.put(revision(0, 1))
+    assert queue.pending(9) == [revision(0, 1)]
+    queue.put(revision(1, 20))
+    queue.receipt(["storm"])
+    assert queue.pending(9) == [revision(1, 20)]
+    queue.receipt(["storm"])
+    assert queue.pending(9) == []
+    queue.put(revision(2, 30))
+    assert queue.pending(9) == [revision(2, 30)]
+    queue.close()
+
+
+def test_put_says_whether_the_event_is_on_disk(tmp_path: Path) -> None:
+    """Who reads a log must not pass over a line whose event a crash would lose."""
+    queue = EventQueue.open(tmp_path / "events")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        assert not queue.put(xid(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert queue.put(xid(2))
+    queue.close()
+    assert not queue.put(xid(3))
+
+
 @settings(max_examples=100, deadline=None)
 @given(at=st.integers(0, 10_000), flip=st.integers(1, 255), cut=st.booleans())
 def test_damage_costs_the_lines_it_touches(at: int, flip: int, cut: bool) -> None:

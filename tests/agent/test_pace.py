@@ -26,6 +26,19 @@ def test_every_name_starts_at_once_and_then_keeps_to_the_grid() -> None:
     assert schedule.due(120 * SECOND) == ["fast", "slow", "minute"]
 
 
+def test_a_turn_can_be_had_early_once_and_the_grid_stays() -> None:
+    """A GPU came back after a reset: its inventory cannot wait ten minutes for its turn."""
+    schedule = Schedule(PERIODS)
+    schedule.hasten("minute")  # before its first turn, which comes at once anyway
+    schedule.due(60 * SECOND)
+    schedule.hasten("minute")
+    schedule.hasten("nobody")
+    assert schedule.due(61 * SECOND) == ["fast", "minute"]
+    assert schedule.due(62 * SECOND) == ["fast"]
+    assert "minute" in schedule.due(120 * SECOND)
+    assert schedule.skipped("minute") == 0
+
+
 def test_a_stall_is_counted_and_not_made_up_for() -> None:
     """A host that stood still for five seconds must not then read its counters five times in a row."""
     schedule = Schedule(PERIODS)
