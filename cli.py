@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "explain": (".aggregator.commands.explain", "aggregator", "why a host stands where it stands"),
     "watch": (".aggregator.commands.watch", "aggregator", "the table of hosts, kept fresh"),
     "sql": (".aggregator.commands.sql", "aggregator", "ask the store in SQL, read-only"),
+    "xid": (".agent.commands.xid", "agent", "what a code of NVIDIA's driver means, and what to do"),
     "run": (".aggregator.commands.run", "aggregator", "try it: aggregator, agent, simulated hosts"),
     "aggregator": (".aggregator.commands.aggregator", "aggregator", "run the service"),
     "agent": (".agent.commands.agent", "agent", "run the daemon of this host"),
@@ -106,7 +107,7 @@ def _help() -> str:
             "",
             *rows,
             "",
-            "exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers, 4 no such host",
+            "exit codes: 0 done, 1 failed, 2 wrong usage, 3 no aggregator answers, 4 not found",
         )
     )
 

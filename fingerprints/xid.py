@@ -1,23 +1,28 @@
-"""The XID policy: what each code of NVIDIA's driver means to us. The table is `xid.toml`."""
+"""The policy of XIDs and SXIDs: what each code of NVIDIA's drivers means to us.
+
+The tables are `xid.toml` (GPUs) and `sxid.toml` (NVSwitches); each is read when first asked for.
+What a line says beyond its code is `xid_decode.py`'s to read; `refined` lays it over the row.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 
 class Severity(StrEnum):
-    """What a code means for the host."""
+    """What a code means for the host, gravest first."""
 
     FATAL = "fatal"
     HAZARD = "hazard"
     APPLICATION = "application"
     IGNORE = "ignore"
-    UNKNOWN = "unknown"  # not in our table: shown, never fatal
+    UNKNOWN = "unknown"  # not in our table, or no longer in use: shown, never fatal
 
 
 class Clears(StrEnum):
@@ -26,6 +31,18 @@ class Clears(StrEnum):
     RESET = "reset"  # the GPU was reset, or the host booted
     REBOOT = "reboot"
     TIME = "time"  # `clear_seconds` after the last one
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """A code of the same device that explains the one which waits for it.
+
+    `severity` replaces the waiting row's; None adds words only.
+    """
+
+    code: int
+    words: str
+    severity: Severity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +60,82 @@ class Xid:
     why: str = ""
     hazard_factor: float = 1.0
     clear_seconds: float = 0.0
+    mnemonic: str = ""
+    investigate: str = ""
+    used: bool = True
+    wait_seconds: float = 0.0
+    companions: tuple[Companion, ...] = ()
+    cancels: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a row means beside the codes that came with it.
+
+    `waiting`: no companion has come yet and one still may; until then the row claims nothing.
+    """
+
+    severity: Severity
+    waiting: bool = False
+    words: tuple[str, ...] = ()
+
+
+#: What an action touches, from small to large.
+SCOPES = ("process", "gpu", "baseboard", "nvlink-domain", "host", "driver", "unknown")
 #: An unknown code is shown for an hour.
 UNKNOWN_SECONDS = 3600.0
+#: Codes of switches begin here; those of GPUs are far below.
+SXID_CODE_MIN = 10000
+#: The factor of a line that turned out graver than its row, which names none.
+REFINED_HAZARD_FACTOR = 50.0
 
 _KEYS = frozenset(Xid.__dataclass_fields__)
+#: What a row without these says: that we make nothing of its code.
+_UNUSED: dict[str, Any] = {
+    "action": "none; show it to NVIDIA if it comes again",
+    "scope": "unknown",
+    "severity": Severity.UNKNOWN,
+    "clears": Clears.TIME,
+    "clear_seconds": UNKNOWN_SECONDS,
+    "why": "no current driver is known to write this code",
+}
+_GRAVEST_FIRST = tuple(Severity)
 
 
 @cache
 def policy() -> dict[int, Xid]:
-    """Return code -> row, read once from the package."""
-    text = (resources.files(str(__package__)) / "xid.toml").read_text()
-    return {row.code: row for row in parse(text)}
+    """Return XID -> row, read once from the package."""
+    return {row.code: row for row in parse(_text("xid.toml"))}
+
+
+@cache
+def sxid_policy() -> dict[int, Xid]:
+    """Return SXID (NVSwitch) -> row, read once from the package."""
+    return {row.code: row for row in parse(_text("sxid.toml"), "sxid")}
+
+
+def _text(name: str) -> str:
+    # importlib.resources would cost the daemon 2 MB for reading a file beside this one.
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def lookup(code: int) -> Xid:
-    """Return the row of *code*; a row that claims nothing where there is none."""
-    known = policy().get(code)
-    return known or Xid(
+    """Return the row of XID *code*; a row that claims nothing where there is none."""
+    return policy().get(code) or _stranger(code, "read NVIDIA's XID catalogue")
+
+
+def lookup_sxid(code: int) -> Xid:
+    """Return the row of SXID *code*; a row that claims nothing where there is none."""
+    return sxid_policy().get(code) or _stranger(
+        code, "read NVIDIA's Fabric Manager user guide, appendix of SXIDs"
+    )
+
+
+def _stranger(code: int, action: str) -> Xid:
+    return Xid(
         code=code,
         name="a code that we have no policy for",
-        action="read NVIDIA's XID catalogue",
+        action=action,
         scope="unknown",
         severity=Severity.UNKNOWN,
         clears=Clears.TIME,
@@ -72,28 +143,102 @@ def lookup(code: int) -> Xid:
     )
 
 
-def parse(text: str) -> list[Xid]:
+def companions(code: int) -> tuple[Companion, ...]:
+    """Return the codes that XID *code* waits for, `lookup(code).wait_seconds` long."""
+    return lookup(code).companions
+
+
+def settled(row: Xid, seconds_apart: Mapping[int, float], age_seconds: float) -> Settled:
+    """Return what *row* means now.
+
+    `seconds_apart`: other codes of the same device -> seconds between them and this one, either
+    way. `age_seconds`: since this one first came. A row without companions means what it says, at
+    once; of several companions the gravest decides.
+    """
+    beside = [c for c in row.companions if abs(seconds_apart.get(c.code, 1e9)) <= row.wait_seconds]
+    words = tuple(companion.words for companion in beside)
+    decided = [c.severity for c in beside if c.severity is not None]
+    if decided:
+        return Settled(min(decided, key=_GRAVEST_FIRST.index), words=words)
+    if age_seconds < row.wait_seconds:
+        return Settled(Severity.IGNORE, waiting=True, words=words)
+    return Settled(row.severity, words=words)
+
+
+def refined(row: Xid, attributes: Mapping[str, str]) -> Xid:
+    """Return *row* with what its line was decoded to say (`Decoded.attributes`) laid over it.
+
+    Attributes that are missing, or that this version does not understand, change nothing.
+    """
+    try:
+        severity = Severity(attributes.get("severity", row.severity))
+    except ValueError:
+        severity = row.severity
+    changed = replace(row, severity=severity, action=attributes.get("action") or row.action)
+    if severity not in (Severity.FATAL, Severity.HAZARD):
+        return replace(changed, hazard_factor=1.0, reason="NONE")
+    factor = row.hazard_factor if row.hazard_factor > 1 else REFINED_HAZARD_FACTOR
+    changed = replace(changed, hazard_factor=factor if severity is Severity.HAZARD else 1.0)
+    if row.reason == "NONE":
+        reason = "FABRIC" if row.code >= SXID_CODE_MIN else "XID_FATAL"
+        changed = replace(changed, reason=reason)
+    if row.clears is Clears.TIME:
+        reboot = attributes.get("recovery") == "reboot"
+        clears = Clears.REBOOT if reboot else Clears.RESET
+        changed = replace(changed, clears=clears, clear_seconds=0.0)
+    return changed
+
+
+def parse(text: str, table: str = "xid") -> list[Xid]:
     """Return the rows of *text*. Raises ValueError that names the code and what is wrong."""
-    rows = [_row(entry) for entry in tomllib.loads(text).get("xid", [])]
-    codes = [row.code for row in rows]
-    for code in codes:
-        if codes.count(code) > 1:
-            raise ValueError(f"xid {code}: stands in the table twice")
+    rows = [_row(entry, table) for entry in tomllib.loads(text).get(table, [])]
+    seen: set[int] = set()
+    for row in rows:
+        if row.code in seen:
+            raise ValueError(f"{table} {row.code}: stands in the table twice")
+        seen.add(row.code)
     return rows
 
 
-def _row(entry: dict[str, Any]) -> Xid:
-    code = entry.get("code")
+def _row(entry: dict[str, Any], table: str) -> Xid:
+    name = f"{table} {entry.get('code')}"
     unknown = entry.keys() - _KEYS
     if unknown:
-        raise ValueError(f"xid {code}: unknown key {min(unknown)!r}")
+        raise ValueError(f"{name}: unknown key {min(unknown)!r}")
+    if not entry.get("used", True):
+        entry = _UNUSED | entry
     try:
-        severity, clears = Severity(entry["severity"]), Clears(entry["clears"])
-        row = Xid(**entry | {"severity": severity, "clears": clears})
+        row = Xid(**entry | _converted(entry))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"xid {code}: {error}") from error
-    if (clears is Clears.TIME) != (row.clear_seconds > 0):
-        raise ValueError(f"xid {code}: clear_seconds goes with clears = 'time', and only with it")
-    if (severity is Severity.HAZARD) != (row.hazard_factor > 1):
-        raise ValueError(f"xid {code}: hazard_factor above 1 goes with severity = 'hazard'")
+        raise ValueError(f"{name}: {error}") from error
+    if fault := _fault(row):
+        raise ValueError(f"{name}: {fault}")
     return row
+
+
+def _converted(entry: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "severity": Severity(entry["severity"]),
+        "clears": Clears(entry["clears"]),
+        "companions": tuple(_companion(one) for one in entry.get("companions", ())),
+        "cancels": tuple(entry.get("cancels", ())),
+    }
+
+
+def _companion(entry: dict[str, Any]) -> Companion:
+    severity = Severity(entry["severity"]) if "severity" in entry else None
+    fields: dict[str, Any] = {**entry, "severity": severity}
+    return Companion(**fields)
+
+
+def _fault(row: Xid) -> str:
+    """Return what of *row* contradicts itself; "" where nothing does."""
+    if (row.clears is Clears.TIME) != (row.clear_seconds > 0):
+        return "clear_seconds goes with clears = 'time', and only with it"
+    if (row.severity is Severity.HAZARD) != (row.hazard_factor > 1):
+        return "hazard_factor above 1 goes with severity = 'hazard'"
+    if bool(row.companions) != (row.wait_seconds > 0):
+        return "wait_seconds goes with companions, and only with them"
+    if row.scope not in SCOPES:
+        return f"scope {row.scope!r}: expected one of {', '.join(SCOPES)}"
+    return ""

@@ -1,0 +1,342 @@
+"""`gangline xid`: what a code of NVIDIA's driver means, what others do about it, what we do and why.
+
+Asks nobody: the tables are part of the package, so it answers on a laptop, and on a host that is cut off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...cli import NOT_FOUND, OK
+from ...fingerprints.xid import (
+    Clears,
+    Severity,
+    Xid,
+    lookup,
+    lookup_sxid,
+    policy,
+    refined,
+    sxid_policy,
+)
+from ...fingerprints.xid_decode import RECOVERY, VARYING, Decoded, Line, decode, split
+from ...fingerprints.xid_reading import driver_major, printable
+from ...fingerprints.xid_tools import others
+
+#: Lines longer than this are hard to read, however wide the terminal; also the width of a pipe.
+WIDTH_MAX = 100
+WIDTH_MIN = 40
+#: Where the right column of a card begins.
+LABEL_CHARACTERS = 14
+#: A code has no more digits.
+CODE_DIGITS_MAX = 9
+#: Of a pasted line so much is repeated.
+LINE_CHARACTERS_MAX = 400
+
+MEANING = {
+    Severity.FATAL: "fatal: no job may start on the host until it is cleared",
+    Severity.HAZARD: "hazard: jobs may run, a fault is {factor:g} times as likely",
+    Severity.APPLICATION: "application: the program's doing; the host stays as it is",
+    Severity.IGNORE: "ignored: shown, means nothing by itself",
+    Severity.UNKNOWN: "unknown: shown, never fatal by itself",
+}
+
+
+#: The XID whose text is the recovery that the driver asks for.
+RECOVERY_CHANGED = 154
+GIVE_THE_LINE = "the rest of its line may change that: give the whole line, in quotes"
+
+#: Where the catalogue's words are from.
+NVIDIA = {
+    "xid": "Catalogue: docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html",
+    "sxid": "Catalogue: NVIDIA Fabric Manager User Guide, appendix D",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One thing to explain: a code, or the line that it stands in."""
+
+    table: str
+    code: int
+    line: Line | None = None
+
+    @property
+    def row(self) -> Xid:
+        """Return the policy's row; one that claims nothing where the table has none."""
+        return lookup(self.code) if self.table == "xid" else lookup_sxid(self.code)
+
+    @property
+    def known(self) -> bool:
+        """Say whether the table has a row of this code."""
+        return self.code in _table(self.table)
+
+
+def main(arguments: list[str]) -> int:
+    """Explain codes or lines; without any, list all codes. 4 when a code is in no table of ours."""
+    options = _parser().parse_intermixed_args(arguments)
+    driver = options.driver or ""
+    asked = [*options.codes, *options.sxid]
+    if not asked:
+        return _list(as_json=options.json)
+    if options.json:
+        print(json.dumps({"codes": [document(one, driver) for one in asked]}))
+    else:
+        width = width_to_fill()
+        cards = [explained(one, driver, width) for one in asked]
+        print("\n\n".join([*cards, "\n".join(_fields(_sources(asked), width))]))
+    return OK if all(one.known for one in asked) else NOT_FOUND
+
+
+def width_to_fill() -> int:
+    """Return the columns to fill: COLUMNS, else the terminal's, and what reads well when piped."""
+    columns = shutil.get_terminal_size((WIDTH_MAX, 24)).columns
+    return min(max(columns, WIDTH_MIN), WIDTH_MAX)
+
+
+def explained(asked: Asked, driver: str, width: int) -> str:
+    """Return all that is known of one code or line, what to do first, wrapped to *width*."""
+    row = asked.row
+    blocks: list[Iterable[str]] = [[_heading(asked, width)]]
+    if asked.line is not None:
+        decoded = _decoded(asked, asked.line, driver)
+        blocks.append(_fields(_of_line(asked.line, decoded, driver), width))
+        row = refined(row, decoded.attributes)
+    blocks += [_fields(_ours(asked, row), width), _fields(_theirs(asked), width)]
+    if beside := [*_companions(asked)]:
+        blocks.append(_fields(beside, width))
+    return "\n\n".join(text for text in map("\n".join, blocks) if text)
+
+
+def _heading(asked: Asked, width: int) -> str:
+    row = asked.row
+    mnemonic = f" ({row.mnemonic})" if row.mnemonic else ""
+    title = f"{asked.table.upper()} {asked.code}: {row.name}{mnemonic}"
+    return "\n".join(textwrap.wrap(title, width, subsequent_indent="  "))
+
+
+def _decoded(asked: Asked, line: Line, driver: str) -> Decoded:
+    return decode(asked.code, line.message, driver, asked.table)
+
+
+def _of_line(line: Line, decoded: Decoded, driver: str) -> Iterator[tuple[str, str]]:
+    yield "The line", printable(line.message[:LINE_CHARACTERS_MAX]) or "says only its code"
+    yield "Device", line.device
+    if decoded.words:
+        yield "It says", decoded.words
+    if decoded.process_id or decoded.process_name:
+        named = " ".join(filter(None, (decoded.process_name, f"pid {decoded.process_id}")))
+        yield "Process", f"{named}; it met the fault, it need not be its cause"
+    if decoded.continuation:
+        yield "Note", "a further line about the same code, no event of its own"
+    if not decoded.verified:
+        yield "Unverified", _unverified(driver)
+
+
+def _unverified(driver: str) -> str:
+    if driver:
+        return f"driver {driver} should write these bits differently; is it the one of that time?"
+    return "say which driver wrote it, as: --driver 575.57.08"
+
+
+def _ours(asked: Asked, row: Xid) -> Iterator[tuple[str, str]]:
+    if not asked.known:
+        yield (
+            "Not listed",
+            "our table has no such code; we show it, count it and never drain for it",
+        )
+    yield "Do", row.action
+    yield "We call it", _called(asked, row)
+    if row.why or row.catalogue:
+        yield "Why", row.why or f"as NVIDIA has it: {row.catalogue}"
+    if row.scope != "unknown":
+        yield "Touches", row.scope
+    yield "Cleared when", _cleared(row)
+    if row.reason != "NONE":
+        yield "Reason code", row.reason
+
+
+def _called(asked: Asked, row: Xid) -> str:
+    if asked.line is not None or not _varies(asked):
+        return MEANING[row.severity].format(factor=row.hazard_factor)
+    if (asked.table, asked.code) == ("xid", RECOVERY_CHANGED):
+        said = ", ".join(f"{name}: {severity}" for name, severity, _ in RECOVERY.values())
+        return f"what its text says ({said}); {GIVE_THE_LINE}"
+    return f"{MEANING[row.severity].format(factor=row.hazard_factor)}. {GIVE_THE_LINE.capitalize()}"
+
+
+def _varies(asked: Asked) -> bool:
+    return asked.known and (asked.table == "sxid" or asked.code in VARYING)
+
+
+def _cleared(row: Xid) -> str:
+    if row.clears is Clears.TIME:
+        return f"it does not come again for {row.clear_seconds / 60:.0f} minutes"
+    if row.clears is Clears.REBOOT:
+        return "the host boots"
+    return "the GPU is reset, or the host boots"
+
+
+def _theirs(asked: Asked) -> Iterator[tuple[str, str]]:
+    row = asked.row
+    if row.catalogue:
+        unused = "" if row.used else " (unused)"
+        further = f"; to investigate: {row.investigate}" if row.investigate else ""
+        yield "Catalogue", f"{row.catalogue}{unused}{further}"
+    if asked.table == "xid":
+        for number, other in enumerate(others(asked.code)):
+            yield "" if number else "Others", f"{other.tool}: {other.words}"
+
+
+def _sources(asked: list[Asked]) -> Iterator[tuple[str, str]]:
+    tables = {one.table for one in asked}
+    for number, source in enumerate(
+        (
+            *(NVIDIA[table] for table in ("xid", "sxid") if table in tables),
+            *dict.fromkeys(
+                f"{other.tool}: {other.source}"
+                for one in asked
+                if one.table == "xid"
+                for other in others(one.code)
+            ),
+        )
+    ):
+        yield "" if number else "Sources", source
+
+
+def _companions(asked: Asked) -> Iterator[tuple[str, str]]:
+    row, table = asked.row, asked.table.upper()
+    for number, one in enumerate(row.companions):
+        label = "" if number else "Beside it"
+        yield label, f"{table} {one.code} within {row.wait_seconds:.0f} s: {one.words}"
+    if row.cancels:
+        yield "Takes back", ", ".join(f"{table} {code}" for code in row.cancels)
+    for other in _table(asked.table).values():
+        if asked.code in other.cancels:
+            yield "Taken back", f"by {table} {other.code}: {other.name}"
+        for one in other.companions:
+            if one.code == asked.code:
+                waits = f"{table} {other.code} waits {other.wait_seconds:.0f} s for it"
+                yield "Explains", f"{waits}: {one.words}"
+
+
+def _table(table: str) -> dict[int, Xid]:
+    return policy() if table == "xid" else sxid_policy()
+
+
+def _fields(pairs: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
+    indent = " " * (LABEL_CHARACTERS + 2)
+    for label, text in pairs:
+        yield from textwrap.wrap(
+            text,
+            width,
+            initial_indent=f"  {label:<{LABEL_CHARACTERS}}",
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+        )
+
+
+def document(asked: Asked, driver: str) -> dict[str, Any]:
+    """Return one code or line as JSON. `row` is the policy's, `now` what the line makes of it."""
+    answer: dict[str, Any] = {
+        "table": asked.table,
+        "code": asked.code,
+        "known": asked.known,
+        "row": dataclasses.asdict(asked.row),
+        "others": [dataclasses.asdict(other) for other in others(asked.code)]
+        if asked.table == "xid"
+        else [],
+    }
+    if asked.line is not None:
+        decoded = _decoded(asked, asked.line, driver)
+        answer |= {
+            "device": asked.line.device,
+            "line": dataclasses.asdict(decoded),
+            "now": dataclasses.asdict(refined(asked.row, decoded.attributes)),
+        }
+    return answer
+
+
+def _list(*, as_json: bool) -> int:
+    """Print every code of both tables, one line each."""
+    every = [Asked(table, code) for table in ("xid", "sxid") for code in sorted(_table(table))]
+    if as_json:
+        print(json.dumps({"codes": [document(one, "") for one in every]}))
+        return OK
+    width = width_to_fill()
+    for one in every:
+        row = one.row
+        what = f"{row.name} -> {row.action}" if row.used else f"{row.name} (unused)"
+        line = f"{one.table.upper():<4} {one.code:>5}  {row.severity.value:<11}  {what}"
+        print(line if len(line) <= width else f"{line[: width - 1].rstrip()}…")
+    return OK
+
+
+def _asked(text: str) -> Asked:
+    """Return what *text* asks for. Raises argparse.ArgumentTypeError with what would be right."""
+    if line := split(text):
+        return Asked(line.table, line.code, line)
+    table, _, number = text.strip().lower().rpartition(":")
+    if table.strip() in ("", "xid", "sxid") and _is_code(number.strip()):
+        return Asked(table.strip() or "xid", int(number))
+    raise argparse.ArgumentTypeError(
+        f"{printable(text[:60])!r}: expected an XID (94), an SXID (sxid:20034) or a line of the "
+        "kernel log in quotes ('NVRM: Xid (PCI:0000:9b:00): 119, pid=...')"
+    )
+
+
+def _sxid(text: str) -> Asked:
+    if not _is_code(text):
+        raise argparse.ArgumentTypeError(f"{printable(text[:60])!r}: expected an SXID, as 20034")
+    return Asked("sxid", int(text))
+
+
+def _is_code(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= CODE_DIGITS_MAX
+
+
+def _driver(text: str) -> str:
+    if driver_major(text) is None:
+        raise argparse.ArgumentTypeError(
+            f"{printable(text[:60])!r}: expected a version of NVIDIA's driver, as 575.57.08"
+        )
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline xid",
+        description="What a code of NVIDIA's driver means: what to do, what the catalogue says, what "
+        "other tools do, what we do and why, and what clears it. Without a code: all of them, one "
+        "line each. A line of the kernel log is decoded. Needs no aggregator.",
+        epilog="exit codes: 0 done, 2 wrong usage, 4 a code that is in no table of ours",
+    )
+    parser.add_argument(
+        "codes",
+        nargs="*",
+        type=_asked,
+        metavar="CODE|LINE",
+        help="94, sxid:20034, or a line of the kernel log in quotes; several may follow",
+    )
+    parser.add_argument(
+        "--sxid",
+        action="append",
+        type=_sxid,
+        default=[],
+        metavar="CODE",
+        help="a code of an NVSwitch",
+    )
+    parser.add_argument(
+        "--driver",
+        type=_driver,
+        metavar="VERSION",
+        help="the driver that wrote the line; XIDs 144 to 150 are written differently from R575 on",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser

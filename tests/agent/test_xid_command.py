@@ -1,0 +1,235 @@
+"""`gangline xid` as it is met at 3 a.m.: over ssh, in a narrow terminal, with a line pasted from dmesg."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from typing import Any
+
+import pytest
+
+from gangline import cli
+from gangline.agent.commands.xid import WIDTH_MAX, WIDTH_MIN
+from gangline.fingerprints.xid import policy, sxid_policy
+
+GUARD_SECONDS = 60.0
+GSP = (
+    "[Sun Feb 23 16:24:18 2025] NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, "
+    "Timeout after 6s of waiting for RPC response from GPU4 GSP! Expected function 103 "
+    "(GSP_RM_ALLOC) (0x2081 0x4)."
+)
+NETIR = "NVRM: Xid (PCI:0009:01:00): 149, NETIR_LINK_DOWN Fatal XC0 i0 Link 01 (0x02100011 0x0)"
+SWITCH = "nvidia-nvswitch0: SXid (PCI:0000:8b:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Run the command; return its exit code and what it printed."""
+    code = cli.main(["xid", *arguments])
+    return code, capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run the command, which must end with wrong usage; return what it said of it."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["xid", *arguments])
+    assert stop.value.code == cli.USAGE
+    return capsys.readouterr().err
+
+
+def test_every_code_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 57 codes nobody had written why; that NVIDIA says the same is a reason too."""
+    for table in (policy(), sxid_policy()):
+        for code, row in table.items():
+            name = f"{'xid' if table is policy() else 'sxid'}:{code}"
+            _, out = said(capsys, name)
+            assert "  Why  " in out and "  Do  " in out, name
+            assert row.why[:20] in out or f"as NVIDIA has it: {row.catalogue}" in out
+
+
+def test_a_code_whose_line_decides_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """XID 154 read `ignored: means nothing by itself`, while its line asked for a reboot."""
+    lines = {
+        "74": "NVRM: Xid (PCI:0000:9b:00): 74, NVLink: fatal error detected on link 3(0x0, 0x0)",
+        "144": "NVRM: Xid (PCI:0000:9b:00): 144, SAW_MVB Nonfatal XC0 i0 Link 0 (0x1 0x8 0x0)",
+        "154": "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 "
+        "(Node Reboot Required)",
+        "sxid:20034": SWITCH,
+    }
+    for code, line in lines.items():
+        _, out = said(capsys, code)
+        assert "ive the whole line" in " ".join(out.split())
+        _, out = said(capsys, line)
+        assert "ive the whole line" not in " ".join(out.split())
+    _, out = said(capsys, "154")
+    assert "means nothing" not in out and "reboot: fatal" in " ".join(out.split())
+    _, out = said(capsys, "94")
+    assert "ive the whole line" not in " ".join(out.split())
+
+
+def test_a_code_says_what_to_do_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever was woken reads the first lines; the sources are for the day after."""
+    code, out = said(capsys, "94")
+    assert code == cli.OK
+    wanted = [
+        "XID 94: contained memory error (ROBUST_CHANNEL_CONTAINED_ERROR)",
+        "Do            restart the application; reset the GPU at the end of the job",
+        "hazard: jobs may run, a fault is 10 times as likely",
+        "Why  ",
+        "Touches       gpu",
+        "Cleared when  the GPU is reset, or the host boots",
+        "Catalogue     restart application",
+        "GPUd: critical, reboots the host",
+        "XID 48 waits 5 s for it",
+        "docs.nvidia.com/deploy/xid-errors",
+    ]
+    places = [out.index(words) for words in wanted]
+    assert places == sorted(places)
+
+
+def test_several(capsys: pytest.CaptureFixture[str]) -> None:
+    """Codes come in company; options may stand between them."""
+    code, out = said(
+        capsys, "48", "--driver", "575.57.08", "sxid:20034", "--sxid", "10005", "XID:162"
+    )
+    assert code == cli.OK
+    assert [line for line in out.splitlines() if line.startswith(("XID", "SXID"))] == [
+        "XID 48: uncorrectable memory error (ROBUST_CHANNEL_GPU_ECC_DBE)",
+        "SXID 20034: NVLink: an active link went down (LTSSM fault up)",
+        "XID 162: power smoothing works again (PSHC_REENGAGED)",
+        "SXID 10005: host: cool again",
+    ]
+    assert "XID 95 within 5 s" in out and "Takes back    XID 163" in out
+    assert "Fabric Manager User Guide" in out
+
+
+def test_a_pasted_line_is_decoded(capsys: pytest.CaptureFixture[str]) -> None:
+    """The process that met the hang is named, and not accused."""
+    code, out = said(capsys, GSP)
+    assert code == cli.OK and out.startswith("XID 119: GSP did not answer")
+    words = " ".join(out.split())
+    assert "Device 0000:9b:00.0" in words
+    assert "nvidia-smi pid 2024380; it met the fault, it need not be its cause" in words
+    assert "the driver waited 6 s for GSP_RM_ALLOC" in words
+
+
+def test_the_line_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    """An NVLink 5 code is a hazard undecoded; its line can make it fatal, if the driver is known."""
+    assert "hazard: jobs may run" in said(capsys, "149")[1]
+    code, out = said(capsys, NETIR, "--driver", "580.65.06")
+    assert code == cli.OK and "fatal: no job may start" in out and "Unverified" not in out
+    assert "say which driver wrote it" in said(capsys, NETIR)[1]
+    assert "driver 570.86 should write" in said(capsys, NETIR, "--driver", "570.86")[1]
+    assert "the line says Fatal, link 30" in said(capsys, SWITCH)[1]
+
+
+def test_an_unknown_code_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    """A script must be able to tell; a person wants to know what we would do."""
+    code, out = said(capsys, "99999")
+    assert code == cli.NOT_FOUND
+    assert "our table has no such code; we show it, count it and never drain for it" in " ".join(
+        out.split()
+    )
+    assert said(capsys, "94", "99999")[0] == cli.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["banana", "", "-", "9" * 10, "94.0", "٤٢", "sxid:", "gpu:94", "NVRM: Xid (PCI:0)", "\x1b]0;"],
+)
+def test_what_is_no_code_is_refused(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """The refusal says what would be right, and repeats nothing that a terminal would obey."""
+    words = refused(capsys, text)
+    assert "expected an XID (94), an SXID (sxid:20034) or a line of the kernel log" in words
+    assert "\x1b" not in words
+
+
+def test_other_refusals(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each option says what it takes."""
+    assert "expected an SXID, as 20034" in refused(capsys, "--sxid", "x")
+    assert "expected a version of NVIDIA's driver, as 575.57.08" in refused(
+        capsys, "--driver", "new"
+    )
+
+
+def test_all_codes_one_line_each(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """`gangline xid | grep fatal`."""
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out = said(capsys)
+    lines = out.splitlines()
+    assert code == cli.OK and len(lines) == len(policy()) + len(sxid_policy())
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[93].startswith("XID     94  hazard       contained memory error -> restart")
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """For scripts: the row, what others do, and what a line makes of the row."""
+    answer = json.loads(said(capsys, "--json", "48", NETIR, "--driver", "580.65.06")[1])["codes"]
+    assert answer[0]["row"]["companions"][0]["code"] == 94 and answer[0]["known"]
+    assert answer[1]["row"]["severity"] == "hazard" and answer[1]["now"]["severity"] == "fatal"
+    assert answer[1]["line"]["attributes"]["link"] == "1" and answer[1]["line"]["verified"]
+    every = json.loads(said(capsys, "--json")[1])["codes"]
+    assert len(every) == len(policy()) + len(sxid_policy())
+    code, out = said(capsys, "--json", "99999")
+    assert code == cli.NOT_FOUND and json.loads(out)["codes"][0]["known"] is False
+
+
+@pytest.mark.parametrize("columns", [1, 40, 80, 120, 1000])
+def test_every_card_fits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """Each code of the table, at each width: no line longer, none that says nothing."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    codes = [str(code) for code in policy()] + [f"sxid:{code}" for code in sxid_policy()]
+    code, out = said(capsys, *codes, GSP, "NVRM: Xid (PCI:0000:9b:00): 43")
+    assert code == cli.OK
+    width = min(max(columns, WIDTH_MIN), WIDTH_MAX)
+    assert [line for line in out.splitlines() if len(line) > width and " " in line.strip()] == []
+    labels = [
+        line.strip() for line in out.splitlines() if line.startswith("  ") and len(line) <= 16
+    ]
+    assert [label for label in labels if label in ("Do", "Why", "Catalogue", "Others")] == []
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_in_a_real_terminal(columns: int) -> None:
+    """A pty of that width, as over ssh: wrapped to it, and no escape codes."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "gangline.cli", "xid", "48"], stdout=child, env=environment
+    ) as process:
+        os.close(child)
+        out = b""
+        while chunk := _read(parent):
+            out += chunk
+        assert process.wait(GUARD_SECONDS) == cli.OK
+    os.close(parent)
+    lines = out.decode().splitlines()
+    longest = max(map(len, lines))
+    assert longest <= columns and longest > min(columns, WIDTH_MAX) - 12
+    assert b"\x1b" not in out
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux ends a pty so
+        return b""
+
+
+def test_it_answers_on_a_host_with_nothing_installed() -> None:
+    """On a host that is cut off, from the package alone: no library, and no aggregator."""
+    code = (
+        "import sys; from gangline import cli; cli.main(['xid', '94']); "
+        "print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    loaded = set(out.stdout.splitlines()[-1].split())
+    assert not loaded & {"google", "h2", "grpc", "duckdb", "numpy", "psutil", "pynvml", "asyncio"}
