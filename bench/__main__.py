@@ -16,6 +16,7 @@ BENCHES = {
     "codec": "the frame codec against protobuf and Arrow",
     "agent_cost": "the agent's CPU and memory against a C program with the same reads",
     "transport_cost": "the agent's client to the aggregator against the same calls by grpclib",
+    "events_lane": "a kernel record to its receipt against a bare unary echo, and a storm of 800,000 lines",
     "ingest_cost": "the aggregator's CPU a row, from the wire to durable, against a raw Arrow insert",
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes",
 }

@@ -1,0 +1,234 @@
+"""The kernel's log: a thread that waits for records and tells events, and a turn that reports its counts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ...fingerprints.block import Block
+from ...fingerprints.catalogue import Pace
+from ..clock import Clock, SystemClock
+from ..hardware.files import read_text
+from ..hardware.kmsg import PlainFile, Source, is_overrun, is_too_long, open_log, suspended_ns
+from ..hardware.roots import Roots
+from ..identity import boot_id
+from ..kernel_log.driver import Decoder
+from ..kernel_log.follow import Follower
+from ..kernel_log.position import Keeper
+from ..kernel_log.stamps import Stamps
+from ..listening import Teller
+from ..turn import Blind, NoData
+from ..xid_witness import WITNESS
+from .columns import put
+
+#: A log that cannot be opened is tried again this often.
+REOPEN_SECONDS = 60.0
+#: Records taken between two looks at the clock: what is due is told also in the midst of a storm.
+RECORDS_PER_GROUP = 256
+#: A storm's groups are so far apart, and at least as long as the one before took: half a core at the most.
+STORM_REST_SECONDS = 0.003
+#: A turn to which nobody listens reads no more groups than this.
+GROUPS_PER_TURN_MAX = 1024
+CLOSE_SECONDS_MAX = 1.0
+
+
+class KernelLog:
+    """Tells what the kernel's log says, at once; `collect` reports how much was read, told and lost.
+
+    Without `listen` a turn reads by itself what there is, and tells nobody.
+    """
+
+    name = "kernel_log_10s"
+    pace = Pace.TEN_SECONDS
+    enters_driver = False
+
+    def __init__(self, roots: Roots, open_source: Callable[[Path], Source] = open_log) -> None:
+        """Opens nothing yet. *open_source*: what gives the records of /dev/kmsg."""
+        self._path = roots.dev / "kmsg"
+        self._roots = roots
+        self._open_source = open_source
+        self._follower: Follower | None = None
+        self._source: Source | None = None
+        self._nothing: Exception | None = None
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._wake = -1
+        self._block = Block("kernel_log_10s", ("host",))
+
+    # The turn ------------------------------------------------------------------------------
+
+    def collect(self) -> Sequence[Block]:
+        """Return the counts. Raises NoData without a log, Blind when it is closed to us."""
+        if self._thread is None:
+            self._look()
+        if self._nothing is not None:
+            raise self._nothing.with_traceback(None)
+        if (follower := self._follower) is not None:
+            self._put("read_count", follower.read_count)
+            self._put("told_events", follower.told_count)
+            self._put("lost_count", follower.lost_count)
+            self._put("not_understood_count", follower.not_understood_count)
+            self._put("incidents_count", len(follower.incidents))
+        return (self._block,)
+
+    def _put(self, name: str, value: int) -> None:
+        put(self._block, f"kernel_log.{name}", 0, value)
+
+    def _look(self) -> None:
+        """Read what is there, in the caller's thread."""
+        try:
+            if self._follower is None:
+                self._follower = self._follow(SystemClock(), None)
+            if self._source is None:
+                self._source = self._open(self._follower)
+            for _ in range(GROUPS_PER_TURN_MAX):
+                if _read_group(self._source, self._follower, live=False):
+                    break
+            self._follower.drained()
+            self._follower.settle()
+        except (OSError, NoData) as error:
+            self._nothing = self._why(error)
+
+    # The thread ----------------------------------------------------------------------------
+
+    def listen(self, teller: Teller) -> None:
+        """Begin to follow the log."""
+        self._follower = self._follow(teller.clock, teller)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._follower, teller.clock), name="kernel-log", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; what it counted and did not tell yet is told. Returns within a second."""
+        self._closing.set()
+        if self._thread is not None:
+            with suppress(OSError):
+                os.eventfd_write(self._wake, 1)
+            self._thread.join(CLOSE_SECONDS_MAX)
+            if not self._thread.is_alive():
+                os.close(self._wake)
+                self._thread = None
+        elif self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def _follow(self, clock: Clock, teller: Teller | None) -> Follower:
+        state = self._roots.state if teller else None
+        return Follower(
+            boot_id(self._roots.proc),
+            teller.tell if teller else lambda event: True,
+            Keeper(state / "kernel_log" if state else None),
+            clock,
+            Stamps(suspended_ns),
+            Decoder(self._driver_version).decode,
+        )
+
+    def _driver_version(self) -> str:
+        return read_text(self._roots.sys / "module/nvidia/version") or ""
+
+    def _run(self, follower: Follower, clock: Clock) -> None:
+        while not self._closing.is_set():
+            again = False
+            try:
+                again = self._follow_log(follower, clock)
+            except Exception as error:  # noqa: BLE001 - whatever this was, the log is followed again
+                self._nothing = self._why(error)
+            if not again:
+                self._closing.wait(REOPEN_SECONDS)
+        follower.finish()
+
+    def _open(self, follower: Follower) -> Source:
+        if self._roots.dev == Path("/dev") and not self._roots.is_this_machine:
+            raise NoData("this host is a folder: it has no kernel")
+        source = self._open_source(self._path)
+        follower.opened()
+        return source
+
+    def _follow_log(self, follower: Follower, clock: Clock) -> bool:
+        """Follow the log until `close`. True: it must be read again from its beginning, at once."""
+        source = self._open(follower)
+        try:
+            self._nothing = None
+            WITNESS.reads_the_kernel_log = True
+            live = False
+            while not self._closing.is_set():
+                began_ns = clock.boottime_ns()
+                drained = _read_group(source, follower, live=live)
+                live = False
+                if drained and not follower.drained():
+                    return True
+                follower.settle()
+                if drained:
+                    live = self._wait(source, follower.next_ns(), clock)
+                else:
+                    took_seconds = (clock.boottime_ns() - began_ns) / 1e9
+                    self._closing.wait(max(STORM_REST_SECONDS, took_seconds))
+        finally:
+            WITNESS.reads_the_kernel_log = False
+            source.close()
+        return False
+
+    def _wait(self, source: Source, until_ns: int | None, clock: Clock) -> bool:
+        """Return when a record came (True), or something is due, or at `close`."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if source.fileno() >= 0:
+            poll.register(source.fileno(), select.POLLIN)
+        milliseconds = None
+        if until_ns is not None:  # rounded up, or the last millisecond would spin
+            milliseconds = max(0, until_ns - clock.boottime_ns()) // 1_000_000 + 1
+        return source.fileno() in {descriptor for descriptor, _ in poll.poll(milliseconds)}
+
+    def _why(self, error: Exception) -> Exception:
+        """Return the words of a turn for what kept the log from us."""
+        if isinstance(error, NoData):
+            return error
+        if not isinstance(error, OSError):
+            return RuntimeError(f"the kernel log's reader failed: {type(error).__name__}: {error}")
+        if error.errno == errno.EPERM:
+            python = os.path.realpath(sys.executable)
+            return Blind(
+                f"{self._path} needs CAP_SYSLOG (kernel.dmesg_restrict is 1); open it with "
+                f"AmbientCapabilities=CAP_SYSLOG in the agent's unit, or: setcap cap_syslog=ep "
+                f"{python}, or: sysctl kernel.dmesg_restrict=0"
+            )
+        if error.errno == errno.EACCES:
+            return Blind(f"{self._path} may not be opened; open it with: chmod a+r {self._path}")
+        if error.errno in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
+            return NoData(f"no {self._path}; a container is given it by --device=/dev/kmsg")
+        return RuntimeError(f"{self._path}: {error.strerror}")
+
+
+def _read_group(source: Source, follower: Follower, *, live: bool) -> bool:
+    """Take records; return whether all that is there was taken.
+
+    *live*: the first of them was written just now. Raises OSError, and NoData at an end that the
+    kernel's log does not have.
+    """
+    for _ in range(RECORDS_PER_GROUP):
+        try:
+            data = source.read()
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            if is_too_long(error):
+                follower.too_long()
+            elif not is_overrun(error):  # the gap in the numbers will say how many were lost
+                raise
+            live = False
+            continue
+        if not data:
+            if isinstance(source, PlainFile):
+                return True
+            raise NoData("it has an end: a stand-in, and not the kernel's log")
+        follower.take(data, live=live)
+        live = False
+    return False

@@ -1,0 +1,1 @@
+"""What the kernel's log means: classified lines, incidents, and how far it was read. No thread, no device."""

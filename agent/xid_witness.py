@@ -1,0 +1,96 @@
+"""One XID has two witnesses: the kernel log, with its text, and NVML, without. It is told once.
+
+The kernel log's word is the better one, so an XID that NVML delivers is held back for a moment. Shown by the kernel log
+within that, it is told from there; else from NVML. While nobody reads the kernel log, NVML's word is told at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+SECOND_NS = 1_000_000_000
+#: The two words of one XID are no further apart than this, and NVML's is held back for as long.
+APART_NS_MAX = 2 * SECOND_NS
+#: The same thing, heard again, is told no more often than this; meanwhile it is counted.
+TOLD_AGAIN_NS_MIN = 10 * SECOND_NS
+#: GPUs times codes that are remembered; the oldest are forgotten.
+REMEMBERED_MAX = 1024
+
+
+class XidWitness:
+    """What the kernel log showed of late. For all threads; never raises."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[tuple[str, int], int] = {}  # (address, code) -> boot time, oldest first
+        self._reads = False
+
+    @property
+    def reads_the_kernel_log(self) -> bool:
+        """Whether somebody reads the kernel log now; until told so, nobody does."""
+        return self._reads
+
+    @reads_the_kernel_log.setter
+    def reads_the_kernel_log(self, reads: bool) -> None:
+        self._reads = reads
+
+    def saw(self, address: str, code: int, boottime_ns: int) -> None:
+        """Note that the kernel log shows XID *code* of the GPU at a PCI address, at a boot time."""
+        with self._lock:
+            latest = max(boottime_ns, self._last.pop((address, code), 0))
+            self._last[address, code] = latest
+            if len(self._last) > REMEMBERED_MAX:
+                del self._last[next(iter(self._last))]
+
+    def shows(self, address: str, code: int, boottime_ns: int) -> bool:
+        """Say whether the kernel log showed it at most APART_NS_MAX before, or at any time since."""
+        with self._lock:
+            return self._last.get((address, code), -APART_NS_MAX - 1) >= boottime_ns - APART_NS_MAX
+
+
+#: Of this process: the reader of the kernel log and the reader of NVML's events share it.
+WITNESS = XidWitness()
+
+
+@dataclass(slots=True)
+class Heard:
+    """Something that was heard, once or more, since it was last told."""
+
+    first_ns: int
+    last_ns: int
+    count: int = 1
+
+
+@dataclass(slots=True)
+class Hearings:
+    """What NVML said and was not told yet, by what it is about. Pure: times are handed in; for one thread."""
+
+    _waiting: dict[Hashable, Heard] = field(default_factory=dict[Hashable, Heard])
+    _told_ns: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+    dropped: int = 0  # hearings beyond REMEMBERED_MAX different things
+
+    def heard(self, about: Hashable, now_ns: int) -> None:
+        """Note that it was said now."""
+        known = self._waiting.get(about)
+        if known:
+            known.last_ns, known.count = now_ns, known.count + 1
+        elif len(self._waiting) < REMEMBERED_MAX:
+            self._waiting[about] = Heard(now_ns, now_ns)
+        else:
+            self.dropped += 1
+
+    def due(self, now_ns: int, hold_ns: int) -> list[tuple[Hashable, Heard]]:
+        """Return what has waited *hold_ns*, and longer if it was told lately. It is told by that."""
+        due = [
+            (about, heard)
+            for about, heard in self._waiting.items()
+            if now_ns >= heard.first_ns + hold_ns
+            and now_ns >= self._told_ns.get(about, now_ns - TOLD_AGAIN_NS_MIN) + TOLD_AGAIN_NS_MIN
+        ]
+        for about, _ in due:
+            del self._waiting[about]
+        told = {a: ns for a, ns in self._told_ns.items() if now_ns - ns < TOLD_AGAIN_NS_MIN}
+        self._told_ns = told | {about: now_ns for about, _ in due}
+        return due

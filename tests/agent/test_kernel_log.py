@@ -1,0 +1,733 @@
+"""Following the kernel's log: nothing twice, nothing missed, and what was lost is told."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.agent.collectors import kernel_log as collector_module
+from gangline.agent.collectors.kernel_log import KernelLog
+from gangline.agent.hardware.kmsg import Kmsg
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.kernel_log.follow import SAVE_NS, SAVE_SOON_NS, Follower
+from gangline.agent.kernel_log.incidents import QUIET_NS
+from gangline.agent.kernel_log.position import (
+    FILE_NAME,
+    Keeper,
+    Position,
+    format_position,
+    parse_position,
+)
+from gangline.agent.kernel_log.stamps import Stamps
+from gangline.agent.listening import Teller
+from gangline.agent.spool.events import EventQueue
+from gangline.agent.turn import Blind, NoData
+from gangline.agent.xid_witness import WITNESS
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.tests.processes import until
+
+SECOND = 1_000_000_000
+BOOT = bytes(range(16))
+XID = "NVRM: Xid (PCI:0000:{:02x}:00): {}, pid=1, name=python, words"
+
+
+class HandedClock:
+    def __init__(self, seconds: int = 5000) -> None:
+        self.ns = seconds * SECOND
+
+    def boottime_ns(self) -> int:
+        return self.ns
+
+    def wall_ns(self) -> int:
+        return 1_700_000_000 * SECOND + self.ns
+
+
+class Ring:
+    """The kernel's ring, with its ways: EPIPE after an overrun, EINVAL for a record too long."""
+
+    def __init__(self, records_max: int = 1000) -> None:
+        self.clock = HandedClock()
+        self.records: dict[int, bytes] = {}
+        self.next = 0
+        self.records_max = records_max
+
+    def say(self, text: str, *, facility: int = 0, ago: float = 0, flags: str = "-") -> None:
+        stamp = (self.clock.ns - int(ago * SECOND)) // 1000
+        head = f"{facility * 8 + 3},{self.next},{stamp},{flags};"
+        self.records[self.next] = (head + text + "\n").encode()
+        self.next += 1
+        while len(self.records) > self.records_max:
+            del self.records[min(self.records)]
+
+    def open(self) -> Reader:
+        return Reader(self, min(self.records, default=self.next))
+
+
+class Reader:
+    def __init__(self, ring: Ring, at: int) -> None:
+        self.ring, self.at = ring, at
+
+    def fileno(self) -> int:
+        return -1
+
+    def read(self) -> bytes:
+        oldest = min(self.ring.records, default=self.ring.next)
+        if self.at < oldest:
+            self.at = oldest
+            raise BrokenPipeError(errno.EPIPE, "overwritten")
+        if self.at >= self.ring.next:
+            raise BlockingIOError(errno.EAGAIN, "nothing")
+        self.at += 1
+        data = self.ring.records[self.at - 1]
+        if len(data) > 8192:
+            raise OSError(errno.EINVAL, "too long")
+        return data
+
+    def close(self) -> None: ...
+
+
+class Agent:
+    """One life of an agent: what it tells goes into *told*, which outlives it."""
+
+    def __init__(
+        self, ring: Ring, folder: Path | None, told: list[HealthEvent], boot: bytes = BOOT
+    ):
+        self.clock = ring.clock
+        self.told = told
+        self.on_disk = True
+        self.tellings = 0
+        self.dies_at = -1
+        self.follower = Follower(boot, self._tell, Keeper(folder), self.clock, Stamps())
+        self.ring = ring
+        self.source = ring.open()
+        self.follower.opened()
+
+    def _tell(self, event: HealthEvent) -> bool:
+        self.tellings += 1
+        if self.tellings == self.dies_at:
+            raise Killed
+        self.told.append(event)
+        return self.on_disk
+
+    def read(self) -> None:
+        """What the thread does until it waits."""
+        while True:
+            drained = collector_module._read_group(self.source, self.follower, live=False)
+            if drained and not self.follower.drained():
+                self.source = self.ring.open()
+                self.follower.opened()
+                continue
+            self.follower.settle()
+            if drained:
+                return
+
+    def wait(self, ns: int = SAVE_SOON_NS) -> None:
+        """What it does when nothing comes for so long."""
+        self.clock.ns += ns
+        self.follower.drained()
+        self.follower.settle()
+
+
+class Killed(BaseException):
+    """kill -9 at this very point."""
+
+
+def kept(told: list[HealthEvent]) -> dict[str, HealthEvent]:
+    """What the aggregator keeps: of each event the highest revision, and of one revision the first."""
+    events: dict[str, HealthEvent] = {}
+    for event in told:
+        if event.event_id not in events or events[event.event_id].revision < event.revision:
+            events[event.event_id] = event
+    return events
+
+
+def test_the_whole_ring_is_read_at_the_first_start_and_each_event_has_its_own_time() -> None:
+    """The agent was installed because a GPU failed this morning."""
+    ring = Ring()
+    ring.say("Linux version 6.8", ago=5000)
+    ring.say(XID.format(0x9B, 79), ago=3999.5)
+    agent = Agent(ring, None, [])
+    agent.read()
+    [event] = agent.told
+    assert event.boottime_ns == 1000.5 * SECOND
+    assert event.wall_time_ns == agent.clock.wall_ns() - 3999.5 * SECOND
+    assert event.event_id == f"kmsg-{BOOT.hex()}-0-1"
+    assert agent.follower.lost_count == 0
+
+
+def test_only_the_kernel_speaks_for_the_kernel() -> None:
+    """A user wrote an XID into /dev/kmsg to get a rival's host drained."""
+    ring = Ring()
+    for facility in (1, 3, 23):
+        ring.say(XID.format(0x9B, 79), facility=facility)
+    agent = Agent(ring, None, [])
+    agent.read()
+    assert (agent.told, agent.follower.read_count) == ([], 3)
+
+
+def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
+    """An update of the agent tells nothing twice, and what happened meanwhile."""
+    ring, told = Ring(), list[HealthEvent]()
+    ring.say(XID.format(1, 79))
+    first = Agent(ring, tmp_path, told)
+    first.read()
+    first.wait()
+    ring.say(XID.format(2, 79))
+    second = Agent(ring, tmp_path, told)
+    second.read()
+    second.wait()
+    assert [e.device for e in told] == ["0000:01:00.0", "0000:02:00.0"]
+    assert second.follower.read_count == 1
+    Agent(ring, tmp_path, told).read()
+    assert len(told) == 2
+
+
+def test_another_boot_is_another_log(tmp_path: Path) -> None:
+    """After a reboot numbers begin again: low ones are not old ones."""
+    ring, told = Ring(), list[HealthEvent]()
+    for _ in range(5):
+        ring.say(XID.format(1, 79))
+    Agent(ring, tmp_path, told).read()
+    fresh = Ring()
+    fresh.say(XID.format(1, 79))
+    Agent(fresh, tmp_path, told, boot=bytes(16)).read()
+    assert len({e.event_id for e in told}) == 2
+
+
+def test_numbers_that_go_back_within_a_boot_are_a_new_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sandbox was restored from its image, boot id and all."""
+    ring, told = Ring(), list[HealthEvent]()
+    for _ in range(50):
+        ring.say("nothing")
+    ring.say(XID.format(1, 79))
+    first = Agent(ring, tmp_path, told)
+    first.read()
+    first.wait()
+    fresh = Ring()
+    fresh.say(XID.format(2, 79))
+    agent = Agent(fresh, tmp_path, told)
+    agent.read()
+    assert "began anew" in caplog.text
+    assert [e.device for e in kept(told).values()] == ["0000:01:00.0", "0000:02:00.0"]
+    assert agent.follower.lost_count == 0
+    fresh.next, agent.source.at = 0, 0  # and once more, under our eyes
+    fresh.records.clear()
+    fresh.say(XID.format(3, 79))
+    agent.read()
+    assert told[-1].device == "0000:03:00.0"
+    assert len({e.event_id for e in told}) == 3
+
+
+def test_an_overrun_is_told_with_how_many_were_lost() -> None:
+    """A storm wrote faster than we read: what is not known must not look like quiet."""
+    ring = Ring(records_max=10)
+    ring.say("first")
+    agent = Agent(ring, None, [])
+    agent.read()
+    for number in range(35):
+        ring.say(f"line {number}")
+    agent.read()
+    [event] = agent.told
+    assert (event.name, event.count, event.device_kind) == ("host.kernel_log_lost", 25, "host")
+    for number in range(35):
+        ring.say(f"line {number}")
+    agent.read()
+    assert agent.follower.lost_count == 50
+    agent.wait(QUIET_NS + 1)
+    assert [e.count for e in kept(agent.told).values()] == [50]
+
+
+def test_what_was_overwritten_while_the_agent_was_down_is_told(tmp_path: Path) -> None:
+    """It was stopped for a day; the ring holds an hour."""
+    ring = Ring(records_max=10)
+    ring.say("x")
+    first = Agent(ring, tmp_path, [])
+    first.read()
+    first.follower.finish()
+    for _ in range(100):
+        ring.say("x")
+    agent = Agent(ring, tmp_path, [])
+    agent.read()
+    assert [(e.name, e.count) for e in agent.told] == [("host.kernel_log_lost", 90)]
+
+
+def test_a_record_that_is_too_long_or_no_record_costs_itself() -> None:
+    """EINVAL: the kernel has gone past it; the next is read, and it was not lost to an overrun."""
+    ring = Ring()
+    ring.say("a")
+    ring.say("b" * 9000)
+    ring.say(XID.format(1, 79))
+    ring.records[ring.next] = b"\xff garbage"
+    ring.next += 1
+    ring.say(XID.format(2, 79))
+    agent = Agent(ring, None, [])
+    agent.read()
+    assert [e.name for e in agent.told] == ["gpu.xid", "gpu.xid"]
+    follower = agent.follower
+    assert (follower.not_understood_count, follower.lost_count, follower.read_count) == (2, 0, 5)
+
+
+def test_a_line_in_pieces_is_read_whole() -> None:
+    """Older kernels break a line where another CPU printed."""
+    ring = Ring()
+    ring.say("NVRM: Xid (PCI:0000:01:00): ", flags="-")
+    ring.say("pcieport 0000:80:01.1: DPC: containment ", flags="c")
+    ring.say("event, status:0x1f01 source:0x0000", flags="+")
+    agent = Agent(ring, None, [])
+    agent.read()
+    assert [e.name for e in agent.told] == ["gpu.driver_message", "pcie.aer"]
+
+
+def test_an_event_that_is_in_memory_only_holds_the_position_back(tmp_path: Path) -> None:
+    """The disk of the events is full: after a crash they must be read again."""
+    ring, told = Ring(), list[HealthEvent]()
+    ring.say(XID.format(1, 79))
+    agent = Agent(ring, tmp_path, told)
+    agent.on_disk = False
+    agent.read()
+    agent.wait()
+    assert not (tmp_path / FILE_NAME).exists()
+    agent = Agent(ring, tmp_path, told)
+    agent.read()
+    agent.wait()
+    assert len(kept(told)) == 1
+    assert (tmp_path / FILE_NAME).exists()
+
+
+def test_a_disk_that_takes_events_again_lets_the_position_move(tmp_path: Path) -> None:
+    """It was full for a minute; a week later a restart called what the ring had lost since a loss."""
+    ring, told = Ring(), list[HealthEvent]()
+    ring.say(XID.format(1, 79))
+    agent = Agent(ring, tmp_path, told)
+    agent.on_disk = False
+    agent.read()
+    agent.wait()
+    assert not (tmp_path / FILE_NAME).exists()
+    agent.on_disk = True
+    agent.wait(SAVE_NS)
+    assert parse_position((tmp_path / FILE_NAME).read_bytes()).sequence == 0
+    assert len(kept(told)) == 1 and {e.revision for e in told} == {0}
+
+
+def test_a_position_that_cannot_be_kept_leaves_nothing_behind(tmp_path: Path) -> None:
+    """On a full disk half a position stayed, and took the last blocks that an XID needed."""
+    (tmp_path / FILE_NAME).mkdir()
+    keeper = Keeper(tmp_path)
+    assert not keeper.save(Position(BOOT.hex(), 1))
+    assert "directory" in keeper.last_error
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_a_position_that_cannot_be_kept_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The state folder was a file: after each restart the whole ring was read again, and nobody knew why."""
+    (tmp_path / "state").write_text("in the way")
+    ring, told = Ring(), list[HealthEvent]()
+    agent = Agent(ring, tmp_path / "state", told)
+    for bus in range(3):
+        ring.say(XID.format(bus, 79))
+        agent.read()
+        agent.wait()
+    [words] = [r.getMessage() for r in caplog.records if "is not kept" in r.getMessage()]
+    assert words.endswith(f"reads all of it again: {tmp_path / 'state' / FILE_NAME}: File exists")
+    assert [e.device for e in told] == [f"0000:{bus:02x}:00.0" for bus in range(3)]
+
+
+def test_a_log_that_tells_nothing_moves_its_position_too(tmp_path: Path) -> None:
+    """Else each restart would read a week of chatter again, and call what the ring lost a loss."""
+    ring = Ring()
+    ring.say("nothing")
+    agent = Agent(ring, tmp_path, [])
+    agent.read()
+    due = agent.follower.next_ns()
+    assert due is not None and not (tmp_path / FILE_NAME).exists()
+    agent.wait(SAVE_NS)
+    assert agent.clock.ns >= due
+    assert parse_position((tmp_path / FILE_NAME).read_bytes()).sequence == 0
+    assert agent.follower.next_ns() is None
+
+
+LINES = st.lists(
+    st.one_of(
+        st.tuples(st.just("xid"), st.integers(1, 2), st.sampled_from([79, 94])),
+        st.tuples(st.just("noise"), st.just(0), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(lives=st.lists(st.tuples(LINES, st.integers(-1, 6), st.booleans()), min_size=1, max_size=6))
+def test_killed_anywhere_nothing_is_twice_and_nothing_is_missed(
+    lives: list[tuple[list[tuple[str, int, int]], int, bool]],
+) -> None:
+    """kill -9 between record, event and position, life after life; the last one reads to the end."""
+    ring, told = Ring(), list[HealthEvent]()
+    truth: dict[tuple[str, int], int] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for lines, dies_at, orderly in [*lives, ([], -1, True)]:
+            agent = Agent(ring, Path(temporary), told)
+            agent.dies_at = dies_at
+            try:
+                for kind, bus, code in lines:
+                    ring.say(XID.format(bus, code) if kind == "xid" else "noise")
+                    if kind == "xid":
+                        key = f"0000:{bus:02x}:00.0", code
+                        truth[key] = truth.get(key, 0) + 1
+                    agent.read()
+                    agent.clock.ns += SECOND
+                agent.read()
+                if orderly:
+                    agent.follower.finish()
+            except Killed:
+                continue
+    counted = {(e.device, e.code): e.count for e in kept(told).values()}
+    assert counted == truth  # one event each, with every line
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from gangline.agent.collectors.kernel_log import KernelLog
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.clock import SystemClock
+from gangline.agent.listening import Teller
+from gangline.agent.spool.events import EventQueue
+folder = Path(sys.argv[1])
+queue = EventQueue.open(folder / "events")
+log = KernelLog(Roots(dev=folder / "dev", state=folder / "state"))
+log.listen(Teller(SystemClock(), queue, lambda: print(len(queue), flush=True)))
+sys.stdin.read()
+log.close()
+"""
+
+
+def test_kill_9_of_a_real_agent(tmp_path: Path) -> None:
+    """A real process, its real files, killed in the midst of telling, five times over."""
+    (tmp_path / "dev").mkdir()
+    log = tmp_path / "dev/kmsg"
+    for life in range(6):
+        with log.open("a") as file:
+            for number in range(40):
+                at = life * 40 + number
+                text = XID.format(at % 200, 100 + at // 200)
+                file.write(f"3,{at},{100_000_000 + at},-;{text}\n")
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(tmp_path)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        ) as agent:  # fmt: skip
+            assert agent.stdout is not None and agent.stdin is not None
+            stop = 240 if life == 5 else 13 + 40 * life
+            while (line := agent.stdout.readline()) and int(line) < stop:
+                pass
+            if life == 5:
+                agent.stdin.close()
+            else:
+                agent.send_signal(signal.SIGKILL)
+    queue = EventQueue.open(tmp_path / "events")
+    events = queue.pending(1000)
+    queue.close()
+    assert len({e.event_id for e in events}) == len(events) == 240
+    assert {(e.device, e.code) for e in events} == {
+        (f"0000:{at % 200:02x}:00.0", 100 + at // 200) for at in range(240)
+    }
+
+
+# Position and stamps ---------------------------------------------------------------------------
+
+
+@given(
+    sequence=st.integers(0, 2**63),
+    epoch=st.integers(0, 9),
+    counts=st.lists(st.integers(1, 2**40), max_size=4),
+)
+def test_a_position_comes_back(sequence: int, epoch: int, counts: list[int]) -> None:
+    """With the incidents that were open."""
+    incidents = tuple(
+        (("gpu.xid", f"d{n}", n, ""), HealthEvent(event_id=f"e{n}", count=count, forms=["a", "b"]))
+        for n, count in enumerate(counts)
+    )
+    position = Position("ab" * 16, sequence, epoch, incidents)
+    assert parse_position(format_position(position)) == position
+
+
+@given(st.one_of(st.binary(max_size=200), st.tuples(st.integers(0, 300), st.integers(1, 255))))
+def test_a_damaged_position_is_none(damage: bytes | tuple[int, int]) -> None:
+    """A power cut, a disk that lies: then the ring is read again, and ids make it harmless."""
+    if isinstance(damage, tuple):
+        content = bytearray(
+            format_position(
+                Position("ab" * 16, 7, 0, ((("x", "y", 1, ""), HealthEvent(event_id="e")),))
+            )
+        )
+        content[damage[0] % len(content)] ^= damage[1]
+        damage = bytes(content)
+    try:
+        position = parse_position(damage)
+    except ValueError:
+        return
+    assert 0 <= position.sequence < 1 << 64
+
+
+def test_a_position_that_cannot_be_kept_stops_nothing(tmp_path: Path) -> None:
+    """A file stands where the folder should be."""
+    (tmp_path / "kernel_log").write_text("")
+    keeper = Keeper(tmp_path / "kernel_log")
+    assert not keeper.save(Position("ab", 1)) and "kernel_log" in keeper.last_error
+    assert keeper.load() is None
+
+
+def test_stamps_learn_how_far_the_logs_clock_is_off() -> None:
+    """Two months up at 30 ppm: the log's clock is 155 s behind, and XIDs must not be."""
+    stamps = Stamps()
+    now = 5_000_000 * SECOND
+    assert stamps.boottime_ns(4_999_845_000_000, now) == now - 155 * SECOND
+    stamps.learn(4_999_845_000_000, now + 900_000)
+    stamps.learn(4_999_846_000_000, now + SECOND + 40_000_000)  # read late
+    assert stamps.boottime_ns(4_999_845_000_000, now + SECOND) == now + 900_000
+    assert stamps.boottime_ns(2**63, now) == now  # never later than it was read
+    assert Stamps(lambda: SECOND).boottime_ns(5, now) == SECOND + 5000
+
+
+def test_a_suspension_moves_the_stamps_at_once() -> None:
+    """The log's clock stood still for an hour; sixteen records later would be an hour of wrong times."""
+    slept = [0]
+    stamps = Stamps(lambda: slept[0])
+    for seconds in range(16):
+        stamps.learn(seconds * 1_000_000, seconds * SECOND + 1000)
+    slept[0] = 3600 * SECOND
+    assert stamps.boottime_ns(20_000_000, 9999 * SECOND) == 3620 * SECOND + 1000
+
+
+def test_what_was_learned_long_ago_is_forgotten() -> None:
+    """One line an hour, and a clock that drifts by 50 ppm: sixteen of them would be off by 3 s."""
+    stamps = Stamps()
+    for hours in range(16):
+        written = hours * 3600 * 1_000_000
+        now = written * 1000 + hours * 180_000_000
+        stamps.learn(written, now)
+        assert stamps.boottime_ns(written, now) == now
+
+
+# The collector ---------------------------------------------------------------------------------
+
+
+class Kept:
+    """Stands for the event queue."""
+
+    def __init__(self) -> None:
+        self.events: list[HealthEvent] = []
+
+    def put(self, event: HealthEvent) -> bool:
+        self.events.append(event)
+        return True
+
+
+class Busy:
+    """A log that never ends, a clock on which each record costs 1 ms, and who looks at the rests."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+        self.rests: list[float] = []
+
+    def boottime_ns(self) -> int:
+        self.ns += SECOND // 1000
+        return self.ns
+
+    def wall_ns(self) -> int:
+        return self.ns
+
+    def fileno(self) -> int:
+        return -1
+
+    def read(self) -> bytes:
+        return b"6,%d,1,-;words\n" % self.ns
+
+    def close(self) -> None: ...
+
+    def is_set(self) -> bool:
+        return len(self.rests) == 3
+
+    def set(self) -> None: ...
+
+    def wait(self, seconds: float) -> None:
+        self.rests.append(seconds)
+
+
+def test_a_storm_costs_half_a_core_however_dear_its_lines(tmp_path: Path) -> None:
+    """Lines of XID 74 are decoded one by one: their storm took four fifths of a core from the job."""
+    busy = Busy()
+    log = KernelLog(Roots(dev=tmp_path), lambda path: busy)
+    log._closing = busy  # type: ignore[assignment]
+    follower = Follower(BOOT, lambda event: True, Keeper(None), busy, Stamps())
+    began_ns = busy.ns
+    assert log._follow_log(follower, busy) is False
+    assert sum(busy.rests) >= (busy.ns - began_ns) / SECOND * 0.95
+    assert follower.read_count == 3 * collector_module.RECORDS_PER_GROUP
+
+
+def values(log: KernelLog) -> list[float | int | None]:
+    [block] = log.collect()
+    return [value for _, value in block.values(0)]
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """What is sent to the one is read from the other as from /dev/kmsg: a record a read, poll."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def listening(tmp_path: Path, source: socket.socket) -> tuple[KernelLog, Kept]:
+    events = Kept()
+    roots = Roots(proc=tmp_path, sys=tmp_path, dev=tmp_path, state=tmp_path)
+    log = KernelLog(roots, lambda path: Kmsg(source.detach()))
+    log.listen(Teller(HandedClock(), events, lambda: None))
+    return log, events
+
+
+def test_a_record_is_told_the_moment_it_is_written(
+    tmp_path: Path, sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    """The thread waits in poll: no tick and no timer is between the kernel's word and the event."""
+    log, events = listening(tmp_path, sockets[0])
+    sockets[1].send(b"6,7,5000000000,-;nothing\n")
+    sockets[1].send(b"3,8,5000000000,-;" + XID.format(0x9B, 79).encode() + b"\n")
+    until(lambda: len(events.events) == 1, "the XID is told")
+    until(lambda: values(log) == [2, 1, 0, 0, 1.0], "it is counted")
+    sockets[1].send(b"3,12,5000000000,-;" + XID.format(0x9B, 79).encode() + b"\n")
+    until(lambda: len(events.events) == 2, "the loss is told")
+    assert [(e.name, e.count) for e in events.events] == [
+        ("gpu.xid", 1),
+        ("host.kernel_log_lost", 3),
+    ]
+    log.close()
+    assert events.events[-1].count == 2  # what was not told yet is, at the end
+    assert (tmp_path / "kernel_log" / FILE_NAME).exists()
+
+
+def test_an_xid_is_witnessed_for_who_hears_of_it_elsewhere(
+    tmp_path: Path, sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    """NVML delivers the same XID without its text: two events of one fault count as two faults."""
+    log, events = listening(tmp_path, sockets[0])
+    until(lambda: WITNESS.reads_the_kernel_log, "NVML's word is held back while the log is read")
+    sockets[1].send(b"3,8,5000000000,-;" + XID.format(0x9B, 92).encode() + b"\n")
+    until(lambda: len(events.events) == 1, "the XID is told")
+    assert WITNESS.shows("0000:9b:00.0", 92, events.events[0].boottime_ns)
+    assert not WITNESS.shows("0000:9b:00.0", 48, events.events[0].boottime_ns)
+    log.close()
+    until(lambda: not WITNESS.reads_the_kernel_log, "nobody reads it any more")
+
+
+def test_a_log_that_ends_is_a_stand_in(
+    tmp_path: Path, sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    """In nested containers /dev/kmsg is a link to /dev/null or a console."""
+    log, _ = listening(tmp_path, sockets[0])
+    sockets[1].close()
+
+    def says_so() -> bool:
+        try:
+            log.collect()
+        except NoData as reason:
+            return "stand-in" in str(reason)
+        return False
+
+    until(says_so, "it is no log")
+    log.close()
+
+
+def test_without_a_log_there_is_no_data(tmp_path: Path) -> None:
+    """A container without /dev/kmsg is no failure."""
+    log = KernelLog(Roots(dev=tmp_path))
+    with pytest.raises(NoData, match="--device=/dev/kmsg"):
+        log.collect()
+
+
+def test_a_turn_to_which_nobody_listens_reads_by_itself(tmp_path: Path) -> None:
+    """A host that is a folder."""
+    (tmp_path / "kmsg").write_text("6,5,1,-;Linux\n3,6,2,-;" + XID.format(1, 79) + "\n junk\nbad\n")
+    log = KernelLog(Roots(dev=tmp_path))
+    assert values(log) == [3, 1, 0, 1, 0.0]
+    assert values(log) == [3, 1, 0, 1, 0.0]
+    log.close()
+
+
+def test_the_log_of_this_machine_is_followed() -> None:
+    """The real device, with its real poll."""
+    log = KernelLog(Roots())
+    try:
+        read = values(log)[0]
+    except (Blind, NoData) as reason:
+        pytest.skip(str(reason))
+    assert read is not None and read > 0
+    log.close()
+
+
+CLOSED = """
+import os, sys
+from gangline.agent.collectors.kernel_log import KernelLog
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.kernel_log.driver import Decoder
+from gangline.agent.turn import Blind
+Decoder(str)  # who leaves root may not read its own library any more
+os.setgid(65534); os.setuid(65534)
+try:
+    KernelLog(Roots()).collect()
+except Blind as reason:
+    print(reason)
+"""
+
+
+def test_a_closed_log_is_blindness_with_the_line_that_opens_it() -> None:
+    """kernel.dmesg_restrict is 1 on most distributions, and an agent without CAP_SYSLOG sees nothing."""
+    if os.geteuid() != 0 or Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
+        pytest.skip("needs root to leave it, and kernel.dmesg_restrict=1")
+    said = subprocess.run(
+        [sys.executable, "-c", CLOSED], capture_output=True, text=True, check=True
+    ).stdout
+    assert "AmbientCapabilities=CAP_SYSLOG" in said and "setcap cap_syslog=ep /" in said
+    assert len(said) <= 240
+
+
+def closed_by(number: int) -> Callable[[Path], Kmsg]:
+    def refuse(path: Path) -> Kmsg:
+        raise OSError(number, os.strerror(number), str(path))
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "words"),
+    [
+        (errno.EPERM, Blind, "kernel.dmesg_restrict=0"),
+        (errno.EACCES, Blind, "chmod a\\+r"),
+        (errno.ENXIO, NoData, "no "),
+        (errno.EIO, RuntimeError, "Input/output error"),
+    ],
+)
+def test_each_refusal_has_its_words(
+    number: int,
+    kind: type[Exception],
+    words: str,
+    tmp_path: Path,
+) -> None:
+    """An operator reads what to do, not an errno."""
+    with pytest.raises(kind, match=words):
+        KernelLog(Roots(dev=tmp_path), closed_by(number)).collect()

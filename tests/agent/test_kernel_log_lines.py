@@ -1,0 +1,461 @@
+"""Every kind of line that becomes an event, as the kernel and its drivers write them; and those that do not.
+
+Addresses, names and numbers are made up; the forms are those of the kernel files named in the tables.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.agent.hardware.kmsg import parse_record
+from gangline.agent.kernel_log.driver import Decoder
+from gangline.agent.kernel_log.notice import (
+    ATTRIBUTES_MAX,
+    NAME_CHARACTERS_MAX,
+    VALUE_CHARACTERS_MAX,
+    Notice,
+    Part,
+)
+from gangline.agent.kernel_log.table import RULES, classify
+from gangline.fingerprints.catalogue import BY_NAME, Kind
+
+SHARED = Path(__file__).parents[3] / "shared/data/kernel_log"
+ERROR = "[Hardware Error]:"
+
+#: Line -> name, code, device, process id, process name, attributes that it must give.
+LINES: dict[str, tuple[str, int, str, int, str, dict[str, str]]] = {
+    # XID, of all generations
+    "NVRM: Xid (PCI:0000:9B:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting for "
+    "RPC response from GPU4 GSP! Expected function 103 (GSP_RM_ALLOC) (0x2081 0x4).":
+        ("gpu.xid", 119, "0000:9b:00.0", 2024380, "nvidia-smi", {}),
+    "NVRM: Xid (PCI:0000:03:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.":
+        ("gpu.xid", 79, "0000:03:00.0", 0, "", {}),
+    "NVRM: Xid (PCI:0000:03:00 GPU-I:05 GPU-CI:01): 13, pid=12, name=a b-c, Graphics Exception":
+        ("gpu.xid", 13, "0000:03:00.0", 12, "a b-c", {"gpu_instance": "05", "compute_instance": "01"}),
+    "NVRM: Xid (0000:03:00): 13, 0003 00000000 000090c0 00001b0c 00000000 00000000":
+        ("gpu.xid", 13, "0000:03:00.0", 0, "", {}),
+    "NVRM: Xid (0002:00): 8, Channel 00000020": ("gpu.xid", 8, "0000:02:00.0", 0, "", {}),
+    "NVRM: Xid (PCI:0008:01:00): 94, Contained: CE User Channel (0x9). RST: No, D-RST: No":
+        ("gpu.xid", 94, "0008:01:00.0", 0, "", {}),
+    "NVRM: Xid (PCI:0000:9b:00): 987654, new": ("gpu.xid", 987654, "0000:9b:00.0", 0, "", {}),
+    "NVRM: Xid (PCI:0000:9b:00): ": ("gpu.driver_message", 0, "0000:9b:00.0", 0, "", {}),
+    # the driver without an XID
+    "NVRM: GPU 0000:0A:00.0: GPU has fallen off the bus.": ("gpu.lost", 0, "0000:0a:00.0", 0, "", {}),
+    "NVRM: The NVIDIA GPU 0000:0a:00.0 (PCI ID: 10de:2330)\nNVRM: installed in this system has\n"
+    "NVRM: fallen off the bus and is not responding to commands.":
+        ("gpu.lost", 0, "0000:0a:00.0", 0, "", {}),
+    "NVRM: GPU 0000:0a:00.0: RmInitAdapter failed! (0x62:0xffff:2477)":
+        ("gpu.driver_message", 0, "0000:0a:00.0", 0, "", {}),
+    "NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:9b:00 (printing 1 of every 30).  "
+    "The GPU likely needs to be reset.": ("gpu.driver_message", 0, "0000:9b:00.0", 0, "", {}),
+    "NVRM: API mismatch: the client has the version 550.54.14, but\nNVRM: this kernel module has the "
+    "version 535.161.08.": ("gpu.driver_message", 0, "host", 0, "", {}),
+    "nvidia: probe of 0000:02:00.0 failed with error -1":
+        ("gpu.driver_message", 0, "0000:02:00.0", 0, "", {}),
+    "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link 46 egress sequence ID error (First)":
+        ("nvswitch.sxid", 12020, "0000:c1:00.0", 0, "", {"link": "46", "switch": "nvidia-nvswitch3"}),
+    "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Non-fatal, LTSSM Fault Up":
+        ("nvswitch.sxid", 20034, "0000:05:00.0", 0, "", {}),
+    # PCIe
+    "pcieport 0000:80:01.1: AER: Corrected error message received from 0000:81:00.0":
+        ("pcie.aer", 0, "0000:81:00.0", 0, "", {"port": "0000:80:01.1"}),
+    "pcieport 0000:80:01.1: AER: Multiple Uncorrectable (Non-Fatal) error received: 0000:81:00.0":
+        ("pcie.aer", 1, "0000:81:00.0", 0, "", {}),
+    "pcieport 0000:80:01.1: AER: Uncorrectable (Fatal) error message received from 0000:81:00.0":
+        ("pcie.aer", 2, "0000:81:00.0", 0, "", {}),
+    "nvidia 0000:81:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)":
+        ("pcie.aer", 0, "0000:81:00.0", 0, "", {"layer": "Physical Layer", "agent": "Receiver ID"}),
+    "nvidia 0000:81:00.0: AER: PCIe Bus Error: severity=Uncorrected (Fatal), type=Inaccessible, "
+    "(Unregistered Agent ID)": ("pcie.aer", 2, "0000:81:00.0", 0, "", {"layer": "Inaccessible"}),
+    "mlx5_core 0000:98:00.0: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction "
+    "Layer, id=9800(Requester ID)": ("pcie.aer", 1, "0000:98:00.0", 0, "", {"agent": "Requester ID"}),
+    "pcieport 0000:80:01.1: DPC: containment event, status:0x1f01 source:0x0000":
+        ("pcie.aer", 2, "0000:80:01.1", 0, "", {"dpc_status": "0x1f01"}),
+    # firmware, machine checks, memory
+    f"{{12}}{ERROR} event severity: fatal": ("host.hardware_error", 1, "host", 0, "", {"record": "12"}),
+    f"{{1}}{ERROR} event severity: corrected": ("host.hardware_error", 2, "host", 0, "", {}),
+    f"{{1}}{ERROR} event severity: recoverable": ("host.hardware_error", 0, "host", 0, "", {}),
+    f"{{1}}{ERROR} event severity: info": ("host.hardware_error", 3, "host", 0, "", {}),
+    f"{ERROR} event severity: fatal":
+        ("host.hardware_error", 1, "host", 0, "", {"previous_boot": "yes"}),
+    f"mce: {ERROR} Machine check events logged": ("host.machine_check", 0, "host", 0, "", {}),
+    f"mce: {ERROR} CPU 17: Machine Check: 0 Bank 7: 8c00004000010091":
+        ("host.machine_check", 0, "host", 0, "", {"cpu": "17", "bank": "7"}),
+    f"mce: {ERROR} CPU 2: Machine Check Exception: 5 Bank 5: bea0000000000108":
+        ("host.machine_check", 1, "host", 0, "", {"mcg_status": "5"}),
+    f"{ERROR} CPU:0 (19:1:1) MC18_STATUS[Over|CE|MiscV|AddrV|-|-|SyndV|CECC|-|-|-]: 0xdc2040000000011b":
+        ("host.machine_check", 0, "host", 0, "", {"bank": "18"}),
+    f"mce: {ERROR} Machine check: Processor context corrupt":
+        ("host.machine_check", 1, "host", 0, "", {"reason": "Processor context corrupt"}),
+    "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x1b41 "
+    "offset:0x0 grain:32 syndrome:0x0 -  err_code:0x0080:0x0090 SystemAddress:0x1b41000)":
+        ("host.memory_error", 0, "CPU_SrcID#0_MC#0_Chan#1_DIMM#0", 0, "", {"controller": "MC0"}),
+    "EDAC MC2: 3 UE multi-bit ECC on DIMM_A1 or DIMM_A2 (csrow:2 channel:0 page:0x0 offset:0x0 grain:1)":
+        ("host.memory_error", 1, "DIMM_A1 or DIMM_A2", 0, "", {}),
+    f"{ERROR} CPU:0 (19:1:1) MC18_STATUS[-|-|MiscV|AddrV|-|-|SyndV|UECC|Deferred|-|-]: "
+    "0x9c2031000000011b": ("host.machine_check", 1, "host", 0, "", {"bank": "18"}),
+    "EDAC MC0: 1 UE Multi-bit ECC on P0_M0_DIMM0 (node:0 card:0 module:0 page:0x1 offset:0x0)":
+        ("host.memory_error", 1, "P0_M0_DIMM0", 0, "", {}),
+    "Memory failure: 0x19e1a3c: Sending SIGBUS to python3:4711 due to hardware memory corruption":
+        ("host.memory_error", 1, "host", 4711, "python3", {"page": "19e1a3c"}),
+    "Memory failure: 0x19e1a3c: recovery action for dirty LRU page: Recovered":
+        ("host.memory_error", 1, "host", 0, "", {"recovery": "dirty LRU page: Recovered"}),
+    # network
+    "mlx5_core 0000:98:00.0: poll_health:812:(pid 0): device's health compromised - reached miss count":
+        ("rdma.driver_error", 0, "0000:98:00.0", 0, "", {}),
+    "mlx5_core 0000:98:00.0: print_health_info:433:(pid 0): Health issue observed, firmware internal "
+    "error, severity(3) ERROR:": ("rdma.driver_error", 0, "0000:98:00.0", 0, "", {}),
+    "mlx5_core 0000:98:00.1: Port module event[error]: module 1, Cable error, Power budget exceeded":
+        ("rdma.driver_error", 0, "0000:98:00.1", 0, "", {}),
+    "mlx5_core 0000:98:00.0: Port module event: module 0, Cable unplugged":
+        ("rdma.driver_error", 0, "0000:98:00.0", 0, "", {}),
+    "mlx5_core 0000:98:00.0: wait_func:1137:(pid 967): ACCESS_REG(0x805) timeout. Will cause a leak of "
+    "a command resource": ("rdma.driver_error", 0, "0000:98:00.0", 0, "", {}),
+    "mlx5_core 0000:98:00.0: probe_one:1820:(pid 12): mlx5_init_one failed with error code -110":
+        ("rdma.driver_error", 0, "0000:98:00.0", 0, "", {}),
+    "mlx5_core 0000:98:00.0: mlx5_function_enable:1157:(pid 12): Firmware over 120000 MS in "
+    "pre-initializing state, aborting": ("rdma.driver_error", 0, "0000:98:00.0", 0, "", {}),
+    "mlx5_core: probe of 0000:98:00.0 failed with error -110":
+        ("rdma.driver_error", 0, "0000:98:00.0", 0, "", {}),
+    "mlx5_core 0000:98:00.0: probe with driver mlx5_core failed with error -110":
+        ("rdma.driver_error", 0, "0000:98:00.0", 0, "", {}),
+    "mlx5_core 0000:98:00.0 ens1f0np0: TX timeout detected":
+        ("rdma.driver_error", 0, "0000:98:00.0", 0, "", {"interface": "ens1f0np0"}),
+    "mlx5_core 0000:98:00.0 ens1f0np0: Link down":
+        ("net.link_message", 0, "ens1f0np0", 0, "", {"pci_address": "0000:98:00.0"}),
+    "mlx5_core 0000:98:00.0 ens1f0np0: Link up": ("net.link_message", 1, "ens1f0np0", 0, "", {}),
+    "igb 0000:04:00.0 eno1: igb: eno1 NIC Link is Up 1000 Mbps Full Duplex, Flow Control: RX":
+        ("net.link_message", 1, "eno1", 0, "", {}),
+    "bnxt_en 0000:01:00.0 eno1np0: NIC Link is Down": ("net.link_message", 0, "eno1np0", 0, "", {}),
+    "e1000e: eth0 NIC Link is Down": ("net.link_message", 0, "eth0", 0, "", {}),
+    "bond0: (slave ens1f0): link status definitely down, disabling slave":
+        ("net.link_message", 0, "ens1f0", 0, "", {"bond": "bond0"}),
+    "bonding: bond0: link status definitely up for interface eth1, 25000 Mbps full duplex":
+        ("net.link_message", 1, "eth1", 0, "", {}),
+    # tasks
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0-1,oom_memcg=/slurm/"
+    "uid_1000/job_42,task_memcg=/slurm/uid_1000/job_42/step_0,task=python,pid=4711,uid=1000":
+        ("host.out_of_memory", 0, "host", 4711, "python", {"cgroup": "/slurm/uid_1000/job_42/step_0"}),
+    "Memory cgroup out of memory: Killed process 4711 (python) total-vm:24028712kB, anon-rss:23520756kB"
+    ", file-rss:80kB, shmem-rss:0kB, UID:1000 pgtables:46792kB oom_score_adj:0":
+        ("host.out_of_memory", 0, "host", 4711, "python", {"uid": "1000"}),
+    "Out of memory: Killed process 7 (a (b) c) total-vm:1kB, anon-rss:1kB":
+        ("host.out_of_memory", 0, "host", 7, "a (b) c", {}),
+    "INFO: task python3:12345 blocked for more than 120 seconds.":
+        ("host.hung_task", 0, "host", 12345, "python3", {"blocked_seconds": "120"}),
+    "INFO: task kworker/3:1:88 blocked in I/O wait for more than 241 seconds.":
+        ("host.hung_task", 0, "host", 88, "kworker/3:1", {}),
+    "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:1234]":
+        ("host.lockup", 0, "host", 1234, "python", {"cpu": "3"}),
+    "NMI watchdog: Watchdog detected hard LOCKUP on cpu 5": ("host.lockup", 1, "host", 0, "", {}),
+    "watchdog: CPU5: Watchdog detected hard LOCKUP on cpu 5": ("host.lockup", 1, "host", 0, "", {}),
+    "rcu: INFO: rcu_sched self-detected stall on CPU": ("host.lockup", 2, "host", 0, "", {}),
+    "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:": ("host.lockup", 2, "host", 0, "", {}),
+    "rcu: INFO: rcu_preempt detected expedited stalls on CPUs/tasks: { 3-.... } 21 jiffies s: 5":
+        ("host.lockup", 2, "host", 0, "", {}),
+    "BUG: kernel NULL pointer dereference, address: 0000000000000008":
+        ("host.kernel_fault", 0, "host", 0, "", {}),
+    "kernel BUG at mm/slub.c:305!": ("host.kernel_fault", 0, "host", 0, "", {}),
+    "Oops: 0002 [#1] SMP NOPTI": ("host.kernel_fault", 0, "host", 0, "", {}),
+    "Oops: general protection fault, probably for non-canonical address 0xdead00: 0000 [#1] SMP":
+        ("host.kernel_fault", 0, "host", 0, "", {}),
+    "divide error: 0000 [#1] PREEMPT SMP": ("host.kernel_fault", 0, "host", 0, "", {}),
+    "Internal error: Oops - BUG: 00000000f2000800 [#1] SMP":
+        ("host.kernel_fault", 0, "host", 0, "", {}),
+    "Internal error: synchronous external abort: 0000000096000410 [#1] SMP":
+        ("host.kernel_fault", 0, "host", 0, "", {}),
+    "SError Interrupt on CPU23, code 0x00000000be000411 -- SError":
+        ("host.kernel_fault", 0, "host", 0, "", {"cpu": "23"}),
+    "BUG: Bad page state in process python  pfn:19e1a3": ("host.kernel_fault", 0, "host", 0, "", {}),
+    "general protection fault, probably for non-canonical address 0xdead00: 0000 [#1] SMP":
+        ("host.kernel_fault", 0, "host", 0, "", {}),
+    "Unable to handle kernel paging request at virtual address ffff80001234":
+        ("host.kernel_fault", 0, "host", 0, "", {}),
+    "Kernel panic - not syncing: Fatal machine check": ("host.kernel_fault", 0, "host", 0, "", {}),
+    # file systems and disks
+    "EXT4-fs error (device nvme0n1p2): ext4_find_entry:1455: inode #2: comm bash: reading directory "
+    "lblock 0": ("filesystem.error", 0, "nvme0n1p2", 0, "bash", {"where": "ext4_find_entry"}),
+    "EXT4-fs (nvme0n1p2): Remounting filesystem read-only":
+        ("filesystem.error", 1, "nvme0n1p2", 0, "", {}),
+    "XFS (nvme0n1): Metadata corruption detected at xfs_inode_buf_verify+0x14/0x30":
+        ("filesystem.error", 0, "nvme0n1", 0, "", {}),
+    "XFS (dm-0): Filesystem has been shut down due to log error (0x2).":
+        ("filesystem.error", 0, "dm-0", 0, "", {}),
+    "BTRFS error (device sda1): parent transid verify failed on 1 wanted 2 found 3":
+        ("filesystem.error", 0, "sda1", 0, "", {}),
+    "BTRFS: error (device sda1) in btrfs_commit_transaction:2400: errno=-5 IO failure":
+        ("filesystem.error", 0, "sda1", 0, "", {}),
+    "BTRFS info (device sda1): forced readonly": ("filesystem.error", 1, "sda1", 0, "", {}),
+    "BTRFS info (device sda1: state EA): forced readonly":
+        ("filesystem.error", 1, "sda1", 0, "", {}),
+    "XFS (nvme0n1): writeback error on inode 4711, offset 0, sector 12":
+        ("filesystem.error", 0, "nvme0n1", 0, "", {}),
+    "LustreError: 167-0: scratch-MDT0000-mdc-ffff8f: This client was evicted by scratch-MDT0000; in "
+    "progress operations using this service will fail.":
+        ("filesystem.error", 0, "scratch-MDT0000", 0, "", {"filesystem": "lustre"}),
+    "Lustre: scratch-OST0001-osc-ffff8f: Connection to scratch-OST0001 (at 10.0.0.1@o2ib) was lost; in "
+    "progress operations using this service will wait for recovery to complete":
+        ("filesystem.error", 0, "scratch-OST0001", 0, "", {"server": "10.0.0.1@o2ib"}),
+    "Aborting journal on device nvme0n1p2-8.": ("filesystem.error", 0, "nvme0n1p2-8", 0, "", {}),
+    "nfs: server 10.1.2.3 not responding, still trying":
+        ("filesystem.error", 0, "10.1.2.3", 0, "", {"filesystem": "nfs"}),
+    "I/O error, dev nvme0n1, sector 2048 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2":
+        ("disk.error", 0, "nvme0n1", 0, "", {"operation": "READ", "sector": "2048"}),
+    "blk_update_request: critical medium error, dev sda, sector 4711":
+        ("disk.error", 0, "sda", 0, "", {"error": "critical medium"}),
+    "Buffer I/O error on dev sda1, logical block 0, async page read": ("disk.error", 0, "sda1", 0, "", {}),
+    "nvme nvme0: I/O 123 QID 4 timeout, aborting": ("disk.error", 0, "nvme0", 0, "", {}),
+    "nvme nvme1: I/O tag 77 (104d) opcode 0x2 (I/O Cmd) QID 3 timeout, aborting req_op:READ(0) size:4096":
+        ("disk.error", 0, "nvme1", 0, "", {}),
+    "nvme nvme0: frozen state error detected, reset controller":
+        ("disk.error", 0, "nvme0", 0, "", {}),
+    "nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10":
+        ("disk.error", 0, "nvme0", 0, "", {}),
+    "ata1.00: failed command: READ FPDMA QUEUED": ("disk.error", 0, "ata1.00", 0, "", {}),
+}  # fmt: skip
+
+#: Lines like them that tell of nothing wrong.
+QUIET = (
+    "NVRM: GPU at PCI:0000:9b:00: GPU-509665ad-b600-ac93-3616-d754b23d636d",
+    "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  590.48.01  Mon Dec  8 12:00:00 UTC 2025",
+    "NVRM: GPU4 RPC history (CPU -> GSP):",
+    "nvidia-nvswitch0: open (major=510)",
+    "IPv6: ADDRCONF(NETDEV_CHANGE): eth0: link becomes ready",
+    "mlx5_core 0000:98:00.0: Port module event: module 0, Cable plugged",
+    "mlx5_core 0000:98:00.0: mlx5_cmd_out_err:838:(pid 12): ACCESS_REG(0x805) failed, err(-22)",
+    "mlx5_core 0000:98:00.0: firmware version: 28.39.1002",
+    "EXT4-fs (nvme0n1p2): mounted filesystem with ordered data mode. Opts: (null)",
+    "XFS (nvme0n1): Mounting V5 Filesystem",
+    "EDAC MC: Ver: 3.0.0",
+    "pcieport 0000:80:01.1: AER: enabled with IRQ 34",
+    "I/O error, dev fd0, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2",
+    "HEST: Table parsing has been initialized.",
+    "GHES: APEI firmware first mode is enabled by APEI bit and WHEA _OSC.",
+    "mce: CPU0: Thermal monitoring enabled (TM1)",
+    "rcu: RCU calculated value of scheduler-enlistment delay is 25 jiffies.",
+    "audit: type=1400: apparmor denied NVRM: Xid (PCI:0000:9b:00): 79, of a user",
+    "WARNING: CPU: 3 PID: 1 at kernel/sched/core.c:1 x+0x1/0x2",
+    "nvme nvme0: 16/0/0 default/read/poll queues",
+    "nvme nvme0: failed to set APST feature (2)",
+    "critical target error, dev sda, sector 1 op 0x3:(DISCARD) flags 0x800 phys_seg 1 prio class 2",
+    "blk_update_request: critical target error, dev nvme0n1, sector 0 op 0x9:(WRITE_ZEROES) flags 0x0",
+    "operation not supported error, dev nvme0n1, sector 0 op 0x9:(WRITE_ZEROES) flags 0x800",
+    "reservation conflict error, dev sdc, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2",
+    "I/O error, dev nbd0, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2",
+    "EXT4-fs (loop0): mounting read-only",
+    "mlx5_core 0000:5e:00.0: mlx5_pcie_event:301:(pid 21): Detected insufficient power on the PCIe slot (26W).",
+    "mlx5_core 0000:13:00.0: mlx5_pcie_event:297:(pid 11): PCIe slot power capability was not advertised.",
+    "mlx5_core 0000:98:00.0: firmware: failed to load mellanox/fw.mfa2 (-2)",
+    "BUG: arch topology borken",
+    "BUG: non-zero pgtables_bytes on freeing mm: 4096",
+    "NVRM: GPU0 kgspCheckGspRmCcCleanup_GH100: CC secret cleanup successful!",
+    "NVRM: gpuClearFbhubPoisonIntrForBug2924523_GA100: FBHUB Interrupt detected. Clearing it.",
+    "usb 1-1: Product: NVRM: Xid (PCI:0000:9b:00): 79",
+    "cgroup: fork rejected by pids controller in /docker/NVRM: Xid (PCI:0000:9b:00): 79",
+    "python[4711]: segfault at 8 ip 00007f00 sp 00007f01 error 4 in libcuda.so.570[7f00+1000]",
+    "traps: python[4711] general protection fault ip:7f00 sp:7f01 error:0 in libc.so[7f00+1000]",
+    "INFO: lockdep is turned off.",
+)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_and_what_it_tells(line: str) -> None:
+    """Each of these has cost somebody a night; none may pass unread."""
+    notice = classify(line)
+    assert notice is not None
+    name, code, device, process_id, process_name, attributes = LINES[line]
+    assert notice[:3] == (name, code, device)
+    assert (notice.process_id, notice.process_name) == (process_id, process_name)
+    assert attributes.items() <= notice.attributes.items()
+    assert notice.part is not Part.DETAIL
+
+
+@pytest.mark.parametrize("line", QUIET)
+def test_lines_that_tell_of_nothing_wrong(line: str) -> None:
+    """A false alarm at every boot teaches operators to look away."""
+    assert classify(line) is None
+
+
+#: What the kernel writes after a process's name, and with what else a user chose.
+OF_A_PROCESS = (
+    "[4711]: segfault at 0 ip 0000000000401000 sp 00007ffc00000000 error 4 in {}[400000+1000]",
+    "[4711] general protection fault ip:401000 sp:7ffc00000000 error:0 in {}[400000+1000]",
+    "[4711] bad frame in rt_sigreturn frame:00 ip:0 sp:0 orax:0 in {}[400000+1000]",
+    "[4711]: unhandled exception: SP/PC alignment, ESR 0x0000000056000000, SP alignment in {}[1+1]",
+    " invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    ": page allocation failure: order:4, mode:0x40dc0(GFP_KERNEL), nodemask=(null),cpuset={}",
+    " (4711): drop_caches: 3",
+)
+
+
+@pytest.mark.parametrize("line", [*LINES, "NVRM:0000:9b:00 fallen off the bus", "ata1: disabled"])
+def test_a_user_cannot_make_the_kernel_say_it(line: str) -> None:
+    """A program named `NVRM:0000:9b:00` crashed in a file named `fallen off the bus`: a host was drained.
+
+    These lines are of facility 0; the process's name, 15 characters of it, stands at their beginning.
+    """
+    for length in range(1, 16):
+        for form in OF_A_PROCESS:
+            for file in (line, line[length:]):
+                said = line[:length] + form.format(file.replace("/", "_")[:255])
+                assert classify(said) is None, said
+
+
+@pytest.mark.parametrize("word", ["BUG", "Oops", "NVRM", "LustreError", "watchdog"])
+def test_a_user_who_names_an_interface_says_nothing(word: str) -> None:
+    """Whoever may make a user namespace names its interfaces; no blanks and no colons are in a name."""
+    for form in (
+        "{}: entered promiscuous mode",
+        "{}: renamed from eth0",
+        "{}: Caught tx_queue_len",
+    ):
+        assert classify(form.format(word)) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "group", "attributes"),
+    [
+        (
+            "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Severity 1 Engine instance 46",
+            "sxid 0000:c1:00.0",
+            {},
+        ),
+        (
+            "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Data {0x00000000, 0x00000001}",
+            "sxid 0000:c1:00.0",
+            {"data": "0x00000000, 0x00000001"},
+        ),
+        (
+            "nvidia 0000:81:00.0:   device [10de:2330] error status/mask=00000001/0000a000",
+            "aer 0000:81:00.0",
+            {"status": "00000001"},
+        ),
+        ("nvidia 0000:81:00.0:    [ 0] RxErr                  (First)", "aer", {"error": "RxErr"}),
+        ("nvidia 0000:81:00.0: AER:    [14] CmpltTO", "aer", {"error": "CmpltTO"}),
+        (f"{{1}}{ERROR}   section_type: PCIe error", "ghes", {"section": "PCIe error"}),
+        (
+            f"{{1}}{ERROR}   section type: unknown, e8ed898d",
+            "ghes",
+            {"section": "unknown, e8ed898d"},
+        ),
+        (f"{{1}}{ERROR}   device_id: 0000:81:00.0", "ghes", {"pci_address": "0000:81:00.0"}),
+        (f"mce: {ERROR} PROCESSOR 0:606a6 TIME 1 SOCKET 1 APIC 40", "mce", {"socket": "1"}),
+        ("CPU: 3 UID: 0 PID: 88 Comm: python Not tainted 6.18.0", "fault", {"cpu": "3"}),
+    ],
+)
+def test_details_belong_to_the_line_before(
+    line: str, group: str, attributes: dict[str, str]
+) -> None:
+    """One PCIe error is five lines: it must not count five times."""
+    notice = classify(line)
+    assert notice is not None and notice.part is Part.DETAIL
+    assert notice.group.startswith(group)
+    assert attributes.items() <= notice.attributes.items()
+
+
+def test_every_event_of_the_table_is_in_the_catalogue() -> None:
+    """A name that nobody knows would be stored and never judged; and the other way round."""
+    named = {rule.name for rule in RULES}
+    assert all(BY_NAME[name].kind is Kind.EVENT for name in named)
+    rows = {s.name for s in BY_NAME.values() if 2210 <= s.signal_id < 2225}
+    assert rows == named - {"gpu.xid", "gpu.lost"}  # which NVML tells as well
+
+
+def check_limits(notice: Notice) -> None:
+    texts = [notice.device, notice.process_name, notice.scope, *notice.attributes.values()]
+    for text in texts:
+        text.encode()
+        assert text.isprintable()
+    assert 0 < len(notice.device) <= NAME_CHARACTERS_MAX
+    assert len(notice.process_name) <= NAME_CHARACTERS_MAX
+    assert len(notice.attributes) <= ATTRIBUTES_MAX
+    assert max(map(len, texts)) <= VALUE_CHARACTERS_MAX
+    assert 0 <= notice.code < 1 << 32 and 0 <= notice.process_id < 1 << 32
+    assert notice.occurrences >= 0
+
+
+@settings(max_examples=300)
+@given(st.text(max_size=300))
+def test_no_text_raises(text: str) -> None:
+    """Whatever a driver prints."""
+    if notice := classify(text):
+        check_limits(notice)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    line=st.sampled_from([*LINES]),
+    at=st.integers(0, 300),
+    size=st.integers(0, 40),
+    rubbish=st.one_of(
+        st.text(max_size=30), st.sampled_from(["9" * 40, "\n", "x" * 5000, "\0", ")"])
+    ),
+)
+def test_a_damaged_line_is_read_within_its_limits_or_not_at_all(
+    line: str, at: int, size: int, rubbish: str
+) -> None:
+    """Two CPUs printed at once, and the ring cut what was too long."""
+    notice = classify(line[:at] + rubbish + line[at + size :])
+    if notice is not None:
+        check_limits(notice)
+        check_limits(Decoder(lambda: "575.57.08").decode(notice, line))
+
+
+def test_a_line_of_64_kilobytes_costs_no_more_than_its_beginning() -> None:
+    """Of a dump in one line only the beginning is looked at."""
+    assert classify("x" * 65536 + "NVRM: Xid (PCI:0000:9b:00): 79, x") is None
+    assert classify("NVRM: Xid (PCI:0000:9b:00): 79, " + "x" * 65536) is not None
+
+
+def test_each_recovery_action_of_the_driver_is_told() -> None:
+    """XID 154: first it asks for a reset, and then for nothing any more; both within a minute."""
+    decode = Decoder(lambda: "580.65.06").decode
+    scopes = set()
+    for to in ("0x1 (GPU Reset Required)", "0x0 (None)", "0x2 (Node Reboot Required)"):
+        line = f"NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x3 (x) to {to}"
+        notice = classify(line)
+        assert notice is not None
+        scopes.add(decode(notice, line).scope)
+    assert len(scopes) == 3
+
+
+def test_each_link_has_a_story_of_its_own() -> None:
+    """Link 3 went down half a minute after link 12; only one of them was ever told."""
+    decode = Decoder(lambda: "575.57.08").decode
+    scopes = set()
+    for link in (3, 12):
+        for line in (
+            f"NVRM: Xid (PCI:0000:9b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link {link:02} (0x025001c6 0x0)",
+            f"nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12020, Fatal, Link {link} egress error (First)",
+        ):
+            notice = classify(line)
+            assert notice is not None
+            scopes.add((notice.name, decode(notice, line).scope))
+    assert len(scopes) == 4
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="no ../shared/data here")
+def test_a_real_log_with_a_hung_gsp() -> None:
+    """Five XID 119 of one GPU, met by three processes; a stack trace and tables around them."""
+    lines = (SHARED / "dmesg-with-xid-119.log").read_text().splitlines()
+    found = [n for line in lines if (n := classify(re.sub(r"^\[[^]]*\] ", "", line)))]
+    told = [(n.name, n.code, n.device, n.process_name) for n in found if n.part is not Part.DETAIL]
+    message = ("gpu.driver_message", 0, "0000:9b:00.0", "")
+    assert [each for each in told if each != message] == [
+        ("gpu.xid", 119, "0000:9b:00.0", name)
+        for name in ("nvidia-smi",) * 3 + ("cache_mgr_main", "gpud")
+    ]
+    assert told.count(message) == 1
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="no ../shared/data here")
+def test_a_real_log_of_an_ordinary_boot() -> None:
+    """Switches opened, container links came up: nothing is wrong."""
+    records = (SHARED / "kmsg.1.log").read_bytes().splitlines()
+    assert len(records) > 40
+    assert [n for data in records if (n := classify(parse_record(data).text))] == []
