@@ -56,7 +56,8 @@ class AggregatorConfig:
 def parse_listen(text: str, *, beyond_loopback: bool) -> tuple[str, int]:
     """Return (address, port) of `address:port`. Raises SettingsError with what would be right."""
     address, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    digits = port.isascii() and port.isdigit() and len(port) <= 5
+    if not colon or not digits or int(port) > 65535:
         raise SettingsError(f"listen = {text!r}: expected address:port, such as 127.0.0.1:7600")
     if not _is_loopback(address) and not beyond_loopback:
         raise SettingsError(

@@ -138,3 +138,4 @@ class Finding:
     words: str  # what is wrong and what to do
     since_ns: int
     cleared_ns: int = 0  # 0: still so
+    clears_when: str = ""  # what ends it, in words: "the GPU is reset, or the host boots"

@@ -137,8 +137,8 @@ def _aggregator(options: argparse.Namespace) -> Child:
 
 
 def _agent(options: argparse.Namespace) -> Child:
-    folders = {"spool_folder": "spool", "events_folder": "events"}
-    settings = [f"{key}={options.data / 'agent' / name}" for key, name in folders.items()]
+    folders = ("spool", "events", "state")
+    settings = [f"{name}_folder={options.data / 'agent' / name}" for name in folders]
     assignments = [word for setting in settings for word in ("--set", setting)]
     return Child("agent", ("--aggregator", options.listen, *assignments))
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from .arrays import Codes, Flags, Floats, Indexes, Times, grown
-from .tables import Devices, DeviceTable, smoothing
+from .counting import smoothing
+from .tables import Devices, DeviceTable
 
 #: Bits of `gpu.clock_event_reasons_flags` (nvml.h, nvmlClocksEventReason*).
 REASON_SETTING, REASON_POWER_CAP, REASON_HARDWARE = 0x2, 0x4, 0x8

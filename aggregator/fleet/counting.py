@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from ...fingerprints.catalogue import Signal
 from ...fingerprints.counters import (
     BLANK_32,
     BLANK_64,
     BLANK_FROM,
     BLANK_TO,
+    SLACK_SECONDS,
     WRAP_SHARE_MAX,
+    Nature,
     Outcome,
 )
 from .arrays import Bytes, Flags, Floats, Times, Words
+
+#: What a second can not hold more of: a GPU's clock is held down, or a disk is busy, for a second.
+#: Sixteen lanes of the sixth generation carry 128 GB/s: a 32-bit counter of bytes turns round thirty times
+#: in that second, and its steps say nothing.
+RATES_MAX = {
+    "disk.busy_milliseconds": 1e3,
+    "gpu.pcie_transmitted_bytes": 1.28e11,
+    "gpu.pcie_received_bytes": 1.28e11,
+}
+HELD_DOWN = ("gpu.violation_", "_nanoseconds")
+#: What no device can count: so many rows of spare memory (all ones of a register that is gone).
+VALUES_MAX = {
+    "gpu.remapped_correctable_rows": 0xFFFE,
+    "gpu.remapped_uncorrectable_rows": 0xFFFE,
+}
+
+
+def nature_of(signal: Signal) -> Nature:
+    """Return what is known of the counter behind *signal*."""
+    begin, end = HELD_DOWN
+    held = signal.name.startswith(begin) and signal.name.endswith(end)
+    return Nature(
+        signal.width_bits,
+        signal.sticks,
+        value_max=VALUES_MAX.get(signal.name, BLANK_64),
+        rate_max=1e9 if held else RATES_MAX.get(signal.name, float("inf")),
+    )
 
 
 class Steps(NamedTuple):
@@ -25,23 +56,35 @@ class Steps(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Of each counter column: the ceiling of its width, and whether it sticks there."""
+    """The natures of counter columns, as column vectors."""
 
-    ceiling: Words  # 2**width - 1, a column vector
+    ceiling: Words  # 2**width - 1
     sticks: Flags
+    turn: Words  # 0: does not begin again
+    value_max: Words
+    rate_max: Floats
 
     @staticmethod
-    def of(widths: list[int], sticks: list[bool]) -> Shape:
-        """Return the shape of counters of *widths* bits."""
-        ceilings = np.array([(1 << w) - 1 for w in widths], dtype=np.uint64)
-        narrow = ceilings < np.uint64(BLANK_64)
-        return Shape(ceilings[:, None], (np.array(sticks, dtype=bool) & narrow)[:, None])
+    def of(natures: Sequence[Nature]) -> Shape:
+        """Return the shape of counters of *natures*."""
+
+        def column(values: list[int]) -> Words:
+            return np.array(values, dtype=np.uint64).reshape(-1, 1)
+
+        narrow = [n.sticks and n.width_bits < 64 for n in natures]
+        return Shape(
+            column([(1 << n.width_bits) - 1 for n in natures]),
+            np.array(narrow, dtype=bool).reshape(-1, 1),
+            column([n.turn for n in natures]),
+            column([n.value_max for n in natures]),
+            np.array([n.rate_max for n in natures], dtype=np.float64).reshape(-1, 1),
+        )
 
 
 def unusable(value: Words, valid: Flags, shape: Shape) -> Bytes:
     """Return per cell why the value alone can not be used (an Outcome), or DELTA if it can."""
     result = np.zeros(value.shape, dtype=np.uint8)
-    blank = (value == BLANK_32) | (value == np.uint64(BLANK_64))
+    blank = (value == BLANK_32) | (value == np.uint64(BLANK_64)) | (value > shape.value_max)
     blank |= (value >= BLANK_FROM) & (value <= BLANK_TO)
     result[blank] = Outcome.BLANK
     result[shape.sticks & (value == shape.ceiling)] = Outcome.SATURATED
@@ -67,24 +110,35 @@ def compare(
     start_over = usable & ~(same & older_usable)
     stale = usable & ~start_over & (elapsed_ns <= 0)
     live = usable & ~start_over & ~stale
-    fell = live & (newer < older)
-    # Unsigned arithmetic wraps at 64 bits, so that a narrower span is added back below.
-    step = newer - older
-    turned = step + shape.ceiling + np.uint64(1)
-    limit = (shape.ceiling >> np.uint64(3)) + np.uint64(1)  # span / WRAP_SHARE_MAX
-    narrow = ~shape.sticks & (shape.ceiling < np.uint64(BLANK_64))
-    wrapped = fell & narrow & (older <= shape.ceiling) & (turned <= limit)
-    standing[start_over | (fell & ~wrapped)] = Outcome.RESET
+    bounded, reach = _reach(elapsed_ns, shape)
+    turns = shape.turn > 0
+    fell = newer < older
+    step = newer - older  # unsigned: at 64 bits it wraps, and a narrower turn is added back
+    turned = step + shape.turn
+    limit = np.where(bounded, reach, shape.turn // np.uint64(WRAP_SHARE_MAX))
+    once = ~(bounded & turns & (reach >= shape.turn))
+    wrapped = live & once & fell & turns & (older < shape.turn) & (turned <= limit)
+    rose = live & once & ~fell & (~bounded | (step <= reach))
+    standing[start_over | (live & ~rose & ~wrapped)] = Outcome.RESET
     standing[stale] = Outcome.STALE
     standing[wrapped] = Outcome.WRAPPED
-    count = np.where(live & ~fell, step, np.where(wrapped, turned, np.uint64(0)))
-    return Steps(standing, count)
+    return Steps(standing, np.where(rose, step, np.where(wrapped, turned, np.uint64(0))))
 
 
-assert WRAP_SHARE_MAX == 8  # the shift above
+def _reach(elapsed_ns: Times, shape: Shape) -> tuple[Flags, Words]:
+    """Return where it is known how far a counter can have counted, and how far (`Nature.reach`)."""
+    bounded = np.isfinite(shape.rate_max)
+    seconds = np.maximum(elapsed_ns, 0) / 1e9 + SLACK_SECONDS
+    bound = np.where(bounded, shape.rate_max, 0.0) * seconds
+    return np.broadcast_to(bounded, bound.shape), np.minimum(bound, 2.0**63).astype(np.uint64)
 
 
 def spread(seconds: Floats, time_constant_seconds: float) -> Floats:
     """Return the share of a count, spread evenly over *seconds*, that a leaky sum holds at their end."""
     ratio = np.maximum(seconds, 1e-9) / time_constant_seconds
     return -np.expm1(-ratio) / ratio
+
+
+def smoothing(seconds: Floats, time_constant_seconds: float) -> Floats:
+    """Return the weight of a new value after *seconds* in an exponential mean."""
+    return 1.0 - np.exp(-np.maximum(seconds, 0.0) / time_constant_seconds)

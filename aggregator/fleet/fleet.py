@@ -13,14 +13,19 @@ from ...fingerprints.block import Block
 from ...fingerprints.catalogue import TABLES
 from ...fingerprints.frames import Frame
 from ..verdicts import Finding
+from . import naming
 from .activity import Activity
 from .arrays import Codes, Flags, Indexes, Times, grown, room
+from .counted import COUNTED
+from .identity import Identity
 from .messages import DeviceLike, EventLike
+from .occurrences import Moment, Occurrences
 from .peers import Models
+from .resets import GpuResets
 from .seen import Seen
 from .sources import Sources
 from .tables import Devices, DeviceTable
-from .xid_records import XidRecords
+from .wiring import Wiring
 
 #: Boots of one host that are remembered, so that a late frame of an old one is known as late.
 BOOTS_PER_HOST_MAX = 8
@@ -42,7 +47,7 @@ class Fleet:
         self.index: dict[str, int] = {}
         self.attributes: list[dict[tuple[str, str], dict[str, str]]] = []
         self.findings: dict[tuple[str, str, str], Finding] = {}
-        self.xids = XidRecords()
+        self.occurrences = Occurrences()
         self.sources = Sources()
         #: Rises when hosts, devices or their attributes change: what peers are computed from.
         self.shape_version = 0
@@ -51,9 +56,12 @@ class Fleet:
         for name, signals in TABLES.items():
             kind = signals[0].device_kind
             devices = self.devices.setdefault(kind, Devices(kind))
-            self.tables[name] = DeviceTable(name, signals, devices)
+            self.tables[name] = DeviceTable(name, signals, devices, COUNTED)
+        self.identity = Identity(self.tables, self.devices)
         self.activity = Activity(self.devices["gpu"])
+        self.resets = GpuResets(self.activity, self.tables["gpu_1s"], self.tables["gpu_1s_changes"])
         self.models = Models()
+        self.wiring = Wiring()
         self.seen = Seen()
         self._make(64)
 
@@ -64,8 +72,8 @@ class Fleet:
         self._backlog_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._boottime_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._boot: Codes = np.zeros(capacity, dtype=np.int32)
-        #: When the host booted, by its own wall clock; 0: not known yet.
-        self._boot_wall_ns: Times = np.zeros(capacity, dtype=np.int64)
+        #: When the host booted, by our clock; 0: not known yet.
+        self._booted_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._gpus: Codes = np.zeros(capacity, dtype=np.int32)
         self._boots: list[list[bytes]] = []
         self._rows: dict[tuple[int, str], tuple[tuple[str, ...], Indexes]] = {}
@@ -82,13 +90,18 @@ class Fleet:
         simulated: bool,
         boot_id: bytes,
         devices: Sequence[DeviceLike],
+        booted_ns: int = 0,
     ) -> int:
-        """Make *name* known and return its node index, the same one each time."""
+        """Make *name* known and return its node index, the same one each time.
+
+        *booted_ns*: when it booted, by our clock; 0: not known.
+        """
         host = self.index.get(name)
         if host is None:
             host = self._new_host(name)
         self._simulated[host] = simulated
-        self._seen_boot(host, boot_id)
+        if self._seen_boot(host, boot_id) and booted_ns > 0:
+            self._booted_ns[host] = min(booted_ns, TIME_NS_MAX)
         self.attributes[host] = {(d.kind, d.key): dict(d.attributes) for d in devices}
         self._gpus[host] = sum(d.kind == "gpu" for d in devices)
         self.shape_version += 1
@@ -124,7 +137,7 @@ class Fleet:
         boots.append(boot_id)
         del boots[:-BOOTS_PER_HOST_MAX]
         self._boot[host] += 1
-        self._boottime_ns[host] = self._boot_wall_ns[host] = 0
+        self._boottime_ns[host] = self._booted_ns[host] = 0
         return True
 
     def observe(self, name: str, frame: Frame, received_ns: int) -> None:
@@ -140,7 +153,7 @@ class Fleet:
         before = int(self._boottime_ns[host])
         gap_ns = stamp.boottime_ns - before if before else 0
         self._boottime_ns[host] = stamp.boottime_ns
-        self._boot_wall_ns[host] = max(0, min(stamp.wall_ns, TIME_NS_MAX) - stamp.boottime_ns)
+        self._booted_ns[host] = max(1, received_ns - stamp.boottime_ns)
         self._heard_ns[host] = received_ns
         if not self._first_ns[host]:
             self._first_ns[host] = received_ns
@@ -170,29 +183,36 @@ class Fleet:
             self._rows[key] = names, rows
         return rows
 
-    def event(self, name: str, event: EventLike, received_ns: int) -> None:
-        """Take over an event. Names that mean nothing here are left to the store."""
+    def event(
+        self, name: str, event: EventLike, received_ns: int, time_ns: int | None = None
+    ) -> None:
+        """Take over an event, or a later revision of one. What means nothing here the store keeps.
+
+        *time_ns*: when its first line was written, by our clock; None: just now.
+        """
         host = self.index.get(name)
         if host is None:
             return
-        if event.name == "gpu.xid" and not self._of_an_earlier_boot(host, event.wall_time_ns):
-            device = self._gpu_of(host, event.device)
-            boot, resets = int(self._boot[host]), self.device_resets(host, device)
-            self.xids.record(host, device, event.code, event.message, received_ns, boot, resets)
-        elif event.name == "collector.outcome":
+        time_ns = received_ns if time_ns is None else time_ns
+        if event.name == "collector.outcome":
             self.sources.words(host, event.device, event.code, event.message)
+        elif time_ns >= int(self._booted_ns[host]) - BOOT_SLACK_NS:
+            # Else it waited on disk through a reboot, which has cleared it.
+            at = self._moment(host, event, received_ns, time_ns)
+            self.occurrences.record(host, self.device_of(host, event), event, at, self)
 
-    def _of_an_earlier_boot(self, host: int, wall_ns: int) -> bool:
-        """Say whether the event waited on disk through a reboot, which has cleared it."""
-        return 0 < wall_ns < int(self._boot_wall_ns[host]) - BOOT_SLACK_NS
+    def _moment(self, host: int, event: EventLike, received_ns: int, time_ns: int) -> Moment:
+        """Return when *event* was. No line is believed that would be written later than it was heard."""
+        booted_ns = int(self._booted_ns[host])
+        present_ns = received_ns - booted_ns + BOOT_SLACK_NS if booted_ns else TIME_NS_MAX
+        first_ns = min(event.boottime_ns or max(1, time_ns - booted_ns), present_ns)
+        last_ns = min(max(event.last_boottime_ns, first_ns), present_ns)
+        last_time_ns = min(time_ns + last_ns - first_ns, received_ns)
+        return Moment(first_ns, last_ns, last_time_ns, received_ns)
 
-    def _gpu_of(self, host: int, device: str) -> str:
-        """Return the UUID of a GPU that the kernel names by PCI address, if its attributes tell."""
-        wanted = device.lower()
-        for (kind, key), attributes in self.attributes[host].items():
-            if kind == "gpu" and wanted in (value.lower() for value in attributes.values()):
-                return key
-        return device
+    def device_of(self, host: int, event: EventLike) -> str:
+        """Return the device of *event* (`naming.py`)."""
+        return naming.device_of(self.attributes[host], event)
 
     def note_backlog(self, name: str, received_ns: int) -> None:
         """The host is there, but what it said is of earlier."""
@@ -215,14 +235,16 @@ class Fleet:
 
     def advance(self, now_ns: int) -> None:
         """Bring counters and means up to the last frame. Called once before each judgement."""
+        self.identity.advance()
         for table in self.tables.values():
             rows = table.advance()
             if table.name == "gpu_1s" and rows.size:
                 self.activity.advance(rows, table, self.tables["gpu_10s"])
             if table.name == "collector_1s" and rows.size:
                 self.sources.advance(rows, table)
+        self.resets.advance(self._boottime_ns)
         self.seen.advance(self.tables)
-        self.xids.expire(self, now_ns)
+        self.occurrences.expire(self, now_ns)
 
     def host_now_ns(self, now_ns: int) -> Times:
         """Return what CLOCK_BOOTTIME of each host is at *now_ns* of our clock, by its last frame."""
@@ -238,15 +260,23 @@ class Fleet:
         """Return the number of the host's boot, as `boot`."""
         return int(self._boot[host])
 
-    def device_resets(self, host: int, device: str) -> int:
-        """Return how often a GPU was seen to be reset: its energy or its volatile errors fell."""
-        row = self.devices["gpu"].row_of.get((host, device))
-        if row is None:
+    def driver_of(self, host: int, device: str) -> str:
+        """Return the version of the GPU's driver, as its host registered it (`naming.py`)."""
+        return naming.driver_of(self.attributes[host], device)
+
+    def reset_ns(self, host: int, device: str) -> int:
+        """Return the boot time until which a GPU was last seen to be reset; 0: not in this boot.
+
+        Of what is no GPU that was read, when all GPUs of the host had been: an NVSwitch is reset when
+        they all are.
+        """
+        gpus = self.devices["gpu"]
+        row = gpus.row_of.get((host, device))
+        if row is None and device.startswith("GPU-"):
             return 0
-        changes = self.tables["gpu_1s_changes"]
-        columns = ("ecc_corrected_volatile_errors", "ecc_uncorrected_volatile_errors")
-        counts = [int(changes.resets(c)[row]) for c in columns]
-        return int(self.activity.resets[row]) + sum(counts)
+        rows = gpus.rows_of(host) if row is None else [row]
+        boot = self.boot_of(host)
+        return min((self.resets.at_ns(row, boot) for row in rows), default=0)
 
     @property
     def simulated(self) -> Flags:

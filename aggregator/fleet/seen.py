@@ -18,6 +18,9 @@ class Seen:
         self.ports_up: Flags = none
         self.carriers: Flags = none
         self.writable: Flags = none
+        self.nvlinks: Flags = none
+        self.c2c_links: Flags = none
+        self.whole_bonds: Flags = none
 
     def advance(self, tables: dict[str, DeviceTable]) -> None:
         """Take note of what is well now."""
@@ -26,6 +29,11 @@ class Seen:
         self.carriers = _or(self.carriers, net.state("carrier_state") == 1)
         read_only = files.state("read_only_state", missing=1)
         self.writable = _or(self.writable, read_only == 0)
+        self.nvlinks = _or(self.nvlinks, tables["nvlink_10s_changes"].state("link_state") > 0)
+        self.c2c_links = _or(self.c2c_links, tables["c2c_10s_changes"].state("link_state") > 0)
+        bonds = tables["bond_10s"]
+        whole = bonds.gauge("slaves_up_count") >= bonds.gauge("slaves_count")
+        self.whole_bonds = _or(self.whole_bonds, np.asarray(whole, dtype=bool))
 
 
 def _or(before: Flags, now: Flags) -> Flags:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import PERIOD_SECONDS, Kind, Signal
-from ...fingerprints.counters import Outcome
+from ...fingerprints.counters import Nature, Outcome
 from . import counting
 from .arrays import Codes, Flags, Floats, Indexes, Times, Words, grown, room
 
@@ -32,6 +32,8 @@ class Devices:
         self.row_of: dict[tuple[int, str], int] = {}
         self.capacity = 64
         self._host: Codes = np.zeros(self.capacity, dtype=np.int32)
+        self._epoch: Codes = np.zeros(self.capacity, dtype=np.int32)
+        self._renewals: Codes = np.zeros(self.capacity, dtype=np.int32)
         self._per_host: dict[int, int] = {}
 
     @property
@@ -43,6 +45,28 @@ class Devices:
     def host(self) -> Codes:
         """Node index of every row."""
         return self._host[: self.count]
+
+    @property
+    def epoch(self) -> Codes:
+        """How often each row's counters were told to have started over, all of them at once."""
+        return self._epoch[: self.count]
+
+    @property
+    def renewals(self) -> Codes:
+        """How often each row's device was seen to begin a new life: a reset, a driver loaded again."""
+        return self._renewals[: self.count]
+
+    def start_over(self, row: int, *, renewed: bool) -> None:
+        """No step of a counter spans this moment. *renewed*: the device began a new life just now.
+
+        Not renewed: the agent did, and counts the device's lives from zero.
+        """
+        self._epoch[row] += 1
+        self._renewals[row] += renewed
+
+    def rows_of(self, host: int) -> list[int]:
+        """Return the rows of *host*."""
+        return np.flatnonzero(self.host == host).tolist()
 
     def of_host(self, host: int) -> int:
         """Return how many devices of this kind *host* has shown."""
@@ -59,6 +83,8 @@ class Devices:
         if row == self.capacity:
             self.capacity = room(row + 1, self.capacity)
             self._host = grown(self._host, self.capacity)
+            self._epoch = grown(self._epoch, self.capacity)
+            self._renewals = grown(self._renewals, self.capacity)
         self._host[row] = host
         self.names.append(name)
         self.row_of[host, name] = row
@@ -73,17 +99,31 @@ class DeviceTable:
     is bounded whatever the pace of frames.
     """
 
-    def __init__(self, name: str, signals: Sequence[Signal], devices: Devices) -> None:
+    def __init__(
+        self,
+        name: str,
+        signals: Sequence[Signal],
+        devices: Devices,
+        counted: Container[str] | None = None,
+    ) -> None:
+        """*counted*: names of the counters that are read through `rates` and `recent`; None: all."""
         self.name, self.signals, self.devices = name, tuple(signals), devices
         self.column = {s.column: i for i, s in enumerate(signals)}
         self.ids = tuple(s.signal_id for s in signals)
         self.on_change = signals[0].on_change
         self.period_seconds = float(PERIOD_SECONDS[signals[0].pace])
-        counters = [i for i, s in enumerate(signals) if s.kind is Kind.COUNTER]
+        counters = [
+            i
+            for i, s in enumerate(signals)
+            if s.kind is Kind.COUNTER and (counted is None or s.name in counted)
+        ]
         self.counter_columns: Indexes = np.array(counters, dtype=np.intp)
         self.counter = {signals[i].column: k for k, i in enumerate(counters)}
         chosen = [signals[i] for i in counters]
-        self.shape = counting.Shape.of([s.width_bits for s in chosen], [s.sticks for s in chosen])
+        self._natures = [counting.nature_of(signal) for signal in chosen]
+        #: Columns that stay at their ceiling once they reach it -> that ceiling.
+        self.sticky = {s.column: (1 << s.width_bits) - 1 for s in signals if s.sticks}
+        self.shape = counting.Shape.of(self._natures)
         self._make(devices.capacity)
         self._columns_of: dict[tuple[int, ...], tuple[Indexes, Indexes]] = {}
 
@@ -99,9 +139,9 @@ class DeviceTable:
         self._base_usable: Flags = np.zeros((counters, capacity), dtype=bool)
         self._base_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._base_boot: Codes = np.zeros(capacity, dtype=np.int32)
+        self._base_epoch: Codes = np.zeros(capacity, dtype=np.int32)
         self._fast: Floats = np.zeros((counters, capacity))
         self._slow: Floats = np.zeros((counters, capacity))
-        self._saturated: Flags = np.zeros((counters, capacity), dtype=bool)
         self._resets: Codes = np.zeros((counters, capacity), dtype=np.int32)
 
     def _fit(self) -> None:
@@ -156,7 +196,8 @@ class DeviceTable:
     def _count(self, rows: Indexes) -> None:
         places = np.ix_(self.counter_columns, rows)
         newer, valid = self._bits[places], self._valid[places]
-        same = self._base_boot[rows] == self._boot[rows]
+        epoch = self.devices.epoch[rows]
+        same = (self._base_boot[rows] == self._boot[rows]) & (self._base_epoch[rows] == epoch)
         elapsed = np.where(same, self._boottime_ns[rows] - self._base_ns[rows], 0)
         before = self._base_usable[:, rows]
         steps = counting.compare(
@@ -168,10 +209,10 @@ class DeviceTable:
         self._base[:, rows] = np.where(usable, newer, self._base[:, rows])
         saturated = steps.outcome == Outcome.SATURATED
         self._base_usable[:, rows] = usable | (before & same & ~saturated)
-        self._saturated[:, rows] = saturated
-        self._resets[:, rows] += (steps.outcome == Outcome.RESET) & before
+        self._resets[:, rows] += (steps.outcome == Outcome.RESET) & before & same
         self._base_ns[rows] = self._boottime_ns[rows]
         self._base_boot[rows] = self._boot[rows]
+        self._base_epoch[rows] = epoch
 
     def _integrate(self, rows: Indexes, count: Floats, same: Flags, seconds: Floats) -> None:
         """Add *count* to the leaky sums, spread over the time in which it can have happened.
@@ -212,10 +253,24 @@ class DeviceTable:
         valid = self._valid[index, :count]
         return np.where(valid, self._bits[index, :count], np.uint64(missing))
 
+    def nature(self, column: str) -> Nature:
+        """Return what is known of a counter."""
+        return self._natures[self.counter[column]]
+
+    def is_gauge(self, column: str) -> bool:
+        """Say whether the signal is a gauge."""
+        return self.signals[self.column[column]].kind is Kind.GAUGE
+
     def known(self, column: str) -> Flags:
         """Say where the signal has a value."""
         self._fit()
         return self._valid[self.column[column], : self.devices.count]
+
+    @property
+    def boot(self) -> Codes:
+        """The number of the boot that each row's last reading is of; 0: never read."""
+        self._fit()
+        return self._boot[: self.devices.count]
 
     def rates(self, column: str, heard: Floats, *, slow: bool = False) -> Floats:
         """Return a counter's events per second over the last 10 s (or 600 s), given `heard`."""
@@ -234,14 +289,11 @@ class DeviceTable:
     def saturated(self, column: str) -> Flags:
         """Say where a counter stands at its ceiling and so sees nothing."""
         self._fit()
-        return self._saturated[self.counter[column], : self.devices.count]
+        index, count = self.column[column], self.devices.count
+        stands = self._bits[index, :count] == np.uint64(self.sticky[column])
+        return np.asarray(stands & self._valid[index, :count], dtype=bool)
 
     def resets(self, column: str) -> Codes:
-        """Return how often a counter was set back."""
+        """Return how often a counter was set back, though boot and device were the same."""
         self._fit()
         return self._resets[self.counter[column], : self.devices.count]
-
-
-def smoothing(seconds: Floats, time_constant_seconds: float) -> Floats:
-    """Return the weight of a new value after *seconds* in an exponential mean."""
-    return 1.0 - np.exp(-np.maximum(seconds, 0.0) / time_constant_seconds)

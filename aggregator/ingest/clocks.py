@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..fleet.fleet import BOOT_SLACK_NS
+
 #: A wall clock further off than this is not used for the time of readings.
 OFFSET_SECONDS_MAX = 2.0
 #: A finding ends only below this, so that it does not flap.
@@ -65,6 +67,22 @@ class HostClock:
         if boot_id != self.boot_id:
             return by_wall_ns - (self.error_ns if abs(self.error_ns) > _MAX_NS else 0)
         return by_wall_ns if abs(by_wall_ns - self.offset_ns) <= _MAX_NS else self.offset_ns
+
+    def event_time_ns(self, boot_id: bytes, boottime_ns: int, wall_ns: int, now_ns: int) -> int:
+        """Return when an event was, by our clock; never later than *now_ns*, and *now_ns* if it says neither.
+
+        Of an event that does not tell its boot the clocks do: what they make of the moment of boot is,
+        but for a wall clock that was set meanwhile, this boot's or an earlier one's.
+        """
+        wall_ns -= self.error_ns if abs(self.error_ns) > _MAX_NS and wall_ns else 0
+        by_boot_ns = boottime_ns + self.offset_ns
+        if not boottime_ns:
+            return min(max(0, wall_ns) or now_ns, now_ns)
+        earlier_boot = 0 < wall_ns < by_boot_ns - BOOT_SLACK_NS
+        if boot_id:
+            earlier_boot = boot_id != self.boot_id and wall_ns > 0
+        near = abs(wall_ns - by_boot_ns) <= _MAX_NS
+        return max(0, min(wall_ns if earlier_boot or near else by_boot_ns, now_ns))
 
 
 def words(error_seconds: float) -> str:

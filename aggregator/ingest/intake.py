@@ -15,6 +15,7 @@ from ...fingerprints.frames import Frame, FrameError, Stamp, decode
 from ...fingerprints.wire import telemetry_pb2 as wire
 from ..config import AggregatorConfig
 from ..fleet.fleet import Fleet
+from ..fleet.meanings import SXID, XID
 from ..refusals import NoSession, TooMuch
 from ..store.journal import StoredEvent
 from ..store.records import HostRecord
@@ -27,8 +28,6 @@ from .sessions import Session, Sessions
 
 #: Event ids remembered to tell an agent that it sent one twice; the store looks at all.
 EVENT_IDS_MAX = 100_000
-#: An event is of an earlier boot when it is older than this boot by more.
-_BOOT_SLACK_NS = 10_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,14 @@ class Accepted:
 
     frame: Frame
     time_offset_ns: int
+
+
+@dataclass(slots=True)
+class Known:
+    """Up to which revision an event was told to the fleet, and is on disk; -1: not at all."""
+
+    told: int = -1
+    durable: int = -1
 
 
 class Ingest:
@@ -57,10 +64,11 @@ class Ingest:
         self._wall_ns = wall_ns
         self._clocks: dict[str, HostClock] = {}
         self._lane = EventLane(store)
-        #: (host, event id) the fleet was told of -> whether the event is on disk as well.
-        self._event_ids: OrderedDict[tuple[str, str], bool] = OrderedDict()
-        self._events_again: dict[str, list[StoredEvent]] = {}
+        #: (host, event id) -> how far the event is known.
+        self._known: OrderedDict[tuple[str, str], Known] = OrderedDict()
+        self._events_again: dict[str, dict[str, StoredEvent]] = {}
         self._boots_before: dict[str, bytes] = {}
+        self._cleared = store.cleared_findings
         self._remember(store)
 
     def _remember(self, store: Store) -> None:
@@ -69,8 +77,11 @@ class Ingest:
             self.sessions.remember(host, run_id, boot_id, address, now_ns)
             self._boots_before[host] = boot_id
         for event in store.recent_events:
-            self._event_ids[event.host, event.event.event_id] = True
-            self._events_again.setdefault(event.host, []).append(event)
+            event_id, revision = event.event.event_id, event.event.revision
+            known = self._known.setdefault((event.host, event_id), Known())
+            if revision > known.durable:  # the journal may hold a later one than the store
+                known.told = known.durable = revision
+                self._events_again.setdefault(event.host, {})[event_id] = event
 
     @property
     def credit_frames(self) -> int:
@@ -95,11 +106,12 @@ class Ingest:
             simulated=request.simulated,
             boot_id=request.boot_id,
             devices=request.devices,
+            booted_ns=now_ns - request.boottime_ns,
         )
         self._store.submit_host(_record(request, index, address, now_ns), foreign)
         boot = Stamp(b"", request.boot_id, 0, request.boottime_ns, request.wall_time_ns)
         self._observe_clock(host, boot, now_ns)
-        self._tell_events_again(host, request.boot_id, now_ns - request.boottime_ns)
+        self._tell_events_again(host, request.boot_id)
         return wire.RegisterNodeResponse(
             node=f"nodes/{host}",
             node_index=index,
@@ -107,13 +119,28 @@ class Ingest:
             credit_frames=self.credit_frames,
         )
 
-    def _tell_events_again(self, host: str, boot_id: bytes, booted_ns: int) -> None:
-        """After our restart: what happened to the host since it booted still holds."""
+    def _tell_events_again(self, host: str, boot_id: bytes) -> None:
+        """After our restart: what happened to the host since it booted still holds, but for what was
+        cleared while we ran.
+        """
+        cleared = self._cleared.pop(host, [])
         if self._boots_before.pop(host, boot_id) != boot_id:
             self._events_again.pop(host, None)  # it booted, or another machine has its name
-        for event in self._events_again.pop(host, ()):
-            if event.time_ns > booted_ns - _BOOT_SLACK_NS:
-                self._fleet.event(host, event.event, event.received_ns)
+        for event in self._events_again.pop(host, {}).values():
+            if not self._was_cleared(event, cleared):
+                self._fleet.event(host, event.event, event.received_ns, event.time_ns)
+
+    def _was_cleared(self, event: StoredEvent, cleared: list[tuple[str, int]]) -> bool:
+        """Say whether what *event* told was gone later: a GPU that was reset since is not sick again."""
+        one = event.event
+        last_ns = event.time_ns + max(0, one.last_boottime_ns - one.boottime_ns)
+        device = self._fleet.device_of(self._fleet.index[event.host], one)
+        subject = f"{device} {one.name}" + (f" {one.code}" if one.name in (XID, SXID) else "")
+        return any(
+            cleared_ns >= last_ns
+            and (about == subject or about.startswith((f"{subject}.", f"{subject} ")))
+            for about, cleared_ns in cleared
+        )
 
     def accept(self, session: Session, message: wire.TelemetryBatch) -> Accepted:
         """Decode, check and observe a frame. Raises FrameError with words; NoSession when replaced."""
@@ -174,34 +201,39 @@ class Ingest:
         new: dict[str, StoredEvent] = {}
         duplicates = []
         for event in request.events:
-            if event.event_id in new or self._event_ids.get((host, event.event_id)):
+            if self._is_known(host, event, new.get(event.event_id)):
                 duplicates.append(event.event_id)
             else:
-                time_ns = self._time_of(host, session.boot_id, event)
+                time_ns = self._clocks[host].event_time_ns(
+                    event.boot_id, event.boottime_ns, event.wall_time_ns, now_ns
+                )
                 new[event.event_id] = StoredEvent(host, now_ns, time_ns, event)
         self._tell(list(new.values()))
         if self._store.events_full:
             raise TooMuch("too many events wait for the store; send them again later")
         if new:
             await self._lane.append(list(new.values()))
-        for event_id in new:
-            self._event_ids[host, event_id] = True
+        for event_id, one in new.items():
+            known = self._known.setdefault((host, event_id), Known())
+            known.durable = max(known.durable, one.event.revision)
         return wire.ReportEventsResponse(accepted=len(new), duplicate_event_ids=duplicates)
 
-    def _tell(self, events: list[StoredEvent]) -> None:
-        """Tell the fleet of events, of each once."""
-        for one in events:
-            key = one.host, one.event.event_id
-            if key not in self._event_ids:
-                self._event_ids[key] = False
-                self._fleet.event(one.host, one.event, one.received_ns)
-        while len(self._event_ids) > EVENT_IDS_MAX:
-            self._event_ids.popitem(last=False)
+    def _is_known(self, host: str, event: wire.HealthEvent, beside: StoredEvent | None) -> bool:
+        """Say whether this revision of *event*, or a later one, is on disk or in the same request."""
+        if beside is not None and beside.event.revision >= event.revision:
+            return True
+        known = self._known.get((host, event.event_id))
+        return known is not None and known.durable >= event.revision
 
-    def _time_of(self, host: str, boot_id: bytes, event: wire.HealthEvent) -> int:
-        clock = self._clocks[host]
-        offset_ns = clock.time_offset_ns(boot_id, event.boottime_ns, event.wall_time_ns)
-        return max(0, event.boottime_ns + offset_ns)
+    def _tell(self, events: list[StoredEvent]) -> None:
+        """Tell the fleet of events, of each revision once."""
+        for one in events:
+            known = self._known.setdefault((one.host, one.event.event_id), Known())
+            if one.event.revision > known.told:
+                known.told = one.event.revision
+                self._fleet.event(one.host, one.event, one.received_ns, one.time_ns)
+        while len(self._known) > EVENT_IDS_MAX:
+            self._known.popitem(last=False)
 
     def close(self) -> None:
         """End the event lane's thread."""

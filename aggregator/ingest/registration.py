@@ -31,6 +31,13 @@ KIND_CHARACTERS_MAX = 32
 EVENTS_MAX = 1000
 EVENT_ID_CHARACTERS_MAX = 128
 MESSAGE_CHARACTERS_MAX = 4096
+#: What an event carries beside its words: a storm is told by a count and its distinct forms.
+FORMS_MAX = 32
+FORM_CHARACTERS_MAX = 256
+EVENT_ATTRIBUTES_MAX = 32
+PROCESS_NAME_CHARACTERS_MAX = 64
+#: No kernel writes more lines while it is up: 10^15 is a million a second for thirty years.
+EVENT_COUNT_MAX = 10**15
 ID_BYTES = 16
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -116,6 +123,17 @@ def _check_event(event: HealthEvent) -> None:
     _text("events.device", event.device, DEVICE_BYTES_MAX)
     _text("events.name", event.name, SIGNAL_NAME_CHARACTERS_MAX)
     _text("events.message", event.message, MESSAGE_CHARACTERS_MAX)
+    _text("events.process_name", event.process_name, PROCESS_NAME_CHARACTERS_MAX)
+    _count("events.forms", event.forms, FORMS_MAX)
+    for form in event.forms:
+        _text("events.forms", form, FORM_CHARACTERS_MAX)
+    _map("events.attributes", event.attributes, EVENT_ATTRIBUTES_MAX)
+    if len(event.boot_id) not in (0, ID_BYTES):
+        raise Invalid("events.boot_id", f"{ID_BYTES} bytes or none, got {len(event.boot_id)}")
+    if event.count > EVENT_COUNT_MAX:
+        raise Invalid(
+            "events.count", f"{event.count} lines of one event, at most {EVENT_COUNT_MAX}"
+        )
 
 
 def _count(field: str, values: Sized, count_max: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from ..fleet.arrays import Floats
 from ..fleet.fleet import Fleet
 from ..fleet.sources import Source
-from ..verdicts import Finding, HostScore, Snapshot
+from ..verdicts import Finding, HostScore, Snapshot, State
 from . import hysteresis
 from .columns import Columns, pack
 from .hysteresis import Hold, Key
@@ -23,14 +23,19 @@ from .rules import clock as rules_clock
 from .rules import fabric as rules_fabric
 from .rules import gpu as rules_gpu
 from .rules import host as rules_host
+from .rules import kernel as rules_kernel
 from .rules import memory as rules_memory
+from .rules import nvlink as rules_nvlink
+from .rules import parts as rules_parts
+from .rules import pcie as rules_pcie
 from .rules import xid as rules_xid
 from .scoring import HORIZON_HOURS, Seen, Subject, score_host
 from .symptoms import Symptom
 
 log = logging.getLogger(__name__)
 
-#: The rules, in no order that matters. To add one: a function here, a test, a fixture.
+#: The rules, in no order that matters. To add one: a function here, its counters in `fleet/counted.py`,
+#: a test, a fixture.
 RULES: tuple[Callable[[Present], Iterator[Symptom]], ...] = (
     rules_clock.slow_gpus,
     rules_memory.corrected_bursts,
@@ -38,8 +43,18 @@ RULES: tuple[Callable[[Present], Iterator[Symptom]], ...] = (
     rules_memory.remaps,
     rules_gpu.lost_gpus,
     rules_gpu.recovery_actions,
-    rules_gpu.narrow_links,
     rules_gpu.unseen_gpus,
+    rules_pcie.gpu_links,
+    rules_pcie.links_above,
+    rules_pcie.gpu_pcie_errors,
+    rules_nvlink.links,
+    rules_nvlink.fabric,
+    rules_memory.broken_memory,
+    rules_parts.host_memory,
+    rules_parts.drives,
+    rules_parts.clocks,
+    rules_parts.networks,
+    rules_parts.pauses,
     rules_fabric.retransmitting_ports,
     rules_fabric.ports_down,
     rules_fabric.flapping_ports,
@@ -48,6 +63,8 @@ RULES: tuple[Callable[[Present], Iterator[Symptom]], ...] = (
     rules_host.contention,
     rules_host.file_systems,
     rules_xid.standing_xids,
+    rules_xid.standing_sxids,
+    rules_kernel.standing_events,
     rules_agent.new_hosts,
     rules_agent.failing_collectors,
     rules_agent.stuck_counters,
@@ -60,8 +77,21 @@ RULES: tuple[Callable[[Present], Iterator[Symptom]], ...] = (
 OUTAGE_HOSTS_MIN, OUTAGE_SHARE = 3, 0.05
 OUTAGE_WINDOW_SECONDS, OUTAGE_SECONDS_MAX = 60.0, 900.0
 
-#: Rules whose symptoms are findings of their own.
+#: Rules whose symptoms are findings of their own, whatever they cost.
 FINDING_RULES = ("data.lost", "counter.saturated")
+#: And of these what costs a host its state: it stands until a reset, a boot, or time ends it, and its end
+#: is to be on record.
+STANDING_RULES = (
+    "gpu.xid",
+    "nvswitch.sxid",
+    "gpu.lost",
+    "gpu.recovery_action",
+    "gpu.remap_pending",
+    "gpu.remap_failed",
+    "gpu.ecc_uncorrected",
+    "folded",
+    *sorted({kind.rule.name for kind in rules_kernel.KINDS.values()}),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +124,7 @@ def judge(
     holds = _hold(present, symptoms, kin)
     silent = _by_host([rules_agent.silent_hosts(present, frozen)])
     hosts, before = carried(before, list(_score(present, holds, silent)), fleet, now_ns)
-    _report(fleet, symptoms, now_ns)
+    _report(fleet, holds, now_ns)
     degraded = (
         before.words(len(fleet), len(waiting), now_ns),
         _outage(len(frozen), len(fleet)),
@@ -205,19 +235,38 @@ def _slowest(present: Present) -> Floats:
     return np.where(np.isfinite(slowest), slowest, np.nan)
 
 
-def _report(fleet: Fleet, symptoms: Mapping[int, list[Symptom]], now_ns: int) -> None:
-    """Keep as findings what operators must act on and no score shows; end those that are over."""
+def _report(fleet: Fleet, holds: Mapping[int, Mapping[Key, Hold]], now_ns: int) -> None:
+    """Keep as findings what operators must act on; end, on record, those whose condition is gone.
+
+    A host that is silent keeps its own: nothing of it was looked at again.
+    """
     standing: set[tuple[str, str, str]] = set()
-    for host, found in symptoms.items():
-        for symptom in found:
-            name = next((r for r in FINDING_RULES if symptom.rule.name.startswith(r)), "")
-            if name:
-                subject = f"{symptom.device} {symptom.signal}"
-                finding = Finding(fleet.names[host], name, subject, symptom.words, now_ns)
-                standing.add((finding.host, name, subject))
-                fleet.find(finding)
-    for key in [k for k in fleet.findings if k[1] in FINDING_RULES and k not in standing]:
+    for host, held in holds.items():
+        for symptom in (hold.worst for hold in held.values() if hold.active):
+            if name := finding_name(symptom):
+                subject = finding_subject(name, symptom)
+                standing.add((fleet.names[host], name, subject))
+                clears = symptom.clears or symptom.rule.clears
+                fleet.find(
+                    Finding(fleet.names[host], name, subject, symptom.words, now_ns, 0, clears)
+                )
+    ours = {*FINDING_RULES, *STANDING_RULES}
+    for key in [k for k in fleet.findings if k[1] in ours and k not in standing]:
         fleet.clear(*key)
+
+
+def finding_name(symptom: Symptom) -> str:
+    """Return under which name *symptom* is kept as a finding; "" if it is not."""
+    rule = symptom.rule.name
+    names = FINDING_RULES if symptom.host_state is State.HEALTHY else FINDING_RULES + STANDING_RULES
+    return max((n for n in names if rule == n or rule.startswith(f"{n}.")), key=len, default="")
+
+
+def finding_subject(name: str, symptom: Symptom) -> str:
+    """Return what a finding is about: the device, the signal, and the code or variant of it."""
+    which = symptom.rule.name.removeprefix(name).lstrip(".")
+    told = f" {which}" if which and not symptom.signal.endswith(which) else ""
+    return f"{symptom.device} {symptom.signal}{told}"
 
 
 def _outage(frozen: int, hosts: int) -> str:

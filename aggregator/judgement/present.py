@@ -34,6 +34,7 @@ class Present:
         ended = np.isfinite(self.silent_seconds) & fleet.simulated
         self.ended: Flags = ended & (self.silent_seconds > SIMULATED_SILENT_SECONDS_MAX)
         self._heard: dict[str, Floats] = {}
+        self._fresh: dict[str, Flags] = {}
         self._speeds: Speeds | None = None
 
     @property
@@ -68,6 +69,12 @@ class Present:
 
     def fresh(self, table: str) -> Flags:
         """Say which rows of *table* are of now."""
+        known = self._fresh.get(table)
+        if known is None:
+            known = self._fresh[table] = self._is_fresh(table)
+        return known
+
+    def _is_fresh(self, table: str) -> Flags:
         rows = self.fleet.tables[table]
         if rows.on_change:
             limit = KEYFRAME_SECONDS_MAX
@@ -113,8 +120,12 @@ class Present:
 
         That is a number within *seconds*, or where *unit* ends in `/s` the mean over *seconds*.
         """
+        nature = self.fleet.tables[table].nature(column)
+        kind = f"{nature.width_bits}, {str(nature.sticks).lower()}"
+        before = f"lag(ops.counter_value({column}, {kind}) IGNORE NULLS) OVER (ORDER BY time)"
         counted = (
-            f"coalesce(greatest(0, {column}::HUGEINT - lag({column}) OVER (ORDER BY time)), 0)"
+            "if(boottime_ns > lag(boottime_ns) OVER (ORDER BY time), "  # of one boot
+            f"coalesce(ops.counter_step({before}, {column}, {kind}), 0), 0)"
         )
         share = f" / {seconds}" if unit.endswith("/s") else ""
         name = unit.replace("/s", "_per_second").replace(" ", "_")

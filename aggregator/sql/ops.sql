@@ -1,6 +1,28 @@
 -- What operators ask: the same views over the live file and over the operators' file. All ages are
 -- counted back from `snapshot.taken`, so that a file read later still tells what was so then.
 
+-- Counter algebra as in fingerprints/counters.py (a test holds them equal): a counter that started over
+-- counts nothing, a sentinel is no value, and one that stands at its ceiling sees nothing.
+CREATE OR REPLACE MACRO ops.counter_value(value, width_bits, sticks) AS CASE
+    WHEN value IN (4294967295, 18446744073709551615) THEN NULL
+    WHEN value BETWEEN 9223372036854775795 AND 9223372036854775807 THEN NULL
+    WHEN sticks AND width_bits < 64 AND value = pow(2, width_bits)::HUGEINT - 1 THEN NULL
+    ELSE value END;
+COMMENT ON MACRO ops.counter_value IS
+    'a counter''s value; NULL for a sentinel and at the ceiling: ops.counter_value(n, 16, true)';
+
+CREATE OR REPLACE MACRO ops.counter_step(older, newer, width_bits, sticks) AS CASE
+    WHEN ops.counter_value(older, width_bits, sticks) IS NULL
+        OR ops.counter_value(newer, width_bits, sticks) IS NULL THEN NULL
+    WHEN newer >= older THEN newer::HUGEINT - older::HUGEINT
+    WHEN width_bits < 64 AND NOT sticks AND older < pow(2, width_bits)::HUGEINT
+        AND newer::HUGEINT - older::HUGEINT + pow(2, width_bits)::HUGEINT
+            <= pow(2, width_bits)::HUGEINT // 8
+        THEN newer::HUGEINT - older::HUGEINT + pow(2, width_bits)::HUGEINT
+    ELSE NULL END;
+COMMENT ON MACRO ops.counter_step IS
+    'what a counter counted between two readings of one boot; NULL when it started over: ops.counter_step(older, newer, 64, false)';
+
 CREATE OR REPLACE VIEW ops.scores_now AS
 FROM main.scores QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC, version DESC) = 1;
 COMMENT ON VIEW ops.scores_now IS 'the last score of each host';
@@ -28,6 +50,7 @@ COMMENT ON VIEW ops.hosts IS 'every host with its state, score, and strongest re
 CREATE OR REPLACE MACRO ops.severity(state_name) AS list_position(
     ['UNHEALTHY', 'SUSPECT', 'DEGRADED', 'STALE', 'WATCH', 'PROBATION', 'UNKNOWN', 'MAINTENANCE',
      'HEALTHY'], state_name);
+COMMENT ON MACRO ops.severity IS 'a state as a number to sort by, 1 is worst: ops.severity(state)';
 
 CREATE OR REPLACE MACRO ops.worst(n := 10) AS TABLE
 SELECT host, state, score, hazard_per_day, relative_speed, reason, silent_seconds, simulated
@@ -50,14 +73,18 @@ FROM ops.hosts ORDER BY silent_seconds DESC NULLS FIRST, host;
 COMMENT ON VIEW ops.freshness IS 'how long each host has been silent, longest first';
 
 CREATE OR REPLACE VIEW ops.findings AS
-SELECT host, name, subject, words, since, cleared, cleared IS NULL AS still_so
+SELECT host, name, subject, words, since, cleared, cleared IS NULL AS still_so, clears_when
 FROM main.findings ORDER BY still_so DESC, since DESC;
-COMMENT ON VIEW ops.findings IS 'what is wrong and is not a reading: two hosts of one name, a clock off';
+COMMENT ON VIEW ops.findings IS
+    'what is wrong and stands until it is gone: two hosts of one name, a counter stuck, an XID';
 
 CREATE OR REPLACE VIEW ops.faults AS
-SELECT time, host, device_kind, device, name, code, message, received
+SELECT
+    time, host, device_kind, device, name, code, message, received,
+    count, last_time, forms, forms_count, process_id, process_name, attributes
 FROM main.events WHERE name <> 'collector.outcome' ORDER BY received DESC;
-COMMENT ON VIEW ops.faults IS 'faults that hosts reported, such as XIDs, newest first';
+COMMENT ON VIEW ops.faults IS
+    'faults that hosts reported, such as XIDs, newest first; a storm is one row with its count';
 
 CREATE OR REPLACE MACRO ops.gpu_history(uuid) AS TABLE
 SELECT

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
-from .layout import BY_NAME, COLUMNS
+from .layout import BY_NAME, COLUMNS, definitions
 from .rows import Rows
 from .storefile import CONFIG, OPS_FILE, script
 
@@ -60,12 +61,15 @@ class OpsFile:
         self, connection: duckdb.DuckDBPyConnection, latest: dict[str, Rows], now_ns: int
     ) -> None:
         connection.execute("BEGIN")
-        for schema in ("latest", "readings", "ops"):
-            connection.execute(f"CREATE SCHEMA {schema}")
+        connection.execute(_empty_tables())
         for name, rows in latest.items():
-            _make(connection, f"latest.{name}", rows.arrow(), "the last reading of each device")
+            if rows.devices:
+                _insert(connection, f"latest.{name}", rows.arrow())
         for name, comment, arrow in self._tables(now_ns // 1000):
             _make(connection, name, arrow, comment)
+        for name, arrow in self._all_readings(now_ns // 1000):
+            if arrow.num_rows:
+                _insert(connection, name, arrow)
         since = now_ns // 1000 - READINGS_SECONDS * 1_000_000
         _make(
             connection,
@@ -82,13 +86,14 @@ class OpsFile:
         for name, query, seconds in _COPIES:
             since = [now_us - seconds * 1_000_000] if seconds else []
             yield name, comments.get(name) or "", self._read(query, since)
-        for table in COLUMNS:
-            comment = (
-                f"the last {_seconds_of(table) // 60} minutes, or as many as there is room for"
-            )
-            yield f"readings.{table}", comment, self._readings(table, now_us)
-        strangers = self._read(_LATEST_BY_NAME, [now_us - 600_000_000])
-        yield f"latest.{BY_NAME}", "the last reading of each device", strangers
+
+    def _all_readings(self, now_us: int) -> Iterator[tuple[str, Any]]:
+        """Yield (name, pyarrow.Table) of the tables of readings that hold any."""
+        stored = {name for (name, _) in self._fetch(_HOURS)}
+        for table in COLUMNS.keys() & stored:
+            yield f"readings.{table}", self._readings(table, now_us)
+        if BY_NAME in stored:
+            yield f"latest.{BY_NAME}", self._read(_LATEST_BY_NAME, [now_us - 600_000_000])
 
     def _readings(self, table: str, now_us: int) -> Any:
         """The last minutes, or as many seconds of them as fit `rows_max`."""
@@ -140,6 +145,28 @@ _COPIES: tuple[tuple[str, str, int], ...] = (
 )
 
 
+#: Which tables of readings have any, by their hours (`hours.py`).
+_HOURS = (
+    "SELECT DISTINCT regexp_replace(table_name, '__[0-9]+$', ''), NULL FROM duckdb_tables() "
+    "WHERE schema_name = 'hours'"
+)
+
+
+@cache
+def _empty_tables() -> str:
+    """Return the script that makes all schemas and tables of readings; most stay empty on most hosts."""
+    made = [f"CREATE SCHEMA {schema}" for schema in ("latest", "readings", "ops")]
+    for table, columns in COLUMNS.items():
+        minutes = f"the last {_seconds_of(table) // 60} minutes, or as many as there is room for"
+        for schema, comment in (
+            ("latest", "the last reading of each device"),
+            ("readings", minutes),
+        ):
+            made.append(f"CREATE TABLE {schema}.{table} ({definitions(columns)})")
+            made.append(f"COMMENT ON TABLE {schema}.{table} IS '{comment}'")
+    return ";\n".join(made)
+
+
 def _snapshot(taken_us: int, since_us: int) -> Any:
     kind = pa.timestamp("us")
     return pa.table(
@@ -152,6 +179,12 @@ def _make(connection: duckdb.DuckDBPyConnection, name: str, arrow: Any, comment:
     connection.execute(f"CREATE TABLE {name} AS FROM new_rows")
     quoted = comment.replace("'", "''")
     connection.execute(f"COMMENT ON TABLE {name} IS '{quoted}'")
+    connection.unregister("new_rows")
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, name: str, arrow: Any) -> None:
+    connection.register("new_rows", arrow)
+    connection.execute(f"INSERT INTO {name} BY NAME FROM new_rows")
     connection.unregister("new_rows")
 
 

@@ -23,6 +23,7 @@ _TYPES: dict[str, Any] = {
     "float": pa.float64(),
     "bool": pa.bool_(),
     "map": _MAP,
+    "texts": pa.list_(pa.string()),
     "time": pa.timestamp("us"),
 }
 Row = tuple[Any, ...]
@@ -118,18 +119,32 @@ def foreign_signals(foreign: dict[int, Foreign]) -> Any:
 
 
 def events(stored: Iterable[StoredEvent]) -> Any:
-    """Rows of `events`."""
-    return table(
-        "host:str event_id:str device_kind:str device:str name:str code:int message:str time:time "
-        "boottime_ns:int received:time",
-        [
-            (
-                s.host, s.event.event_id, s.event.device_kind, s.event.device, s.event.name,
-                s.event.code, s.event.message, time_us(s.time_ns), s.event.boottime_ns,
-                time_us(s.received_ns),
-            )
-            for s in stored
-        ],
+    """Rows of `events`, of each event its highest revision."""
+    highest: dict[tuple[str, str], StoredEvent] = {}
+    for one in stored:
+        key = one.host, one.event.event_id
+        if key not in highest or highest[key].event.revision < one.event.revision:
+            highest[key] = one
+    return table(_EVENT_COLUMNS, [_event_row(one) for one in highest.values()])
+
+
+_EVENT_COLUMNS = (
+    "host:str event_id:str device_kind:str device:str name:str code:int message:str time:time "
+    "boottime_ns:int received:time revision:int count:int last_time:time last_boottime_ns:int "
+    "forms:texts forms_count:int process_id:int process_name:str attributes:map"
+)
+
+
+def _event_row(s: StoredEvent) -> Row:
+    event = s.event
+    last_ns = max(event.last_boottime_ns, event.boottime_ns)
+    last_time_ns = min(s.time_ns + last_ns - event.boottime_ns, max(s.received_ns, s.time_ns))
+    return (
+        s.host, event.event_id, event.device_kind, event.device, event.name, event.code,
+        event.message, time_us(s.time_ns), event.boottime_ns, time_us(s.received_ns),
+        event.revision, event.count or 1, time_us(last_time_ns), last_ns,
+        list(event.forms), max(event.forms_count, len(event.forms)),
+        event.process_id or None, event.process_name or None, list(event.attributes.items()),
     )  # fmt: skip
 
 
@@ -240,9 +255,12 @@ def _time_ns(time: datetime | None) -> int:
 def findings(found: Iterable[Finding]) -> Any:
     """Rows of `findings`."""
     return table(
-        "host:str name:str subject:str words:str since:time cleared:time",
+        "host:str name:str subject:str words:str since:time cleared:time clears_when:str",
         [
-            (f.host, f.name, f.subject, f.words, time_us(f.since_ns), time_us(f.cleared_ns))
+            (
+                f.host, f.name, f.subject, f.words, time_us(f.since_ns), time_us(f.cleared_ns),
+                f.clears_when,
+            )
             for f in found
         ],
-    )
+    )  # fmt: skip

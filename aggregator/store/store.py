@@ -121,6 +121,7 @@ class Store:
         self.recent_events = self._writer.recent_events(since_ns, EVENTS_AGAIN_MAX)
         self.recent_events += self._journal.replayed
         self.last_scores = self._writer.last_scores(now_ns - SCORES_AGAIN_SECONDS * 1_000_000_000)
+        self.cleared_findings = self._writer.cleared_findings()
         self._writer.clear_findings(now_ns)
         self._pending.events += self._journal.replayed
         self._pending.journal_position = self._journal.position

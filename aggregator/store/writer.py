@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 #: The table `received` is rewritten as the fewest rows once it has grown by so many.
 RECEIVED_ROWS_MAX = 100_000
 
+#: Why a finding was cleared that nobody looked at again.
+_STARTED = "the aggregator started again; what is still so is found anew"
+
 OnDurable = Callable[[int], None]
 
 
@@ -123,9 +126,8 @@ class Writer:
     def recent_events(self, since_ns: int, count_max: int) -> list[StoredEvent]:
         """Return the last *count_max* events received since then, oldest first."""
         rows = self._connection.execute(
-            "SELECT host, epoch_us(received), epoch_us(time), event_id, device_kind, device, name, "
-            "code, message, boottime_ns FROM events WHERE received > make_timestamp(?) "
-            "ORDER BY received DESC LIMIT ?",
+            f"SELECT host, epoch_us(received), epoch_us(time), {', '.join(_EVENT_FIELDS)} "
+            "FROM events WHERE received > make_timestamp(?) ORDER BY received DESC LIMIT ?",
             [since_ns // 1000, count_max],
         ).fetchall()
         return [_event(*row) for row in rows[::-1]]
@@ -140,9 +142,21 @@ class Writer:
     def clear_findings(self, now_ns: int) -> None:
         """Clear what an earlier process found; what is still so is found again."""
         self._connection.execute(
-            "UPDATE findings SET cleared = make_timestamp(?) WHERE cleared IS NULL",
-            [now_ns // 1000],
+            "UPDATE findings SET cleared = make_timestamp(?), clears_when = ? WHERE cleared IS NULL",
+            [now_ns // 1000, _STARTED],
         )
+
+    def cleared_findings(self) -> dict[str, list[tuple[str, int]]]:
+        """Return host -> (subject, when it was cleared) of what was looked at again and was gone."""
+        rows = self._connection.execute(
+            "SELECT host, subject, epoch_us(cleared), clears_when FROM findings QUALIFY row_number() "
+            "OVER (PARTITION BY host, name, subject ORDER BY since DESC) = 1"
+        ).fetchall()
+        found: dict[str, list[tuple[str, int]]] = {}
+        for host, subject, cleared_us, clears_when in rows:
+            if cleared_us is not None and clears_when != _STARTED:
+                found.setdefault(host, []).append((subject, cleared_us * 1000))
+        return found
 
     def commit(self, pending: Pending, now_ns: int) -> None:
         """Make all of *pending* durable, or nothing of it.
@@ -203,12 +217,21 @@ class Writer:
         if pending.foreign:
             self._insert_new("signals", records.foreign_signals(pending.foreign), ("name",))
         if pending.events:
-            self._insert_new("events", records.events(pending.events), ("host", "event_id"))
+            self._put_events(records.events(pending.events))
         if pending.scores:
             self._insert("scores", records.scores(pending.scores))
             self._insert("evidence", records.evidence(pending.scores))
         if pending.findings:
             self._put_findings(list(pending.findings.values()))
+
+    def _put_events(self, arrow: Any) -> None:
+        """Store each event once: a later revision replaces its row, an earlier one changes nothing."""
+        with self._registered(arrow) as name:
+            self._connection.execute(
+                f"DELETE FROM events USING {name} AS new WHERE events.host = new.host "
+                "AND events.event_id = new.event_id AND events.revision < new.revision"
+            )
+        self._insert_new("events", arrow, ("host", "event_id"))
 
     def _put_hosts(self, hosts: list[HostRecord]) -> None:
         names = [record.host for record in hosts]
@@ -301,10 +324,17 @@ class Writer:
                 log.warning("the store was closed without a checkpoint: %s", error)
 
 
+#: Columns of `events` that are fields of a HealthEvent.
+_EVENT_FIELDS = (
+    "event_id", "device_kind", "device", "name", "code", "message", "boottime_ns", "revision",
+    "count", "last_boottime_ns", "forms", "forms_count", "process_id", "process_name", "attributes",
+)  # fmt: skip
+
+
 def _event(host: str, received_us: int, time_us: int | None, *columns: Any) -> StoredEvent:
-    names = ("event_id", "device_kind", "device", "name", "code", "message", "boottime_ns")
+    known = {n: v for n, v in zip(_EVENT_FIELDS, columns, strict=True) if v is not None}
     time_ns = (time_us or 0) * 1000
-    event = HealthEvent(**dict(zip(names, columns, strict=True)), wall_time_ns=time_ns)
+    event = HealthEvent(**known, wall_time_ns=time_ns)
     return StoredEvent(host, received_us * 1000, time_ns, event)
 
 

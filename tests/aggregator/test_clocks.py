@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,3 +74,57 @@ def test_the_words_say_which_way() -> None:
     assert words(3600.0).startswith("its clock is 60.0 minutes ahead of the aggregator's")
     assert words(-200_000.0).startswith("its clock is 2.3 days behind")
     assert words(2.5).startswith("its clock is 2.5 seconds ahead")
+
+
+def heard(error_seconds: float = 0.0) -> tuple[HostClock, int]:
+    """A clock of a host up for two hours, by how much it is ahead, and now."""
+    now_ns = BOOTED + 7200 * SECOND
+    clock = HostClock()
+    clock.observe(BOOT, 7200 * SECOND, now_ns + round(error_seconds * SECOND), now_ns)
+    return clock, now_ns
+
+
+@pytest.mark.parametrize("error", [0.0, -3600.0, 3600.0, 86_400.0])
+@pytest.mark.parametrize(
+    ("boottime", "wall", "then"),
+    [
+        (3600, 3600, 3600),  # an hour ago
+        (3600, 3601, 3601),  # the wall clock was slewed since: it is right
+        (3600, 0, 3600),  # the wall clock was set by an hour since, back
+        (30 * 86_400, -600, -600),  # of the boot before, which was long
+        (60, -600, -600),  # of the boot before, which was short
+        (10**9, 10**9, 7200),  # of the year 2055
+        (10**9, None, 7200),
+        (0, 3600, 3600),  # without boot time
+        (0, None, 7200),  # without any
+    ],
+)
+def test_when_an_event_was(error: float, boottime: int, wall: int | None, then: int) -> None:
+    """Events are told late, from earlier boots, by clocks that are off: none is of tomorrow."""
+    if (boottime, wall) == (3600, 0):
+        wall = 3600 + 3600
+    clock, now_ns = heard(error)
+    wall_ns = 0 if wall is None else BOOTED + round((wall + error) * SECOND)
+    found_ns = clock.event_time_ns(b"", boottime * SECOND, wall_ns, now_ns)
+    assert found_ns == BOOTED + then * SECOND
+
+
+def test_an_event_that_tells_its_boot_is_of_that_boot() -> None:
+    """It waited through an outage and a wall clock set an hour forward: by clocks alone it was of the
+    boot before, and an XID 79 of a moment ago was stored and not judged. And the other way round."""
+    clock, now_ns = heard()
+    hour_ns = 3600 * SECOND
+    behind_ns = (
+        BOOTED + hour_ns - hour_ns - 60 * SECOND
+    )  # the wall clock of then, before it was set
+    assert clock.event_time_ns(BOOT, hour_ns, behind_ns, now_ns) == BOOTED + hour_ns
+    assert clock.event_time_ns(b"", hour_ns, behind_ns, now_ns) == behind_ns
+    ahead_ns = BOOTED + hour_ns  # an earlier boot's, whose wall clock was ahead
+    assert clock.event_time_ns(b"another boot....", 60 * SECOND, ahead_ns, now_ns) == ahead_ns
+
+
+@given(st.sampled_from([b"", BOOT, b"x"]), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_no_event_is_of_tomorrow(boot_id: bytes, boottime_ns: int, wall_ns: int) -> None:
+    """Whatever a host says."""
+    clock, now_ns = heard()
+    assert 0 <= clock.event_time_ns(boot_id, boottime_ns, wall_ns, now_ns) <= now_ns

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.fleet import counting
-from gangline.fingerprints.counters import Observation, Outcome, classify, compare
+from gangline.fingerprints.counters import Nature, Observation, Outcome, classify, compare
 
 values = (
     st.none()
@@ -18,34 +18,40 @@ values = (
 )
 
 
-@given(
-    st.lists(st.tuples(values, values, st.booleans(), st.integers(-1, 2)), min_size=1, max_size=8),
+elapsed = st.integers(-1, 2) | st.integers(0, 10_000_000 * 10**9)
+natures = st.builds(
+    Nature,
     st.sampled_from([4, 8, 16, 32, 64]),
     st.booleans(),
+    st.sampled_from([0, 0, 1000, 262_143_328_850]),
+    st.sampled_from([2**64 - 1, 0xFFFE]),
+    st.sampled_from([float("inf"), 1000.0, 1e9, 1e18]),
 )
+
+
+@given(st.lists(st.tuples(values, values, st.booleans(), elapsed), min_size=1, max_size=8), natures)
 def test_arrays_and_scalars_agree(
-    cells: list[tuple[int | None, int | None, bool, int]], width: int, sticks: bool
+    cells: list[tuple[int | None, int | None, bool, int]], nature: Nature
 ) -> None:
     """Two algebras that differ would show one rate in an explanation and judge by another."""
     boots = [b"a" * 16, b"b" * 16]
     expected = [
         compare(
             Observation(older, 10, boots[0]),
-            Observation(newer, 10 + seconds, boots[0] if same else boots[1]),
-            width_bits=width,
-            sticks=sticks,
+            Observation(newer, 10 + nanoseconds, boots[0] if same else boots[1]),
+            nature,
         )
-        for older, newer, same, seconds in cells
+        for older, newer, same, nanoseconds in cells
     ]
-    usable = [older is not None and classify(older, width, sticks) is None for older, *_ in cells]
+    usable = [older is not None and classify(older, nature) is None for older, *_ in cells]
     steps = counting.compare(
         np.array([[older or 0 for older, *_ in cells]], dtype=np.uint64),
         np.array([usable]),
         np.array([[newer or 0 for _, newer, *_ in cells]], dtype=np.uint64),
         np.array([[newer is not None for _, newer, *_ in cells]]),
         np.array([same for _, _, same, _ in cells]),
-        np.array([seconds for *_, seconds in cells], dtype=np.int64),
-        counting.Shape.of([width], [sticks]),
+        np.array([nanoseconds for *_, nanoseconds in cells], dtype=np.int64),
+        counting.Shape.of([nature]),
     )
     assert [Outcome(o) for o in steps.outcome[0]] == [e.outcome for e in expected]
     assert steps.counts[0].tolist() == [e.count for e in expected]

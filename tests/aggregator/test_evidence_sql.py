@@ -11,7 +11,19 @@ import pytest
 
 from gangline.aggregator.commands import sql
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.judgement.rules import agent, clock, fabric, gpu, host, memory, xid
+from gangline.aggregator.judgement.rules import (
+    agent,
+    clock,
+    fabric,
+    gpu,
+    host,
+    kernel,
+    memory,
+    nvlink,
+    parts,
+    pcie,
+    xid,
+)
 from gangline.aggregator.judgement.symptoms import Rule, Symptom
 from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.records import HostRecord
@@ -19,11 +31,14 @@ from gangline.aggregator.store.store import Store
 from gangline.aggregator.verdicts import Finding
 from gangline.fingerprints import frames
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from tests.aggregator.faults import FAULTS
 from tests.aggregator.world import CLOCK_HERTZ, LIMIT_WATTS, Host, World, gpu_of, throttle
 
 GPUS = 2
-MODULES = (agent, clock, fabric, gpu, host, memory, xid)
+MODULES = (agent, clock, fabric, gpu, host, kernel, memory, nvlink, parts, pcie, xid)
 RULES = {r.name for m in MODULES for r in vars(m).values() if isinstance(r, Rule)}
+RULES |= {kind.rule.name for kind in kernel.KINDS.values()} | {kernel.DRIVER_EVENT.rule.name}
+RULES |= {fault.rule for fault in FAULTS}
 #: Evidence is a leaky sum or mean, its query a plain one.
 TOLERANCE = 0.15
 
@@ -54,11 +69,13 @@ class StoredWorld(World):
             assert taken
         return made
 
-    def event(self, host: Host, code: int, device: str, name: str = "gpu.xid") -> None:
-        super().event(host, code, device, name)
-        event = HealthEvent(event_id=f"{host.name}{code}", device=device, name=name, code=code)
+    def event(
+        self, host: Host, code: int, device: str, name: str = "gpu.xid", **more: Any
+    ) -> HealthEvent:
+        event = super().event(host, code, device, name, **more)
         assert self.store
         self.store.append_events([StoredEvent(host.name, self.now_ns, self.now_ns, event)])
+        return event
 
     def find(self, finding: Finding) -> None:
         self.fleet.find(finding)
@@ -108,6 +125,20 @@ def _xid(world: StoredWorld, host: Host) -> None:
     world.event(host, 95, gpu_of(host, 0))
 
 
+def _sxid(world: StoredWorld, host: Host) -> None:
+    world.event(host, 20009, "0000:c4:00.0", "nvswitch.sxid", message="Fatal, Link 30")
+
+
+def _pcie_link(world: StoredWorld, host: Host) -> None:
+    host.set("pcie_10s", "0000:01:00.0", link_width_lanes=8)
+
+
+def _reported(world: StoredWorld, host: Host) -> None:
+    for name, code in [*kernel.KINDS, ("gpu.driver_event", 16)]:
+        device = "eth0" if name == "net.link" else "part"
+        world.event(host, code, device, name, message=f"{name} happened", count=12)
+
+
 def _set(table: str, device: str, **values: float) -> Callable[[StoredWorld, Host], None]:
     return lambda _, host: host.set(table, device or gpu_of(host, 0), **values)
 
@@ -132,6 +163,9 @@ TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
     ("gpu.remap_pending", _set("gpu_10s_changes", "", remap_pending_state=1)),
     ("gpu.remap_failed", _set("gpu_10s_changes", "", remap_failed_state=1)),
     ("gpu.xid", _xid),
+    ("nvswitch.sxid", _sxid),
+    ("gpu.pcie_generation", _set("gpu_10s", "", pcie_generation_number=3)),
+    ("pcie.link", _pcie_link),
     ("rdma.retransmits", _grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=300)),
     ("rdma.down", _set("rdma_1s", "mlx5_0/1", port_state=1, physical_state=2)),
     ("rdma.flaps", _set("rdma_1s_changes", "mlx5_0/1", link_downed_events=5)),
@@ -153,22 +187,43 @@ TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
 ]  # fmt: skip
 #: Tripped on hosts that come last: one heard for a moment, one that never spoke.
 NEW = "host.new"
+#: Tripped together, on one host each: all that are rows of a table, and all events of the kernel.
+TOGETHER = [
+    *((fault.rule, "readings") for fault in FAULTS),
+    *((kind.rule.name, "events") for kind in kernel.KINDS.values()),
+    (kernel.DRIVER_EVENT.rule.name, "events"),
+]
 
 
 @contextmanager
 def troubled(folder: Path) -> Iterator[StoredWorld]:
     """A fleet in which every rule has its host, and the operators' file over it."""
-    world = StoredWorld(len(TRIPS) + 4, folder)
+    world = StoredWorld(len(TRIPS) + 6, folder)
     assert world.store
     try:
         for one in world.hosts:
             one.set("pcie_10s_changes", "0000:01:00.0", aer_fatal_errors=0, aer_nonfatal_errors=0,
                     aer_correctable_errors=0)  # fmt: skip
+            for gpu_number in range(GPUS):
+                one.set("gpu_10s", gpu_of(one, gpu_number), pcie_generation_number=5,
+                        pcie_generation_max_number=5)  # fmt: skip
+            for address in ("0000:01:00.0", "0000:00:01.0"):
+                one.set("pcie_10s", address, link_width_lanes=16, link_width_max_lanes=16)
+            attributes = world.fleet.attributes[world.fleet.index[one.name]]
+            attributes["rdma", "mlx5_0/1"] = {"pci_address": "0000:01:00.0"}
+            attributes["pcie", "0000:01:00.0"] = {"parents": "0000:00:01.0"}
+            one.set("rdma_1s", "mlx5_0/1", received_bytes=1e12, transmitted_bytes=1e12)
+            one.grow("rdma_1s", "mlx5_0/1", received_bytes=1e10, transmitted_bytes=1e10)
+        for fault in FAULTS:
+            fault.furnish(world.hosts[-4])
         late, never = world.hosts[-2:]
         late.silent = never.silent = True
         world.run(60)
         for (_, trip), one in zip(TRIPS, world.hosts, strict=False):
             trip(world, one)
+        for fault in FAULTS:
+            fault.befall(world.hosts[-4])
+        _reported(world, world.hosts[-3])
         world.run(62)
         late.silent = False
         world.run(3)
@@ -181,8 +236,9 @@ def found(world: StoredWorld, name: str, one: Host) -> Symptom:
     """Return the symptom of rule *name* that stands against *one*."""
     assert world.snapshot
     index = world.fleet.index[one.name]
+    slow = any(fault.rule == name and fault.enter_seconds >= 60 for fault in FAULTS)
     for (rule, _), hold in world.snapshot.holds.get(index, {}).items():
-        if hold.active and (rule == name or rule.startswith(f"{name}.")):
+        if (hold.active or slow) and (rule == name or rule.startswith(f"{name}.")):
             return hold.worst
     raise AssertionError(f"{name} was not tripped on {one.name}: {world.score(one).evidence}")
 
@@ -200,6 +256,10 @@ def claims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list
                 continue
             symptom = found(world, name, one)
             rows.append((name, symptom.value, symptom.unit, symptom.words, symptom.sql))
+        for name, kind in TOGETHER:
+            one = world.hosts[-4 if kind == "readings" else -3]
+            symptom = found(world, name, one)
+            rows.append((name, symptom.value, symptom.unit, symptom.words, symptom.sql))
         for one in world.hosts[-2:]:
             symptom = found(world, NEW, one)
             rows.append((NEW, symptom.value, symptom.unit, symptom.words, symptom.sql))
@@ -209,10 +269,10 @@ def claims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list
 
 def test_every_rule_is_tripped() -> None:
     """A rule added without its query being run is a query that fails at 3 a.m."""
-    assert {name for name, _ in TRIPS} | {NEW} == RULES
+    assert {name for name, _ in [*TRIPS, *TOGETHER]} | {NEW} == RULES
 
 
-@pytest.mark.parametrize("at", range(len(TRIPS) + 2))
+@pytest.mark.parametrize("at", range(len(TRIPS) + len(TOGETHER) + 2))
 def test_the_query_shows_the_value(claims: tuple[Any, list[Any]], at: int) -> None:
     """An operator who copies the query must see what the evidence says."""
     connection, rows = claims

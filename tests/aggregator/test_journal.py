@@ -169,7 +169,7 @@ def test_an_event_that_cannot_be_written_counts_once(lab: Any) -> None:
             os.close(full)
             answer = await _report(agent, xid(1))
             assert (answer.accepted, list(answer.duplicate_event_ids)) == (1, [])
-            [record] = aggregator.fleet.xids
+            [record] = aggregator.fleet.occurrences
             assert record.count == 1
 
     asyncio.run(way())

@@ -15,6 +15,8 @@ from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.judgement.restart import SETTLED_SECONDS, restore
 from gangline.aggregator.verdicts import HostScore, State
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import TABLES
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 from tests.aggregator.world import SECOND_NS, World, gpu_of
 
@@ -190,11 +192,58 @@ def test_a_machine_that_booted_while_we_were_away_keeps_no_xid(
                 )  # fmt: skip
                 request = wire.ReportEventsRequest(events=[xid])
                 await connection.stub.ReportEvents(request, metadata=connection.metadata)
-            return len(list(aggregator.fleet.xids))
+            return len(list(aggregator.fleet.occurrences))
 
     assert asyncio.run(life(b"b" * 16, report=True)) == 1
     assert asyncio.run(life(b"b" * 16, report=False)) == 1
     assert asyncio.run(life(b"c" * 16, report=False)) == 0
+
+
+def request_of(*events: wire.HealthEvent) -> wire.ReportEventsRequest:
+    return wire.ReportEventsRequest(events=events)
+
+
+def test_an_xid_that_was_cleared_does_not_come_back_with_a_restart(
+    lab: Any, make_agent: Any, until: Any
+) -> None:
+    """The GPU was reset, the host was well, then the aggregator was updated: it stood UNHEALTHY again."""
+    agent = make_agent()
+    column = [s.column for s in TABLES["gpu_1s"]].index("energy_joules")
+
+    def energy(sequence: int, joules: float) -> wire.TelemetryBatch:
+        block = Block("gpu_1s", ["GPU-0"])
+        block.put_float(column, 0, joules)
+        message: wire.TelemetryBatch = agent.message(sequence, blocks=[block])
+        return message
+
+    async def fault_and_reset() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
+            await connection.send(energy(1, 100.0))
+            await until(lambda: (0, "GPU-0") in aggregator.fleet.devices["gpu"].row_of)
+            version = aggregator.holder.snapshot.version
+            await until(lambda: aggregator.holder.snapshot.version > version + 1)  # it was judged
+            now_ns = time.time_ns()
+            xid = wire.HealthEvent(
+                event_id="e", device_kind="gpu", device="GPU-0", name="gpu.xid", code=95,
+                wall_time_ns=now_ns, boottime_ns=now_ns - agent.booted_ns,
+            )  # fmt: skip
+            await connection.stub.ReportEvents(request_of(xid), metadata=connection.metadata)
+            await until(lambda: aggregator.fleet.findings)
+            await connection.send(energy(2, 1.0))
+            await until(lambda: not aggregator.fleet.findings)
+            xid.revision, xid.count = 1, 9  # told again after the reset: all lines were before it
+            await connection.stub.ReportEvents(request_of(xid), metadata=connection.metadata)
+            assert not list(aggregator.fleet.occurrences)
+
+    async def again() -> int:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent):
+            return len(list(aggregator.fleet.occurrences))
+
+    asyncio.run(fault_and_reset())
+    assert asyncio.run(again()) == 0
+    assert lab.rows("SELECT name, cleared IS NULL, clears_when FROM findings") == [
+        ("gpu.xid", False, "the GPU is reset, or the host boots")
+    ]
 
 
 def test_worst_leaves_out_simulated_hosts_that_ended(lab: Any, make_agent: Any) -> None:

@@ -152,3 +152,57 @@ def test_a_stuck_counter_is_a_finding_and_costs_nothing() -> None:
     sick.set("rdma_10s_changes", "mlx5_0/1", buffer_overrun_errors=0)
     world.run(20)
     assert not world.fleet.findings and not world.score(sick).evidence
+
+
+@pytest.mark.parametrize(
+    ("layer", "command"),
+    [
+        ("InfiniBand", "perfquery -R -C mlx5_0 -P 1"),
+        ("Ethernet", "mlxlink -d mlx5_0 -p 1 --pc"),
+        ("", "perfquery -R -C mlx5_0 -P 1"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("table", "column", "ceiling"),
+    [
+        ("rdma_1s_changes", "link_downed_events", 255),
+        ("rdma_1s_changes", "symbol_errors", 65535),
+        ("rdma_1s", "transmit_wait_count", 4294967295),
+        ("rdma_10s_changes", "local_link_integrity_errors", 15),
+    ],
+)
+def test_a_counter_at_its_ceiling_names_the_command_that_clears_it(
+    layer: str, command: str, table: str, column: str, ceiling: int
+) -> None:
+    """Each width that sticks: blind, never quiet, and what to type is in the words."""
+    world = World(hosts=2)
+    host = world.hosts[0]
+    attributes = world.fleet.attributes[world.fleet.index[host.name]]
+    attributes["rdma", "mlx5_0/1"] = {"link_layer": layer}
+    host.set(table, "mlx5_0/1", **{column: float(ceiling)})
+    world.run(30)
+    score = world.score(host)
+    assert (score.state, score.reason) == (State.HEALTHY, Reason.BLIND)
+    [finding] = world.fleet.findings.values()
+    for words in (score.reason_words, finding.words):
+        assert f"{column} stands at its ceiling of {ceiling}" in words
+        assert "mlx5_0/1" in words and command in words and "not seen" in words
+    assert finding.clears_when
+    host.set(table, "mlx5_0/1", **{column: float(ceiling - 9)})
+    world.run(15)
+    assert not world.fleet.findings
+
+
+def test_a_port_that_is_another_by_the_same_name_starts_over() -> None:
+    """An adapter was unplugged and another took its name: 2 to 40 downs are not its own."""
+    world = World(hosts=2)
+    host = world.hosts[0]
+    host.set("rdma_1s", "mlx5_0/1", counter_epoch_count=7)
+    world.run(20)
+    host.set("rdma_1s", "mlx5_0/1", counter_epoch_count=8)
+    host.set("rdma_1s_changes", "mlx5_0/1", link_downed_events=40)
+    world.run(20)
+    assert all_well(world)
+    host.set("rdma_1s_changes", "mlx5_0/1", link_downed_events=42)
+    world.run(5)
+    assert world.score(host).reason is Reason.RAIL_DOWN

@@ -33,7 +33,7 @@ def test_lost_pcie_lanes_count_under_load_only() -> None:
     for host in (idle, loaded):
         host.set("gpu_10s", gpu_of(host, 0), pcie_width_lanes=8)
     idle.set("gpu_1s", gpu_of(idle, 0), power_watts=IDLE_WATTS, utilization_ratio=0.0)
-    world.run(30)
+    world.run(45)
     assert world.score(idle).state is State.HEALTHY
     assert (world.score(loaded).state, world.score(loaded).reason) == (
         State.DEGRADED,

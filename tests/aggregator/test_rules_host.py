@@ -89,3 +89,23 @@ def test_findings_of_others_stand_as_evidence_until_they_are_cleared() -> None:
     world.fleet.clear("h1", "clock.offset")
     world.run(1)
     assert all_well(world)
+
+
+def test_a_collector_blind_to_a_part_is_said_and_what_it_sees_still_counts() -> None:
+    """One port of eight refuses its counters: the words that open it, and the other seven judged."""
+    world = World(hosts=2)
+    host = world.hosts[0]
+    words = "mlx5_7/1 is not let in: grant CAP_SYS_RAWIO to the agent"
+    host.set("collector_1s", "rdma_1s", outcome_state=2)
+    world.event(host, 2, "rdma_1s", "collector.outcome", message=words)
+    world.run(20)
+    score = world.score(host)
+    assert (score.state, score.reason) == (State.HEALTHY, Reason.BLIND)
+    assert words in score.reason_words
+    assert world.snapshot
+    sources = {one.name: (one.outcome_word, one.words) for one in world.snapshot.sources[0]}
+    assert sources["rdma_1s"] == ("blind", words)
+    host.set("rdma_1s", "mlx5_0/1", port_state=1, physical_state=2)
+    world.run(10)
+    assert world.score(host).reason is Reason.RAIL_DOWN
+    assert words in " ".join(e.words for e in world.score(host).evidence)

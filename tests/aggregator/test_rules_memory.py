@@ -33,7 +33,7 @@ def test_a_storm_of_one_xid_is_one_piece_of_evidence() -> None:
         world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 1))
     world.run(1)
     score = world.score(world.hosts[0])
-    assert len(score.evidence) == 1 and "2000 times" in score.reason_words
+    assert len(score.evidence) == 1 and "2,000 times" in score.reason_words
 
 
 @pytest.mark.parametrize("how", ["reboot", "energy", "ecc"])
@@ -136,7 +136,7 @@ def test_xid_48_waits_for_the_code_that_says_it_was_contained() -> None:
 
 def test_an_application_xid_is_forgotten_after_ten_minutes() -> None:
     """A student's out-of-bounds write is not a mark on the host."""
-    world = World(hosts=2)
+    world = World(hosts=1, gpus=1)
     world.run(10)
     world.event(world.hosts[0], 13, gpu_of(world.hosts[0], 0))
     world.run(590)
@@ -183,7 +183,7 @@ def test_a_counter_that_fell_at_a_reboot_is_no_burst() -> None:
 
 def test_lost_data_is_suspect_while_fresh_and_watched_until_a_reset() -> None:
     """An uncorrectable error without an XID that we saw: the counter tells."""
-    world = World()
+    world = World(hosts=1, gpus=1)
     world.run(10)
     device = gpu_of(world.hosts[0], 0)
     world.hosts[0].set("gpu_1s_changes", device, ecc_uncorrected_volatile_errors=2)

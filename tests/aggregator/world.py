@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class World:
     ) -> None:
         self.fleet = Fleet(epoch=7)
         self.now_ns = START_NS
-        self.second = 0
+        self.second = self.events = 0
         self.snapshot: Judgement | None = None
         self.random = np.random.default_rng(seed)
         self.hosts = [Host(f"h{i}") for i in range(hosts)]
@@ -162,16 +163,28 @@ class World:
             block(t, {d: host.readings[t, d] for d in devices}) for t, devices in tables.items()
         ]
 
-    def event(self, host: Host, code: int, device: str, name: str = "gpu.xid") -> None:
-        """Report an event of *host* now."""
-        self.fleet.event(
-            host.name,
-            telemetry_pb2.HealthEvent(
-                event_id=f"{code}{self.now_ns}", device_kind="gpu", device=device, name=name,
-                code=code, message=f"NVRM: Xid (PCI:{device}): {code}", wall_time_ns=self.now_ns,
-            ),
-            self.now_ns,
-        )  # fmt: skip
+    def event(
+        self, host: Host, code: int, device: str, name: str = "gpu.xid", *, ago: float = 0.0,
+        lasted: float = 0.0, **more: Any,
+    ) -> telemetry_pb2.HealthEvent:  # fmt: skip
+        """Report an event of *host* that began *ago* seconds, and *lasted* so many, and return it.
+
+        *more*: further fields.
+        """
+        self.events += 1
+        began_ns = self.now_ns - round(ago * SECOND_NS)
+        boottime_ns = max(1, began_ns - host.booted_ns)
+        fields: dict[str, Any] = {
+            "event_id": f"event-{self.events}",
+            "device_kind": name.partition(".")[0],
+            "message": f"NVRM: Xid (PCI:{device}): {code}" if name == "gpu.xid" else "",
+            "wall_time_ns": began_ns,
+            "boottime_ns": boottime_ns,
+            "last_boottime_ns": boottime_ns + round(lasted * SECOND_NS),
+        }
+        event = telemetry_pb2.HealthEvent(device=device, name=name, code=code, **(fields | more))
+        self.fleet.event(host.name, event, self.now_ns, began_ns)
+        return event
 
     def score(self, host: Host) -> HostScore:
         """Return the host as last judged."""

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.fingerprints.counters import Observation, Outcome, compare
+from gangline.fingerprints.counters import (
+    BLANK_32,
+    SLACK_SECONDS,
+    Nature,
+    Observation,
+    Outcome,
+    classify,
+    compare,
+    counted,
+    span_step,
+)
 
 BOOT, OTHER = b"a" * 16, b"b" * 16
 SECOND_NS = 1_000_000_000
@@ -16,7 +27,7 @@ def step(
 ) -> tuple[Outcome, int]:
     before = Observation(older, SECOND_NS, BOOT, "d")
     after = Observation(newer, 2 * SECOND_NS, BOOT, "d")
-    result = compare(before, after, width_bits=width_bits, sticks=sticks)
+    result = compare(before, after, Nature(width_bits, sticks))
     return result.outcome, result.count
 
 
@@ -80,7 +91,7 @@ def test_only_steps_carry_a_count_and_it_is_no_more_than_the_hardware_can_count(
     """A negative rate, or 2**64 errors in a second, has drained healthy hosts before."""
     before = Observation(older, SECOND_NS, BOOT)
     after = Observation(newer, (1 + seconds) * SECOND_NS, BOOT if same else OTHER)
-    result = compare(before, after, width_bits=width, sticks=sticks)
+    result = compare(before, after, Nature(width, sticks))
     if result.outcome in (Outcome.DELTA, Outcome.WRAPPED):
         assert older is not None and newer is not None and same and seconds > 0
         assert 0 <= result.count < 2**64 and result.seconds > 0
@@ -97,9 +108,97 @@ def test_the_steps_of_a_wrapping_counter_add_up(increments: list[int], start: in
     for at, increment in enumerate(increments, 1):
         total, value = total + increment, (value + increment) % 2**32
         after = Observation(value, at * SECOND_NS, BOOT)
-        result = compare(before, after, width_bits=32)
+        result = compare(before, after, Nature(32))
         counted += result.count
         if result.outcome in (Outcome.DELTA, Outcome.WRAPPED):
             before = after
     if before.value == value and start != 2**32 - 1:
         assert counted == total
+
+
+def test_a_wide_counter_loses_nothing_where_a_blank_would_stand() -> None:
+    """A byte counter truly passes 2**32 - 1: that one reading is called blank, and no byte is lost."""
+    path = [BLANK_32 - 10, BLANK_32, BLANK_32 + 5]
+    first, blank, last = (Observation(v, i * SECOND_NS, BOOT) for i, v in enumerate(path))
+    assert compare(first, blank).outcome is Outcome.BLANK
+    assert compare(first, last).count == 15
+
+
+@given(st.integers(0, 2**40), st.lists(st.integers(0, 2**33), max_size=10))
+def test_whatever_is_called_blank_on_the_way_the_sum_is_what_happened(
+    start: int, increments: list[int]
+) -> None:
+    """Walked through the sentinel or past it, a 64-bit counter adds up to its last usable reading."""
+    value, total, base = start, 0, None if classify(start) is not None else start
+    first = base
+    for increment in [*increments, BLANK_32 - start if start < BLANK_32 else 0, 7]:
+        value += increment
+        step = counted(base, value)
+        total += step or 0
+        if classify(value) is None:
+            first = value if first is None else first
+            base = value
+    assert base is not None and first is not None and total == base - first
+
+
+def test_a_register_of_a_device_that_is_gone() -> None:
+    """0xFFFF remapped rows: all ones of a GPU off the bus, where no such count can be."""
+    rows = Nature(value_max=0xFFFE)
+    assert classify(0xFFFF, rows) is Outcome.BLANK and classify(0xFFFE, rows) is None
+
+
+def test_energy_begins_again_at_a_range_that_is_no_power_of_two() -> None:
+    """RAPL: 262,143,328,850 microjoules and then zero; taken as 64 bits it was 18 exajoules."""
+    span = 262_143_328_850
+    assert span_step(span - 10, 5, span) == 15
+    assert span_step(5, 25, span) == 20
+    assert span_step(span // 2, 5, span) is None  # half the range in one step: it was set back
+    assert span_step(100, 5, 0) is None and span_step(None, 5, span) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "seconds", "expected"),
+    [
+        (2**32 - 3, 4, 1.0, (Outcome.WRAPPED, 7)),
+        (2**31, 4, 1.0, (Outcome.RESET, 0)),  # in one second it counts 1,000 at most
+        (5, 2_900, 1.0, (Outcome.DELTA, 2_895)),
+        (5, 9_000, 1.0, (Outcome.RESET, 0)),  # a driver that made it up
+        (2**31, 4, 2_200_000.0, (Outcome.WRAPPED, 2**31 + 4)),  # in 25 days it may
+        (5, 9_000, 5_000_000.0, (Outcome.RESET, 0)),  # in 58 it may have turned twice
+    ],
+)
+def test_a_known_rate_says_what_can_have_been(
+    before: int, now: int, seconds: float, expected: tuple[Outcome, int]
+) -> None:
+    """A disk is busy for 1,000 ms a second at most; the share of the range is only a guess."""
+    busy = Nature(32, rate_max=1_000.0)
+    newer = Observation(now, int(seconds * SECOND_NS), BOOT)
+    result = compare(Observation(before, 0, BOOT), newer, busy)
+    assert (result.outcome, result.count) == expected
+    assert counted(before, now, busy, seconds) == (expected[1] or None)
+
+
+natures = st.builds(
+    Nature,
+    widths,
+    st.booleans(),
+    st.sampled_from([0, 0, 1000, 262_143_328_850]),
+    st.sampled_from([2**64 - 1, 0xFFFE]),
+    st.sampled_from([float("inf"), 10.0, 1e9]),
+)
+
+
+@given(values, values, natures, st.floats(0.1, 1e7))
+def test_never_negative_and_never_the_newer_value_as_the_step(
+    older: int | None, newer: int | None, nature: Nature, seconds: float
+) -> None:
+    """A counter that started over counts nothing: not what it shows now, whatever its nature."""
+    count = counted(older, newer, nature, seconds)
+    if count is None:
+        return
+    assert older is not None and newer is not None and count >= 0
+    if newer >= older:
+        assert count == newer - older
+    else:
+        assert nature.turn and (older + count) % nature.turn == newer and count < nature.turn
+    assert count <= nature.rate_max * (seconds + SLACK_SECONDS)

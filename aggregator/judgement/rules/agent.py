@@ -42,7 +42,7 @@ STUCK = Rule(
     "counter.saturated",
     State.HEALTHY,
     Reason.BLIND,
-    "the counter is cleared",
+    "the counter is cleared and reads less than its ceiling",
     leave_seconds=0.0,
 )
 FRAMES_LOST = Rule(
@@ -130,31 +130,49 @@ def failing_collectors(present: Present) -> Iterator[Symptom]:
 
 
 def stuck_counters(present: Present) -> Iterator[Symptom]:
-    """A counter stands at its ceiling: it says nothing for ever, which is not the same as quiet."""
-    for name in ("rdma_1s_changes", "rdma_10s_changes", "rdma_1s"):
-        table = present.fleet.tables[name]
-        for column in table.counter:
+    """A counter stands at its ceiling: it says nothing for ever, which is not the same as quiet.
+
+    Rules that read it see no step and so stay silent: this symptom says that they are blind.
+    """
+    for name, table in present.fleet.tables.items():
+        for column in table.sticky:
             stuck = table.saturated(column) & present.fresh(name)
             for row in np.flatnonzero(stuck).tolist():
-                host, device = present.name(name, row)
-                value = float(table.state(column)[row])
-                yield Symptom(
-                    rule=Rule(f"{STUCK.name}.{column}", STUCK.state, STUCK.reason, STUCK.clears,
-                              leave_seconds=0.0),
-                    host=host,
-                    device=device,
-                    signal=f"rdma.{column}",
-                    value=value,
-                    normal=f"below {value:.0f}",
-                    words=f"RDMA port {device}: {column} stands at its ceiling of {value:.0f} and "
-                    f"counts no more; clear it with: {_clear_command(device)}",
-                    sql=present.sql(name, row, column, 120),
-                )  # fmt: skip
+                yield _stuck(present, name, row, column)
 
 
-def _clear_command(port: str) -> str:
-    """Return what sets the counters of `mlx5_0/1` to zero (perfquery(8) of infiniband-diags)."""
+def _stuck(present: Present, name: str, row: int, column: str) -> Symptom:
+    host, device = present.name(name, row)
+    table = present.fleet.tables[name]
+    kind, value = table.devices.kind, float(table.state(column)[row])
+    layer = present.fleet.attributes[host].get((kind, device), {}).get("link_layer", "")
+    what = "RDMA port" if kind == "rdma" else kind
+    return Symptom(
+        rule=Rule(
+            f"{STUCK.name}.{column}", STUCK.state, STUCK.reason, STUCK.clears, leave_seconds=0.0
+        ),
+        host=host,
+        device=device,
+        signal=f"{kind}.{column}",
+        value=value,
+        normal=f"below {value:.0f}",
+        words=f"{what} {device}: {column} stands at its ceiling of {value:.0f} and counts no more: "
+        f"what comes now is not seen; clear it with: {clear_command(device, layer)}",
+        sql=present.sql(name, row, column, 120),
+    )
+
+
+def clear_command(port: str, link_layer: str = "") -> str:
+    """Return what sets the counters of port `mlx5_0/1` to zero.
+
+    InfiniBand: perfquery(8) without a LID asks the port itself; without a mask it clears all counters of
+    PortCounters, those of data and packets too, and PortXmitWait where the port has it (rdma-core,
+    infiniband-diags/perfquery.c). Ethernet has no performance management agent: mlxlink of NVIDIA's
+    firmware tools clears all groups of the port's counters (mstflint, mlxlink: PPCNT with `clr`).
+    """
     device, _, number = port.partition("/")
+    if link_layer == "Ethernet":
+        return f"mlxlink -d {device} -p {number or 1} --pc"
     return f"perfquery -R -C {device} -P {number or 1}"
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from ...fleet.arrays import Flags, Floats
 from ...verdicts import Reason, State
 from ..present import Present
+from ..readings import median_of_peers
 from ..symptoms import Rule, Symptom
 
 #: Counter -> what it counts, in words. Each is a packet sent again, or asked for again; one lost packet
@@ -44,7 +45,7 @@ PORT_DOWN = Rule(
     "rdma.down",
     State.UNHEALTHY,
     Reason.RAIL_DOWN,
-    "the port is ACTIVE for 60 s",
+    "the port is ACTIVE for 60 s, or was disabled on purpose",
     enter_seconds=5.0,
     hazard_factor=1000.0,
 )
@@ -86,7 +87,7 @@ AER_CORRECTED = Rule(
 def retransmitting_ports(present: Present) -> Iterator[Symptom]:
     """A port sends again far more than its peers do, by the largest of the counters that say so."""
     rates = np.array([present.rates("rdma_1s_changes", c) for c in RETRANSMISSIONS])
-    usual = np.array([_median_of_peers(present, each) for each in rates])
+    usual = np.array([median_of_peers(present, "rdma_1s_changes", each) for each in rates])
     limits = np.maximum(RETRANSMISSIONS_PER_SECOND, PEERS_RATIO * usual)
     beyond = np.where(rates >= limits, rates, 0.0)
     worst = beyond.argmax(axis=0)
@@ -115,18 +116,6 @@ def _retransmits(
         sql=present.sql_counted("rdma_1s_changes", at[1], column, unit, 10),
         hazard_factor=RETRANSMITS.hazard_factor * (1.0 + log(max(excess, 1.0))),
     )
-
-
-def _median_of_peers(present: Present, rates: Floats) -> Floats:
-    """Return the median over all ports that are simulated, or are not, alike."""
-    simulated = present.fleet.simulated[present.fleet.devices["rdma"].host]
-    fresh = present.fresh("rdma_1s_changes")
-    medians = np.zeros(rates.shape)
-    for kind in (False, True):
-        group = simulated == kind
-        if (group & fresh).sum() > 1:
-            medians[group] = np.median(rates[group & fresh])
-    return medians
 
 
 def ports_down(present: Present) -> Iterator[Symptom]:

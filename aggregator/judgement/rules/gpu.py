@@ -1,4 +1,4 @@
-"""GPUs that are gone, that ask for help, that lost PCIe lanes, or that nothing is heard of."""
+"""GPUs that are gone, that ask for help, or that nothing is heard of."""
 
 from __future__ import annotations
 
@@ -27,14 +27,6 @@ RECOVERY = Rule(
     leave_seconds=10.0,
     hazard_factor=1000.0,
 )
-WIDTH = Rule(
-    "gpu.pcie_width",
-    State.DEGRADED,
-    Reason.PCIE,
-    "the link runs at its full width under load for 60 s",
-    enter_seconds=8.0,
-    hazard_factor=3.0,
-)
 UNSEEN = Rule(
     "gpu.unseen",
     State.WATCH,
@@ -45,7 +37,17 @@ UNSEEN = Rule(
 )
 
 #: `gpu.recovery_action_state` in words (nvml.h, nvmlDeviceGpuRecoveryAction).
-ACTIONS = {1: "a reset", 2: "a reboot", 3: "its peer-to-peer work drained", 4: "a drain and reset"}
+ACTIONS = {
+    1: "a reset",
+    2: "a reboot",
+    3: "its peer-to-peer work drained",
+    4: "a drain and reset",
+    5: "its IMEX domain recovered",
+    6: "a reset of its PCIe bus",
+    7: "a reboot of the system",
+}
+#: What concerns its links to others only.
+PARTIAL = (3, 5)
 
 
 def lost_gpus(present: Present) -> Iterator[Symptom]:
@@ -69,7 +71,7 @@ def recovery_actions(present: Present) -> Iterator[Symptom]:
     action = present.state("gpu_1s", "recovery_action_state")
     for row in np.flatnonzero((action > 0) & (action <= max(ACTIONS))).tolist():
         host, device = present.name("gpu_1s", row)
-        partial = action[row] == 3
+        partial = int(action[row]) in PARTIAL
         yield Symptom(
             rule=RECOVERY,
             host=host,
@@ -82,26 +84,6 @@ def recovery_actions(present: Present) -> Iterator[Symptom]:
             state=State.SUSPECT if partial else None,
             reason=Reason.NVLINK_ERRORS if partial else None,
             hazard_factor=50.0 if partial else 0.0,
-        )
-
-
-def narrow_links(present: Present) -> Iterator[Symptom]:
-    """A GPU under load runs on fewer PCIe lanes than it could. Idle links shrink by themselves."""
-    width = present.gauge("gpu_10s", "pcie_width_lanes")
-    highest = present.gauge("gpu_10s", "pcie_width_max_lanes")
-    loaded = present.fleet.activity.loaded & present.fresh("gpu_1s")
-    for row in np.flatnonzero((width < highest) & (width > 0) & loaded).tolist():
-        host, device = present.name("gpu_10s", row)
-        yield Symptom(
-            rule=WIDTH,
-            host=host,
-            device=device,
-            signal="gpu.pcie_width_lanes",
-            value=float(width[row]),
-            normal=f"{highest[row]:.0f} under load",
-            words=f"{short(device)} runs on {width[row]:.0f} of {highest[row]:.0f} PCIe lanes "
-            "while it computes",
-            sql=present.sql("gpu_10s", row, "pcie_width_lanes, pcie_width_max_lanes", 120),
         )
 
 
@@ -134,9 +116,9 @@ def _never_seen(present: Present) -> Iterator[Symptom]:
     """A GPU that the inventory lists has no reading, while its neighbours have."""
     gpus = present.fleet.devices["gpu"]
     heard_seconds = (present.fleet.heard_ns - present.fleet.first_ns) / 1e9
-    for host in np.flatnonzero(present.awake & (heard_seconds > SILENT_SECONDS_MAX)).tolist():
-        if gpus.of_host(host) >= present.fleet.gpus[host]:
-            continue
+    read = np.bincount(gpus.host, minlength=len(present.fleet))
+    lacks = present.awake & (heard_seconds > SILENT_SECONDS_MAX) & (read < present.fleet.gpus)
+    for host in np.flatnonzero(lacks).tolist():
         for kind, device in present.fleet.attributes[host]:
             if kind != "gpu" or (host, device) in gpus.row_of:
                 continue

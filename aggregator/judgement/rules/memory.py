@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...verdicts import Reason, State
+from .. import readings
 from ..present import Present
+from ..readings import Standing, above, equals, suspect, watch
 from ..symptoms import Rule, Symptom, short
 
 #: Corrected errors within about 10 s that are worth a look, and that make one wary. The median GPU
@@ -52,6 +54,46 @@ REMAP_FAILED = Rule(
     leave_seconds=5.0,
     hazard_factor=2000.0,
 )
+
+RESET, REPLACED = "the GPU is reset, which repairs it", "the GPU is replaced"
+CHANGES = "gpu_10s_changes"
+#: What the driver says of a part's memory; the driver's own limits, so that each stands by itself.
+BROKEN = (
+    Standing(
+        suspect("gpu.memory_unrepairable", Reason.HBM_REMAP, REPLACED, 50.0, leave_seconds=5.0),
+        CHANGES, "unrepairable_memory_state", equals(1), "has memory that cannot be repaired",
+    ),
+    Standing(
+        suspect("gpu.sram_threshold", Reason.ECC_TREND, REPLACED, 20.0, leave_seconds=5.0),
+        CHANGES, "sram_threshold_exceeded_state", equals(1),
+        "has more SRAM errors than NVIDIA's field diagnostic lets pass",
+    ),
+    Standing(
+        watch("gpu.remap_exhausted", Reason.HBM_REMAP, REPLACED, 5.0, leave_seconds=5.0),
+        CHANGES, "remap_banks_none_count", above(0.0),
+        "has {value:.0f} memory banks with no spare row left: the next bad row there stays bad",
+    ),
+    Standing(
+        watch("gpu.repair_pending", Reason.HBM_REMAP, RESET, 2.0, leave_seconds=5.0),
+        CHANGES, "repair_channel_pending_state", equals(1),
+        "has a memory channel to repair at its next reset",
+    ),
+    Standing(
+        watch("gpu.repair_tpc_pending", Reason.ECC_TREND, RESET, 2.0, leave_seconds=5.0),
+        CHANGES, "repair_tpc_pending_state", equals(1),
+        "has a cluster of SMs to repair at its next reset",
+    ),
+    Standing(
+        watch("gpu.retirement_pending", Reason.HBM_REMAP, RESET, 5.0, leave_seconds=5.0),
+        CHANGES, "retirement_pending_state", equals(1),
+        "has a memory page to take out at its next reset",
+    ),
+)  # fmt: skip
+
+
+def broken_memory(present: Present) -> Iterator[Symptom]:
+    """A GPU's driver says that its memory is broken, or due for repair."""
+    yield from readings.standing(present, BROKEN)
 
 
 def corrected_bursts(present: Present) -> Iterator[Symptom]:

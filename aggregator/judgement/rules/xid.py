@@ -1,53 +1,78 @@
-"""XIDs that still stand, under the policy of `fingerprints/xid.toml`."""
+"""XIDs and SXIDs that still stand, under the policy of `fingerprints/xid.toml` and `sxid.toml`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ....fingerprints.xid import Severity, Xid
-from ...fleet.xid_records import XidRecord
+from ....fingerprints.xid import Settled, Severity, Xid, settled
+from ...fleet.meanings import RECOVERY
+from ...fleet.meanings import SXID as SXID_EVENT
+from ...fleet.meanings import XID as XID_EVENT
+from ...fleet.occurrences import Incident, Occurrence
 from ...verdicts import Reason, State
-from ..present import Present, quoted
-from ..symptoms import Rule, Symptom, short
+from .. import reported
+from ..present import Present
+from ..symptoms import Rule, Symptom
 
-#: A double bit error waits this long for the code that says whether it was contained.
-COMPANION_SECONDS = 5.0
-DOUBLE_BIT, CONTAINED = 48, 94
 #: A host with a fatal code has, for a scheduler, no chance of eight hours.
 FATAL_HAZARD_FACTOR = 20_000.0
 #: From here a hazard is SUSPECT, below it WATCH.
 SUSPECT_FACTOR = 20.0
+#: XID 154 tells that `gpu.recovery_action_state` changed; that reading is of later, and so of more weight.
+RECOVERY_COLUMN = "recovery_action_state"
+RECHECK_SECONDS = 10.0
+
+GRAVEST_FIRST = tuple(Severity)
 
 XID = Rule("gpu.xid", State.HEALTHY, Reason.NONE, "", leave_seconds=0.0)
-
-CLEARS = {
-    "reset": "the GPU is reset, or the host boots",
-    "reboot": "the host boots",
-    "time": "it does not come again for {minutes:.0f} minutes",
-}
+SXID = Rule("nvswitch.sxid", State.HEALTHY, Reason.NONE, "", leave_seconds=0.0)
 
 
 def standing_xids(present: Present) -> Iterator[Symptom]:
-    """Every code that was reported and not cleared; what it means is the policy's to say."""
-    records = list(present.fleet.xids)
-    by_device = {(r.host, r.device, r.row.code): r for r in records}
-    for record in records:
-        severity = record.row.severity
-        if record.row.code == DOUBLE_BIT:
-            contained = by_device.get((record.host, record.device, CONTAINED))
-            severity = _double_bit(present.now_ns, record, contained)
-        yield _symptom(present, record, severity)
+    """Every code of a GPU that was reported and not cleared; what it means is the policy's to say."""
+    yield from _standing(present, XID_EVENT, XID, "XID")
 
 
-def _double_bit(now_ns: int, record: XidRecord, contained: XidRecord | None) -> Severity:
-    window_ns = COMPANION_SECONDS * 1e9
-    if contained is not None and abs(contained.last_ns - record.last_ns) <= window_ns:
-        return Severity.IGNORE  # 94 tells the story
-    waiting = now_ns - record.first_ns < window_ns
-    return Severity.IGNORE if waiting else Severity.FATAL
+def standing_sxids(present: Present) -> Iterator[Symptom]:
+    """Every code of an NVSwitch that was reported and not cleared."""
+    yield from _standing(present, SXID_EVENT, SXID, "SXID")
 
 
-def _standing(row: Xid, severity: Severity) -> tuple[State, float]:
+def _standing(present: Present, name: str, rule: Rule, label: str) -> Iterator[Symptom]:
+    for record in present.fleet.occurrences.named(name):
+        if record.row is not None:
+            meaning = _meaning(present, record, record.row)
+            yield _symptom(present, record, record.row, meaning, (rule, label))
+
+
+def _meaning(present: Present, record: Occurrence, row: Xid) -> Settled:
+    """Return what *record* means beside the other codes of its device, and what is read of it now.
+
+    Each of its incidents is settled by itself, and the gravest counts: that the last one was contained
+    does not undo one that was not.
+    """
+    if record.name == XID_EVENT and row.code == RECOVERY and _asks_for_nothing(present, record):
+        return Settled(Severity.IGNORE, words=("the driver asks for nothing any more",))
+    settled_each = [_settled(present, row, one) for one in record.incidents.values()]
+    return min(settled_each, key=lambda one: GRAVEST_FIRST.index(one.severity))
+
+
+def _settled(present: Present, row: Xid, incident: Incident) -> Settled:
+    seconds_apart = {code: apart_ns / 1e9 for code, apart_ns in incident.apart_ns.items()}
+    # It waits from when it was heard, however old it is: its companion may be in the next message.
+    return settled(row, seconds_apart, (present.now_ns - incident.heard_ns) / 1e9)
+
+
+def _asks_for_nothing(present: Present, record: Occurrence) -> bool:
+    """Say whether the GPU's own reading, later than the event, knows of no recovery to be made."""
+    row = present.fleet.devices["gpu"].row_of.get((record.host, record.device))
+    if row is None or present.now_ns - record.last_time_ns < RECHECK_SECONDS * 1e9:
+        return False
+    known = present.known("gpu_1s", RECOVERY_COLUMN)[row]
+    return bool(known and present.state("gpu_1s", RECOVERY_COLUMN)[row] == 0)
+
+
+def _weight(row: Xid, severity: Severity) -> tuple[State, float]:
     """Return the state that a code puts its host in, and the factor on its hazard."""
     if severity is Severity.FATAL:
         return State.UNHEALTHY, FATAL_HAZARD_FACTOR
@@ -57,30 +82,28 @@ def _standing(row: Xid, severity: Severity) -> tuple[State, float]:
     return State.HEALTHY, 1.0
 
 
-def _symptom(present: Present, record: XidRecord, severity: Severity) -> Symptom:
-    row = record.row
-    state, factor = _standing(row, severity)
-    times = f", {record.count} times" if record.count > 1 else ""
-    return Symptom(
-        rule=Rule(f"{XID.name}.{row.code}", State.HEALTHY, Reason.NONE, "", leave_seconds=0.0),
-        host=record.host,
-        device=record.device,
-        signal="gpu.xid",
-        value=float(row.code),
-        unit="code",
-        normal="none",
-        words=f"{short(record.device)} XID {row.code}: {row.name}{times}; {row.action}",
-        sql=_sql(present, record),
+def _symptom(
+    present: Present, record: Occurrence, row: Xid, meaning: Settled, kind: tuple[Rule, str]
+) -> Symptom:
+    rule, label = kind
+    state, factor = _weight(row, meaning.severity)
+    name = f"{label} {row.code}: {row.name}{reported.times(record)}"
+    asked = meaning.severity is row.severity or meaning.waiting  # not of what a companion explains
+    action = [row.action] if asked and row.action != "none" else []
+    words = [name, *action, *record.words, *meaning.words]
+    if meaning.waiting:
+        words.append("waiting for the code that says how far it went")
+    variant = f".{record.variant}" if record.variant else ""
+    return reported.symptom(
+        present,
+        record,
+        Rule(f"{rule.name}.{row.code}{variant}", State.HEALTHY, Reason.NONE, ""),
+        "; ".join(words),
         state=state,
-        reason=Reason.NONE if state is State.HEALTHY else Reason[row.reason],
-        clears=CLEARS[row.clears.value].format(minutes=row.clear_seconds / 60),
         hazard_factor=factor,
+        reason=Reason.NONE if state is State.HEALTHY else _reason(row),
     )
 
 
-def _sql(present: Present, record: XidRecord) -> str:
-    return (
-        "SELECT * FROM events WHERE host = "
-        f"{quoted(present.fleet.names[record.host])} AND name = 'gpu.xid' "
-        f"AND code = {record.row.code} ORDER BY time"
-    )
+def _reason(row: Xid) -> Reason:
+    return Reason.__members__.get(row.reason, Reason.XID_FATAL)

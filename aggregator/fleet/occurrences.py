@@ -1,0 +1,246 @@
+"""What was reported and still stands: one record per device and kind of event, however often it was written.
+
+A record ends when what it says is over: the host booted, the device was reset, it did not come again for
+so long, or another event takes it back (`meanings.py`). All of that goes by when an event happened, on
+the host's boot clock, and never by when it reached us: what an agent kept through an outage, tells again,
+or finds in the kernel's ring at its first start is as old as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ...fingerprints.xid import Clears, Xid
+from .meanings import LINK, LOST, RECOVERY, SXID, XID, Ending, Meaning, meaning_of
+from .messages import EventLike
+
+#: Distinct records kept per host; of those of the least weight the one seen longest ago goes first.
+RECORDS_PER_HOST_MAX = 64
+#: Incidents told apart per record; of older ones only the count is kept.
+INCIDENTS_MAX = 16
+#: Words of the driver beyond this are cut.
+MESSAGE_CHARACTERS_MAX = 200
+
+
+class Moment(NamedTuple):
+    """When an event was. Boot time is the host's, of the boot it runs in."""
+
+    first_ns: int  # its first line, boot time
+    last_ns: int  # its last line, boot time
+    time_ns: int  # its last line, aggregator's clock; never later than `heard_ns`
+    heard_ns: int  # when it reached us
+
+
+@dataclass(slots=True)
+class Incident:
+    """One event by its id, over all its revisions."""
+
+    first_ns: int
+    last_ns: int
+    heard_ns: int  # first
+    count: int = 1
+    #: Code of the same device that explains this one -> how near it came, in nanoseconds.
+    apart_ns: dict[int, int] = field(default_factory=dict[int, int])
+
+    def meets(self, code: int, other: Incident) -> None:
+        """Note how near an incident of *code* is, by the lines of both that are known."""
+        ours, theirs = (self.first_ns, self.last_ns), (other.first_ns, other.last_ns)
+        nearest = min(abs(one - another) for one in ours for another in theirs)
+        self.apart_ns[code] = min(nearest, self.apart_ns.get(code, nearest))
+
+
+@dataclass(slots=True)
+class Occurrence:
+    """An event that a host reported of a device, and that is not over."""
+
+    host: int
+    name: str
+    device: str
+    code: int
+    boot: int
+    ending: Ending
+    variant: str = ""
+    row: Xid | None = None
+    words: tuple[str, ...] = ()
+    process: str = ""
+    folded: bool = False
+    before_boot: bool = False
+    own_limit: bool = False
+    gravity: int = 0
+    last_ns: int = -1  # its last line, boot time
+    last_time_ns: int = 0  # the same, aggregator's clock
+    message: str = ""
+    incidents: dict[str, Incident] = field(default_factory=dict[str, Incident])  # by event id
+    count_before: int = 0  # of incidents that are no longer told apart
+
+    @property
+    def count(self) -> int:
+        """Lines that said it; where time ends it, only those of that time before the last one."""
+        return self.count_before + sum(incident.count for incident in self.incidents.values())
+
+    @property
+    def clears_when(self) -> str:
+        """What ends it, for people."""
+        if self.name == SXID and self.ending.clears is Clears.RESET:
+            return "all GPUs of the host are reset, and its switches with them, or the host boots"
+        if self.name == LINK:
+            return "the interface is there again, or the host boots"
+        if self.name == LOST:
+            return "the GPU answers again, is reset, or the host boots"
+        if (self.name, self.code) == (XID, RECOVERY):
+            return f"the driver asks for nothing any more, or {self.ending.words}"
+        if self.before_boot:
+            return "24 hours have passed since this boot"
+        return self.ending.words
+
+    def take(self, event: EventLike, meaning: Meaning, at: Moment) -> Incident:
+        """Count *event*, or what a later revision of it adds; return its incident."""
+        incident = self.incidents.setdefault(
+            event.event_id, Incident(at.first_ns, at.last_ns, at.heard_ns)
+        )
+        incident.count = max(incident.count, event.count)
+        incident.last_ns = max(incident.last_ns, at.last_ns)
+        if at.last_ns >= self.last_ns:
+            self._say(event, meaning, at)
+        self._forget()
+        return incident
+
+    def _say(self, event: EventLike, meaning: Meaning, at: Moment) -> None:
+        """Let the latest event say what this is."""
+        self.last_ns, self.last_time_ns = at.last_ns, max(self.last_time_ns, at.time_ns)
+        self.row, self.words = meaning.row, meaning.words
+        self.folded, self.before_boot = meaning.folded, meaning.before_boot
+        self.own_limit, self.gravity = meaning.own_limit, meaning.gravity(self.name)
+        self.process = event.process_name or meaning.process
+        self.message = event.message[:MESSAGE_CHARACTERS_MAX]
+
+    def _forget(self) -> None:
+        if self.ending.clears is Clears.TIME:
+            since_ns = self.last_ns - self.ending.seconds * 1e9
+            for key in [key for key, one in self.incidents.items() if one.last_ns < since_ns]:
+                del self.incidents[key]
+        while len(self.incidents) > INCIDENTS_MAX:
+            self.count_before += self.incidents.pop(next(iter(self.incidents))).count
+
+
+class Resets(Protocol):
+    """What a fleet knows of boots and resets."""
+
+    def boot_of(self, host: int) -> int: ...
+    def driver_of(self, host: int, device: str) -> str: ...
+    def reset_ns(self, host: int, device: str) -> int: ...
+
+
+Key = tuple[str, str, int, str]  # name, device, code, variant
+
+
+@dataclass(slots=True)
+class Reported:
+    """What one host reported, in the boot that it runs in."""
+
+    boot: int
+    records: dict[Key, Occurrence] = field(default_factory=dict[Key, Occurrence])
+    #: (name, device, code) -> until which boot time it was taken back.
+    taken_back_ns: dict[tuple[str, str, int], int] = field(
+        default_factory=dict[tuple[str, str, int], int]
+    )
+
+    def take_back(self, name: str, device: str, code: int, until_ns: int) -> None:
+        """End what was said until then, also where it is told once more later."""
+        which = name, device, code
+        until_ns = max(until_ns, self.taken_back_ns.pop(which, until_ns))
+        self.taken_back_ns[which] = until_ns
+        if len(self.taken_back_ns) > RECORDS_PER_HOST_MAX:
+            self.taken_back_ns.pop(next(iter(self.taken_back_ns)))
+        for key in [k for k, r in self.records.items() if k[:3] == which]:
+            if self.records[key].last_ns <= until_ns:
+                del self.records[key]
+
+    def add(self, record: Occurrence) -> None:
+        """Keep *record*; where there is no room, what is of the least weight goes."""
+        self.records[record.name, record.device, record.code, record.variant] = record
+        if len(self.records) > RECORDS_PER_HOST_MAX:
+            least = min(self.records.items(), key=lambda item: (item[1].gravity, item[1].last_ns))
+            del self.records[least[0]]
+
+    def note_neighbours(self, record: Occurrence, incident: Incident) -> None:
+        """Note which incidents of other codes of the device came near, where one explains the other."""
+        if record.row is None:
+            return
+        for other in self.records.values():
+            if (other.name, other.device) != (record.name, record.device) or other.row is None:
+                continue
+            ours, theirs = _explains(other.row, record.row), _explains(record.row, other.row)
+            for beside in other.incidents.values() if ours or theirs else ():
+                if ours:
+                    incident.meets(other.code, beside)
+                if theirs:
+                    beside.meets(record.code, incident)
+
+
+def _explains(one: Xid, other: Xid) -> bool:
+    """Say whether *one* is a companion that *other* waits for."""
+    return any(companion.code == one.code for companion in other.companions)
+
+
+class Occurrences:
+    """Records by host; `record` adds, `expire` ends those whose clearing condition came true."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[int, Reported] = {}
+
+    def record(self, host: int, device: str, event: EventLike, at: Moment, fleet: Resets) -> None:
+        """Take over *event* of *device*. A storm of the same is one record."""
+        meaning = meaning_of(event, fleet.driver_of(host, device))
+        boot = fleet.boot_of(host)
+        reported = self._hosts.get(host)
+        if reported is None or reported.boot != boot:
+            reported = self._hosts[host] = Reported(boot)
+        for code in meaning.takes_back:
+            reported.take_back(event.name, device, code, at.last_ns)
+        if (event.name, event.code) == (XID, RECOVERY):  # what was asked before holds no longer
+            reported.take_back(event.name, device, event.code, at.last_ns - 1)
+        taken_back_ns = reported.taken_back_ns.get((event.name, device, event.code), -1)
+        if meaning.ending is None or at.last_ns <= taken_back_ns:
+            return
+        held = reported.records.get((event.name, device, event.code, meaning.variant))
+        record = held or Occurrence(
+            host, event.name, device, event.code, boot, meaning.ending, meaning.variant
+        )
+        incident = record.take(event, meaning, at)
+        if _is_over(record, fleet, at.heard_ns):
+            return
+        if held is None:
+            reported.add(record)
+        reported.note_neighbours(record, incident)
+
+    def expire(self, fleet: Resets, now_ns: int) -> None:
+        """Forget what a boot, a reset or time has cleared."""
+        for host in list(self._hosts):
+            reported = self._hosts[host]
+            if fleet.boot_of(host) != reported.boot:
+                del self._hosts[host]
+                continue
+            records = reported.records
+            for key in [k for k, r in records.items() if _is_over(r, fleet, now_ns)]:
+                del records[key]
+            if not records and not reported.taken_back_ns:
+                del self._hosts[host]
+
+    def __iter__(self) -> Iterator[Occurrence]:
+        for reported in self._hosts.values():
+            yield from reported.records.values()
+
+    def named(self, name: str) -> Iterable[Occurrence]:
+        """Return the records of one name."""
+        return [record for record in self if record.name == name]
+
+
+def _is_over(record: Occurrence, fleet: Resets, now_ns: int) -> bool:
+    if record.ending.clears is Clears.TIME:
+        return now_ns - record.last_time_ns > record.ending.seconds * 1e9
+    if record.ending.clears is not Clears.RESET:
+        return False
+    return fleet.reset_ns(record.host, record.device) >= record.last_ns
