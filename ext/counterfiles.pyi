@@ -20,6 +20,8 @@ CODE: int
 KEYED: int
 #: `2.5 unit ...`: a number with the unit *key*, as in `400 Gb/sec (4X NDR)`; gauges only.
 DECIMAL: int
+#: `up`: which of the words of *key*, apart by blanks, the text is, counted from 0; no gauges.
+WORD: int
 
 class CounterFiles:
     """Files and the cells they fill. One pass at a time; not for two threads at once."""
@@ -60,7 +62,8 @@ class CounterFiles:
     ) -> None:
         """Let the file added last fill cell *index* of *target*, as a whole number or a double (*gauge*).
 
-        The number in the file times *scale* is the value; above *most* (before scaling) it is missing.
+        The number in the file times *scale* is the value; above *most* (before scaling) it is missing, and
+        so is a gauge of all ones in 32 or 64 bits: drivers say so that they have no value.
         Raises ValueError for a cell outside the buffers, or a shape that a whole number cannot have.
         """
 
@@ -69,6 +72,10 @@ class CounterFiles:
 
     def close(self) -> None:
         """Close all descriptors; during another thread's pass, as soon as it returns."""
+
+    @property
+    def refusals(self) -> list[tuple[str, int]]:
+        """(path, errno) of one file of each group that has been refused and answers nothing at all."""
 
     @property
     def kept_descriptors(self) -> int:

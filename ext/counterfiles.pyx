@@ -10,7 +10,7 @@ from posix.unistd cimport close as c_close, pread
 
 import os
 
-NUMBER, SIGNED, CODE, KEYED, DECIMAL = range(5)
+NUMBER, SIGNED, CODE, KEYED, DECIMAL, WORD = range(6)
 
 cdef enum:
     SHAPE_NUMBER = 0
@@ -18,6 +18,7 @@ cdef enum:
     SHAPE_CODE = 2
     SHAPE_KEYED = 3
     SHAPE_DECIMAL = 4
+    SHAPE_WORD = 5
     # A sysfs attribute is one page at most; what fills the buffer is not read to its end.
     BUFFER_BYTES = 4096
     TARGETS_MAX = 8
@@ -28,6 +29,7 @@ cdef enum:
     WAITING = 3
 
 cdef uint64_t U64_MAX = 0xFFFFFFFFFFFFFFFF
+cdef uint64_t U32_MAX = 0xFFFFFFFF
 
 cdef struct Cell:
     uint64_t *bits
@@ -48,6 +50,7 @@ cdef struct File:
     Py_ssize_t end
     uint32_t wait
     uint32_t interval
+    int refusal  # errno of the last read, if the kernel refused it; 0 once it answers
 
 cdef struct Group:
     Py_ssize_t first
@@ -226,8 +229,13 @@ cdef class CounterFiles:
             self.read_errors += 1
             self._blank_files_of(file)
             self._longer(&file.wait, &file.interval)
-            return GONE if error in (ENOENT, ENODEV, ENXIO, EMFILE, ENFILE) else REFUSED
+            if error in (ENOENT, ENODEV, ENXIO, EMFILE, ENFILE):
+                file.refusal = 0
+                return GONE
+            file.refusal = error
+            return REFUSED
         file.interval = 0
+        file.refusal = 0
         for i in range(file.first, file.end):
             self.cells[i].valid[0] = _parse(buffer, got, &self.cells[i], self.text + self.cells[i].key, self.cells[i].bits)
             self.missing_cells += not self.cells[i].valid[0]
@@ -268,6 +276,20 @@ cdef class CounterFiles:
         free(self.text)
 
     @property
+    def refusals(self):
+        cdef Py_ssize_t i, k
+        found = []
+        for k in range(self.group_count):
+            if self.groups[k].trusted:
+                continue
+            for i in range(self.groups[k].first, self.groups[k].end):
+                if self.files[i].refusal:
+                    path = <bytes>(self.text + self.files[i].path)
+                    found.append((os.fsdecode(path), self.files[i].refusal))
+                    break
+        return found
+
+    @property
     def kept_descriptors(self):
         cdef Py_ssize_t i, count = 0
         for i in range(self.file_count):
@@ -290,10 +312,12 @@ def parse(const uint8_t[::1] text not None, int shape=SHAPE_NUMBER, *, bytes key
 
 
 cdef int _fill(Cell *cell, int shape, scale, bint gauge, uint64_t most) except -1:
-    if not SHAPE_NUMBER <= shape <= SHAPE_DECIMAL:
-        raise ValueError(f"shape: expected NUMBER, SIGNED, CODE, KEYED or DECIMAL, got {shape}")
+    if not SHAPE_NUMBER <= shape <= SHAPE_WORD:
+        raise ValueError(f"shape: expected NUMBER, SIGNED, CODE, KEYED, DECIMAL or WORD, got {shape}")
     if not gauge and (shape in (SHAPE_SIGNED, SHAPE_DECIMAL) or int(scale) != scale or scale < 1):
         raise ValueError("a cell of whole numbers cannot be signed or decimal, and is multiplied by 1 or more")
+    if gauge and shape == SHAPE_WORD:
+        raise ValueError("a word's number is a state, not a gauge")
     cell.shape = shape
     cell.gauge = gauge
     cell.scale = scale
@@ -340,6 +364,22 @@ cdef Py_ssize_t _after_key(const char *text, Py_ssize_t size, const char *key, P
     return -1
 
 
+cdef Py_ssize_t _word_number(const char *text, Py_ssize_t size, const char *words, Py_ssize_t words_bytes) noexcept nogil:
+    """Return which of *words*, apart by blanks, the text is, from 0; -1 when it is none of them."""
+    cdef Py_ssize_t begin = 0, end, number = 0
+    while size and _is_space(text[size - 1]):
+        size -= 1
+    while begin < words_bytes:
+        end = begin
+        while end < words_bytes and words[end] != c" ":
+            end += 1
+        if size and size == end - begin and memcmp(text, words + begin, size) == 0:
+            return number
+        begin = end + 1
+        number += 1
+    return -1
+
+
 cdef bint _ends(const char *text, Py_ssize_t size, Py_ssize_t at, Cell *cell, const char *key) noexcept nogil:
     """Say whether what follows the number is what the shape allows. A cut-off number is none."""
     if size == BUFFER_BYTES and at == size:
@@ -365,6 +405,12 @@ cdef bint _parse(const char *text, Py_ssize_t size, Cell *cell, const char *key,
     cdef bint negative = False
     cdef double number
     cdef Py_ssize_t places = 0
+    if cell.shape == SHAPE_WORD:
+        mark = _word_number(text, size, key, cell.key_bytes)
+        if mark < 0:
+            return False
+        bits[0] = <uint64_t>mark
+        return True
     if cell.shape == SHAPE_KEYED:
         at = _after_key(text, size, key, cell.key_bytes)
         if at < 0:
@@ -385,10 +431,15 @@ cdef bint _parse(const char *text, Py_ssize_t size, Cell *cell, const char *key,
     if not _ends(text, size, at, cell, key):
         return False
     if not cell.gauge:
-        if value > U64_MAX // cell.multiplier:
+        # All ones of 32 bits means "no value", or a counter of 32 bits that stands at its end: scaled,
+        # nobody could tell it from a reading any more.
+        if value > U64_MAX // cell.multiplier or (cell.multiplier > 1 and value == U32_MAX):
             return False
         bits[0] = value * cell.multiplier
         return True
+    # The same of a gauge, also of 64 bits: no sensor stands there, and no algebra judges it later.
+    if value == U32_MAX or value == U64_MAX:
+        return False
     number = <double>fraction
     while places > 0:
         number /= 10

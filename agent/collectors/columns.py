@@ -1,10 +1,32 @@
-"""Which column of its table a signal is, looked up once."""
+"""Values and rows of a collector's own blocks, by the names of signals and devices."""
 
 from __future__ import annotations
 
-from ...fingerprints.catalogue import TABLES
+from collections.abc import Iterable
+
+from ...fingerprints.block import Block
+from ...fingerprints.catalogue import BY_NAME, Kind, index_of
+from ..hardware.files import device_key
 
 
-def columns_of(*tables: str) -> dict[str, int]:
-    """Return the column of each signal of the tables, by the signal's name. KeyError without one."""
-    return {signal.name: i for table in tables for i, signal in enumerate(TABLES[table])}
+def put(block: Block, signal: str, row: int, value: float | None) -> None:
+    """Set a gauge as a double, anything else as a whole number; None is missing. KeyError for an unknown signal.
+
+    A whole number that does not fit 64 unsigned bits is missing as well.
+    """
+    if BY_NAME[signal].kind is Kind.GAUGE:
+        block.put_float(index_of(signal), row, value)
+    else:
+        fits = value is not None and 0 <= value < 1 << 64
+        block.put_int(index_of(signal), row, int(value) if fits and value is not None else None)
+
+
+def clear_row(block: Block, row: int) -> None:
+    """Let every cell of the row be missing."""
+    block.valid[row :: block.rows] = bytes(len(block.signal_ids))
+
+
+def block_of(block: Block, names: Iterable[str]) -> Block:
+    """Return *block* if its devices are those named, else a new one of its table."""
+    keys = tuple(device_key(name) for name in names)
+    return block if block.devices == keys else Block(block.table, keys)

@@ -11,24 +11,29 @@ from ...fingerprints.catalogue import Pace
 from ..hardware.block_devices import (
     DiskCounters,
     Mount,
+    disk_sequences,
     disks_with_backing,
     parse_diskstats,
     parse_mountinfo,
 )
-from ..hardware.files import KeptFile, device_key
+from ..hardware.files import KeptFile, device_key, names_in
 from ..hardware.roots import Roots
 from ..turn import NoData
-from .columns import columns_of
+from .columns import block_of, put
 from .folders import DEVICES_MAX
 from .listing import Listing
 
 #: `inflight` above this is the kernel's own count gone below zero.
 _INFLIGHT_MAX = 1 << 31
 
-
-_DISK = columns_of("disk_1s")
-_FILESYSTEM = columns_of("filesystem_60s")
-_COUNTERS: dict[str, Callable[[DiskCounters], int]] = {
+_CLOSED = "room on {} is not shown: open it with AmbientCapabilities=CAP_DAC_READ_SEARCH in the agent's unit"
+_ROOM = (
+    "filesystem.size_bytes",
+    "filesystem.available_bytes",
+    "filesystem.inodes_count",
+    "filesystem.inodes_available_count",
+)
+_COUNTERS: dict[str, Callable[[DiskCounters], int | None]] = {
     "disk.reads_operations": attrgetter("reads"),
     "disk.read_bytes": attrgetter("read_bytes"),
     "disk.read_milliseconds": attrgetter("read_milliseconds"),
@@ -36,6 +41,12 @@ _COUNTERS: dict[str, Callable[[DiskCounters], int]] = {
     "disk.written_bytes": attrgetter("written_bytes"),
     "disk.write_milliseconds": attrgetter("write_milliseconds"),
     "disk.busy_milliseconds": attrgetter("busy_milliseconds"),
+    "disk.queue_milliseconds": attrgetter("queue_milliseconds"),
+    "disk.discards_operations": attrgetter("discards"),
+    "disk.discarded_bytes": attrgetter("discarded_bytes"),
+    "disk.discard_milliseconds": attrgetter("discard_milliseconds"),
+    "disk.flushes_operations": attrgetter("flushes"),
+    "disk.flush_milliseconds": attrgetter("flush_milliseconds"),
 }
 
 
@@ -48,13 +59,18 @@ class Disks:
 
     def __init__(self, roots: Roots) -> None:
         self._stats = KeptFile(roots.proc / "diskstats")
-        self._listing = Listing(lambda: disks_with_backing(roots.sys)[:DEVICES_MAX], self.pace)
+        self._sys = roots.sys
+        self._listing = Listing(
+            self._disks, self.pace, glance=lambda: names_in(roots.sys / "block")
+        )
         self._block = Block("disk_1s", ())
 
     def collect(self) -> Sequence[Block]:
         """Return the one block; a disk that went is missing in it. Raises NoData without a disk."""
         if self._listing.renew():
-            self._block = Block("disk_1s", [device_key(name) for name in self._listing.value])
+            self._block = block_of(self._block, self._listing.value)
+            for row, number in enumerate(self._listing.value.values()):
+                put(self._block, "disk.counter_epoch_count", row, number)
         if not self._listing.value:
             raise NoData("no disk with a device of its own in /sys/block")
         found = parse_diskstats(self._stats.read(), self._listing.value)
@@ -62,11 +78,15 @@ class Disks:
             self._fill(row, found.get(name))
         return (self._block,)
 
+    def _disks(self) -> dict[str, int | None]:
+        names = disks_with_backing(self._sys)[:DEVICES_MAX]
+        return dict(zip(names, disk_sequences(self._sys, names), strict=True))
+
     def _fill(self, row: int, disk: DiskCounters | None) -> None:
         for name, value_of in _COUNTERS.items():
-            self._block.put_int(_DISK[name], row, value_of(disk) if disk else None)
+            put(self._block, name, row, value_of(disk) if disk else None)
         inflight = disk.inflight if disk and disk.inflight < _INFLIGHT_MAX else None
-        self._block.put_float(_DISK["disk.inflight_count"], row, inflight)
+        put(self._block, "disk.inflight_count", row, inflight)
 
 
 class Filesystems:
@@ -84,29 +104,46 @@ class Filesystems:
     ) -> None:
         self._mounts = KeptFile(roots.proc / "self/mountinfo")
         self._statvfs = statvfs
+        self._asked = ""
         self._block = Block("filesystem_60s", ())
+        self.blind_words = ""
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData when nothing local is mounted."""
         mounts = parse_mountinfo(self._mounts.read())[:DEVICES_MAX]
         if not mounts:
             raise NoData("no filesystem on a local block device in /proc/self/mountinfo")
-        keys = tuple(device_key(mount.point) for mount in mounts)
-        if keys != self._block.devices:
-            self._block = Block("filesystem_60s", keys)
+        self._block = block_of(self._block, (mount.point for mount in mounts))
+        self.blind_words = ""
         for row, mount in enumerate(mounts):
             self._fill(row, mount)
         return (self._block,)
 
+    def whereabouts(self) -> str:
+        """Return the mount point that is being asked."""
+        return f"statvfs of {self._asked}"
+
     def _fill(self, row: int, mount: Mount) -> None:
-        size: int | None = None
-        available: int | None = None
+        self._asked = mount.point
+        room: dict[str, int | None] = dict.fromkeys(_ROOM)
         try:
-            answer = self._statvfs(mount.point)
-            size = answer.f_blocks * answer.f_frsize
-            available = answer.f_bavail * answer.f_frsize
+            room = _room_of(self._statvfs(mount.point))
+        except PermissionError:  # it lies below a folder of another user
+            self.blind_words = _CLOSED.format(device_key(mount.point))
         except OSError:
-            pass  # unmounted between the list and the question, or not for us to see
-        self._block.put_float(_FILESYSTEM["filesystem.size_bytes"], row, size)
-        self._block.put_float(_FILESYSTEM["filesystem.available_bytes"], row, available)
-        self._block.put_int(_FILESYSTEM["filesystem.read_only_state"], row, int(mount.read_only))
+            pass  # unmounted since the list
+        for name, value in room.items():
+            put(self._block, name, row, value)
+        put(self._block, "filesystem.read_only_state", row, mount.read_only)
+
+
+def _room_of(answer: os.statvfs_result) -> dict[str, int | None]:
+    """Return what statvfs says. A filesystem that makes inodes as it goes (btrfs) says 0 of them."""
+    inodes = (answer.f_files, answer.f_favail) if answer.f_files else (None, None)
+    return dict(
+        zip(
+            _ROOM,
+            (answer.f_blocks * answer.f_frsize, answer.f_bavail * answer.f_frsize, *inodes),
+            strict=True,
+        )
+    )

@@ -1,4 +1,4 @@
-"""NUMA nodes: memory and where pages came from, from sysfs."""
+"""NUMA nodes: memory, cores and where pages came from; huge pages; from sysfs and /proc/stat."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from ...ext.counterfiles import KEYED
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
-from ..hardware.cpu import parse_cpu_list
-from ..hardware.files import read_text
-from ..hardware.numa import nodes
+from ..hardware.cpu import CpuTimes, Shares, cores_in, parse_core_times, shares_between
+from ..hardware.files import KeptFile, read_text
+from ..hardware.numa import hugepage_pools, nodes
 from ..hardware.roots import Roots
 from ..turn import NoData
+from .columns import block_of, put
 from .folders import Device, FolderCollector, Plan, Source
 
 SOURCES: Mapping[str, Source] = {
@@ -20,19 +21,70 @@ SOURCES: Mapping[str, Source] = {
     "numa.hit_pages": Source("numastat", KEYED, b"numa_hit"),
     "numa.miss_pages": Source("numastat", KEYED, b"numa_miss"),
     "numa.foreign_pages": Source("numastat", KEYED, b"numa_foreign"),
+    "numa.interleave_hit_pages": Source("numastat", KEYED, b"interleave_hit"),
+    "numa.local_pages": Source("numastat", KEYED, b"local_node"),
+    "numa.other_pages": Source("numastat", KEYED, b"other_node"),
+}
+HUGEPAGES: Mapping[str, Source] = {
+    "hugepages.total_pages": Source("nr_hugepages"),
+    "hugepages.free_pages": Source("free_hugepages"),
+    "hugepages.surplus_pages": Source("surplus_hugepages"),
 }
 _ABSENT = "no NUMA node in /sys/devices/system/node"
 
 
-def numa_10s(roots: Roots) -> FolderCollector:
-    """Memory of each node, and pages that were not had where they were wanted."""
-    return FolderCollector(
-        Plan("numa_10s", Pace.TEN_SECONDS, ("numa_10s",), lambda: _devices(roots), _ABSENT)
-    )
+class NumaTenSeconds(FolderCollector):
+    """Memory and cores of each node, and pages that were not had where they were wanted."""
+
+    def __init__(self, roots: Roots) -> None:
+        super().__init__(
+            Plan("numa_10s", Pace.TEN_SECONDS, ("numa_10s",), lambda: _devices(roots), _ABSENT)
+        )
+        self._sys = roots.sys
+        self._stat = KeptFile(roots.proc / "stat")
+        self._before: dict[int, CpuTimes] = {}
+
+    def collect(self) -> Sequence[Block]:
+        """Return the one block; shares are missing in the first turn. NoData on a kernel without NUMA."""
+        (block,) = super().collect()
+        now = parse_core_times(self._stat.read())
+        for row, name in enumerate(block.devices):
+            cores = cores_in(read_text(self._sys / "devices/system/node" / name / "cpulist"))
+            self._put_shares(block, row, self._busy(cores or [], now))
+        self._before = now
+        return (block,)
+
+    def _busy(self, cores: Sequence[int], now: Mapping[int, CpuTimes]) -> list[float]:
+        """Return the busy share of each core that was online then and is now."""
+        both = [core for core in cores if core in now and core in self._before]
+        shares: list[Shares] = [shares_between(self._before[core], now[core]) for core in both]
+        return [share.busy for share in shares if share.busy is not None]
+
+    def _put_shares(self, block: Block, row: int, busy: Sequence[float]) -> None:
+        mean = sum(busy) / len(busy) if busy else None
+        put(block, "numa.cpu_busy_ratio", row, mean)
+        put(block, "numa.cpu_busiest_core_ratio", row, max(busy, default=None))
 
 
 def _devices(roots: Roots) -> list[Device]:
     return [Device(name, f"{folder}/", SOURCES) for name, folder in nodes(roots.sys).items()]
+
+
+def hugepages_10s(roots: Roots) -> FolderCollector:
+    """Huge pages of each node and size."""
+
+    def devices() -> list[Device]:
+        return [
+            Device(name, f"{pool.folder}/", HUGEPAGES, {"hugepages.page_bytes": pool.page_bytes})
+            for name, pool in hugepage_pools(roots.sys).items()
+        ]
+
+    absent = "no huge pages in /sys/devices/system/node/node*/hugepages"
+    return FolderCollector(
+        Plan(
+            "hugepages_10s", Pace.TEN_SECONDS, ("hugepages_10s",), devices, absent, list_seconds=60
+        )
+    )
 
 
 class NumaCores:
@@ -51,16 +103,8 @@ class NumaCores:
         found = nodes(self._sys)
         if not found:
             raise NoData(_ABSENT)
-        if tuple(found) != self._block.devices:
-            self._block = Block("numa_60s", list(found))
+        self._block = block_of(self._block, found)
         for row, folder in enumerate(found.values()):
-            cores = _count_cores(read_text(folder / "cpulist"))
-            self._block.put_float(0, row, cores)
+            cores = cores_in(read_text(folder / "cpulist"))
+            put(self._block, "numa.cores_count", row, None if cores is None else len(cores))
         return (self._block,)
-
-
-def _count_cores(text: str | None) -> int | None:
-    try:
-        return None if text is None else len(parse_cpu_list(text))
-    except ValueError:
-        return None

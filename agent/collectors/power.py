@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...ext.counterfiles import SIGNED
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
 from ..hardware import power
-from ..hardware.files import KeptFile, device_key, parse_unsigned
+from ..hardware.files import KeptFile, folder_identities, parse_unsigned
 from ..hardware.roots import Roots
 from ..turn import Blind, NoData
+from .columns import block_of, put
 from .folders import Device, FolderCollector, Plan, Source
 from .listing import Listing
 
@@ -35,6 +36,7 @@ class RaplEnergy:
         self._listing = Listing(lambda: power.rapl_zones(roots.sys), self.pace)
         self._zones: list[tuple[KeptFile, power.EnergyMeter]] = []
         self._block = Block("rapl_1s", ())
+        self.blind_words = ""
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData without RAPL, and Blind when it is not for us to read."""
@@ -43,15 +45,18 @@ class RaplEnergy:
         if not self._zones:
             raise NoData(_NO_RAPL)
         for row, (file, meter) in enumerate(self._zones):
-            self._block.put_float(0, row, meter.add(parse_unsigned(file.read())))
-        if all(file.denied for file, _ in self._zones):
+            joules = meter.add(parse_unsigned(file.read()))
+            put(self._block, "rapl.energy_joules", row, joules)
+        denied = [file.denied for file, _ in self._zones]
+        if all(denied):
             raise Blind(_RAPL_CLOSED)
+        self.blind_words = _RAPL_CLOSED if any(denied) else ""
         return (self._block,)
 
     def _rebuild(self, zones: dict[str, Path]) -> None:
         for file, _ in self._zones:
             file.close()
-        self._block = Block("rapl_1s", [device_key(name) for name in zones])
+        self._block = block_of(self._block, zones)
         self._zones = [
             (
                 KeptFile(folder / "energy_uj"),
@@ -72,34 +77,62 @@ def rapl_10s(roots: Roots) -> FolderCollector:
             if (folder / "constraint_0_power_limit_uw").exists()
         ]
 
+    absent = "no RAPL zone with a power cap in /sys/class/powercap (AMD's have none)"
     return FolderCollector(
-        Plan("rapl_10s", Pace.TEN_SECONDS, ("rapl_10s",), devices, _NO_RAPL, list_seconds=60)
+        Plan("rapl_10s", Pace.TEN_SECONDS, ("rapl_10s",), devices, absent, list_seconds=60)
     )
 
 
-def hwmon_10s(roots: Roots) -> FolderCollector:
-    """Sensors. Many ask their device: an NVMe by an admin command, a NIC or a BMC by its firmware."""
+def hwmon_1s(roots: Roots) -> FolderCollector:
+    """Power sensors: the whole node's where the BMC shows it, a PSU's, a NIC's."""
     return FolderCollector(
         Plan(
-            "hwmon_10s",
-            Pace.TEN_SECONDS,
-            ("hwmon_10s",),
-            lambda: [_sensor(name, s) for name, s in power.sensors(roots.sys).items()],
-            "no temperature or power sensor in /sys/class/hwmon",
+            "hwmon_1s",
+            Pace.SECOND,
+            ("hwmon_1s",),
+            lambda: [
+                Device(name, s.prefix, {"hwmon.power_watts": Source(s.reading, scale=1e-6)})
+                for name, s in power.sensors(roots.sys).items()
+                if s.kind == "power"
+            ],
+            "no power sensor in /sys/class/hwmon",
             enters_driver=True,
             list_seconds=60,
+            glance=lambda: folder_identities(roots.sys / "class/hwmon"),
             wait_seconds_max=300,
         )
     )
 
 
-def _sensor(name: str, sensor: power.Sensor) -> Device:
-    if sensor.is_power:
-        return Device(
-            name, sensor.prefix, {"hwmon.power_watts": Source(sensor.reading, scale=1e-6)}
+def hwmon_10s(roots: Roots) -> FolderCollector:
+    """Heat, fans, voltages, caps. Many ask their device: an NVMe by an admin command, a NIC or a BMC by
+    its firmware, a processor by waking the core."""
+    return FolderCollector(
+        Plan(
+            "hwmon_10s",
+            Pace.TEN_SECONDS,
+            ("hwmon_10s",),
+            lambda: [
+                Device(name, s.prefix, _SENSORS[s.kind])
+                for name, s in power.sensors(roots.sys).items()
+                if s.kind != "power" or Path(f"{s.prefix}_cap").exists()
+            ],
+            "no sensor of heat, fans or voltages in /sys/class/hwmon",
+            enters_driver=True,
+            list_seconds=60,
+            glance=lambda: folder_identities(roots.sys / "class/hwmon"),
+            wait_seconds_max=300,
         )
-    sources = {
+    )
+
+
+#: What each kind of sensor has at 10 s (Documentation/hwmon/sysfs-interface.rst: m°C, rpm, mV, uW).
+_SENSORS: Mapping[str, Mapping[str, Source]] = {
+    "temp": {
         "hwmon.temperature_celsius": Source("_input", SIGNED, scale=1e-3),
         "hwmon.temperature_critical_celsius": Source("_crit", SIGNED, scale=1e-3),
-    }
-    return Device(name, sensor.prefix, sources)
+    },
+    "fan": {"hwmon.fan_speed_hertz": Source("_input", scale=1 / 60)},
+    "in": {"hwmon.voltage_volts": Source("_input", SIGNED, scale=1e-3)},
+    "power": {"hwmon.power_cap_watts": Source("_cap", scale=1e-6)},
+}

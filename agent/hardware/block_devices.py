@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import names_in, parse_unsigned
+from .files import names_in, parse_unsigned, read_unsigned
 
 SECTOR_BYTES = 512  # the unit of diskstats, whatever the device's own
 _FIELDS_MIN = 11
+_FIELDS_MAX = 17  # what a later kernel may put behind them is not read
 #: Optical and floppy drives: they have a device, but no health that a gang depends on.
 _IGNORED = re.compile(r"(sr|fd)\d+$")
 
@@ -34,6 +35,11 @@ LOCAL_FILESYSTEMS = frozenset(
         "xfs",
     ]
 )
+#: Filesystems over a network, or of a whole cluster.
+NETWORK_FILESYSTEMS = frozenset([
+    "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2",
+    "orangefs", "pvfs2", "smb3", "virtiofs", "wekafs",
+])  # fmt: skip
 #: Sources that look like block devices and are an image, or the network.
 _FOREIGN_SOURCES = ("/dev/loop", "/dev/nbd", "/dev/rbd", "/dev/drbd", "/dev/ram", "/dev/zram")
 #: A superblock option that says that nothing can be written any more.
@@ -53,6 +59,12 @@ class DiskCounters:
     write_milliseconds: int
     inflight: int
     busy_milliseconds: int
+    queue_milliseconds: int
+    discards: int | None = None  # since Linux 4.18
+    discarded_bytes: int | None = None
+    discard_milliseconds: int | None = None
+    flushes: int | None = None  # since Linux 5.5
+    flush_milliseconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,46 +90,74 @@ def parse_diskstats(data: bytes, names: Container[str]) -> dict[str, DiskCounter
 
 
 def _parse_counters(text: bytes) -> DiskCounters | None:
-    words = text.split()
-    if len(words) < _FIELDS_MIN:
+    words = text.split()[:_FIELDS_MAX]
+    fields = [n for n in map(parse_unsigned, words) if n is not None]
+    if len(fields) < max(_FIELDS_MIN, len(words)):
         return None
-    fields = [n for n in map(parse_unsigned, words[:_FIELDS_MIN]) if n is not None]
-    if len(fields) < _FIELDS_MIN or max(fields[2], fields[6]) >= (1 << 64) // SECTOR_BYTES:
+    has_discards, has_flushes = len(fields) >= 15, len(fields) == _FIELDS_MAX
+    sectors = (fields[2], fields[6], fields[13] if has_discards else 0)
+    if max(sectors) >= (1 << 64) // SECTOR_BYTES:
         return None
+    read, written, discarded = (count * SECTOR_BYTES for count in sectors)
     return DiskCounters(
-        fields[0], fields[2] * SECTOR_BYTES, fields[3],
-        fields[4], fields[6] * SECTOR_BYTES, fields[7], fields[8], fields[9],
+        fields[0], read, fields[3], fields[4], written, fields[7],
+        fields[8], fields[9], fields[10],
+        fields[11] if has_discards else None,
+        discarded if has_discards else None,
+        fields[14] if has_discards else None,
+        fields[15] if has_flushes else None,
+        fields[16] if has_flushes else None,
     )  # fmt: skip
 
 
 def disks_with_backing(sys: Path) -> list[str]:
     """Return the disks that have a device of their own, by the name that diskstats gives them.
 
-    No loop, ram, zram, dm or md (they have none) and no partition (they are no entry here).
+    No loop, ram, zram, dm or md (they have none) and no partition (they are no entry here): what dm-multipath
+    or a RAID does is counted at its members. A namespace of an NVMe subsystem with several paths is there
+    twice, as `nvme0n1` and by path as `nvme0c0n1`: never add the two up; kernels before 6.4 count on the
+    paths only.
     """
     folder = sys / "block"
     names = [n for n in names_in(folder) if (folder / n / "device").exists()]
     return [n.replace("!", "/") for n in names if not _IGNORED.match(n)]
 
 
+def disk_sequences(sys: Path, disks: Iterable[str]) -> list[int | None]:
+    """Return the kernel's number of each disk: a disk that comes back by an old name has a new one (Linux 5.15)."""
+    return [read_unsigned(sys / "block" / disk.replace("/", "!") / "diskseq") for disk in disks]
+
+
 def parse_mountinfo(data: bytes) -> list[Mount]:
     """Return the local filesystems of /proc/self/mountinfo, each once: where it was mounted first."""
+    return [mount for mount in parse_mounts(data) if _is_local(mount)]
+
+
+def parse_network_mounts(data: bytes) -> list[Mount]:
+    """Return the filesystems over a network, and those of FUSE, each once. Never ask anything below them."""
+    return [
+        mount
+        for mount in parse_mounts(data)
+        if mount.type in NETWORK_FILESYSTEMS or mount.type.startswith("fuse.")
+    ]
+
+
+def parse_mounts(data: bytes) -> list[Mount]:
+    """Return all filesystems of /proc/self/mountinfo, each once: where it was mounted first."""
     mounts: dict[bytes, Mount] = {}
     for line in data.split(b"\n"):
         left, _, right = line.partition(b" - ")
         before, after = left.split(b" "), right.split(b" ")
-        if len(before) < 6 or len(after) < 3:
+        if len(before) < 6 or len(after) < 3 or before[2] in mounts:
             continue
-        mount = Mount(
-            _unescape(before[4]), _unescape(after[1]), _unescape(after[0]),
+        mounts[before[2]] = Mount(
+            unescape(before[4]), unescape(after[1]), unescape(after[0]),
             not _READ_ONLY_OPTIONS.isdisjoint(after[2].decode(errors="replace").split(",")),
         )  # fmt: skip
-        if _is_local(mount):
-            mounts.setdefault(before[2], mount)
     return list(mounts.values())
 
 
-def _unescape(word: bytes) -> str:
+def unescape(word: bytes) -> str:
     """Undo the kernel's octal escapes of blanks and backslashes."""
     raw = _OCTAL.sub(lambda match: bytes((int(match[1], 8) & 0xFF,)), word)
     return os.fsdecode(raw)

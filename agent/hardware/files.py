@@ -7,6 +7,8 @@ import os
 import zlib
 from pathlib import Path
 
+from ...fingerprints.counters import BLANK_32, BLANK_64
+
 #: What is longer is cut here; the longest file read, /proc/stat of a host with many interrupts, is a tenth.
 FILE_BYTES_MAX = 1 << 20
 #: Of a folder, no more names than these are looked at.
@@ -14,6 +16,8 @@ FOLDER_NAMES_MAX = 65536
 #: A device's key is at most this long in UTF-8 (what a frame's row may hold).
 KEY_BYTES_MAX = 96
 
+#: How files of the host are opened: what is no file (a FIFO in its place) must not hold us.
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _CHUNK_BYTES = 65536
 
 
@@ -34,7 +38,7 @@ class KeptFile:
         """
         try:
             if self._descriptor < 0:
-                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptor = os.open(self._path, READ)
             data = part = os.pread(self._descriptor, _CHUNK_BYTES, 0)
             while part and len(data) < FILE_BYTES_MAX:
                 part = os.pread(self._descriptor, _CHUNK_BYTES, len(data))
@@ -60,10 +64,14 @@ class KeptFile:
 def read_bytes(path: Path) -> bytes | None:
     """Return the file's content, cut at FILE_BYTES_MAX; None when it cannot be read."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=_open) as file:
             return file.read(FILE_BYTES_MAX)
     except (OSError, ValueError):  # ValueError: a name with a zero byte
         return None
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, READ)
 
 
 def read_text(path: Path) -> str | None:
@@ -80,8 +88,25 @@ def names_in(folder: Path) -> list[str]:
         return []
 
 
+def folder_identities(folder: Path) -> tuple[tuple[str, int], ...]:
+    """Return names and inodes of a folder's entries, links followed: a device that was taken away and
+    made again under its name has another inode. 0 for one that is just going."""
+    return tuple((name, inode(folder / name)) for name in names_in(folder))
+
+
+def inode(path: Path) -> int:
+    """Return the inode behind *path*, 0 when there is none."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
+
+
 def parse_unsigned(text: str | bytes | None, base: int = 10) -> int | None:
-    """Return a whole number of 64 bits; None for anything else (`-1`, `N/A (no PMA)`, empty)."""
+    """Return a whole number of 64 bits; None for anything else (`-1`, `N/A (no PMA)`, empty).
+
+    None too for all ones of 32 or 64 bits: that is -1 of one who has no value, and no count comes there.
+    """
     if not text or len(text) > 40:
         return None
     try:
@@ -90,7 +115,7 @@ def parse_unsigned(text: str | bytes | None, base: int = 10) -> int | None:
         return None
     # int() also takes 1_000 and digits of other scripts; the kernel writes neither
     odd = (b"_" in text) if isinstance(text, bytes) else ("_" in text or not text.isascii())
-    return value if 0 <= value < 1 << 64 and not odd else None
+    return value if 0 <= value < BLANK_64 and value != BLANK_32 and not odd else None
 
 
 def read_unsigned(path: Path, base: int = 10) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ...fingerprints.counters import BLANK_32
 from .files import parse_unsigned
 
 
@@ -18,7 +19,9 @@ def _scaled(words: bytes | None) -> int | None:
     value = parse_unsigned(number)
     if value is None or unit not in (b"", b"kB"):
         return None
-    return value * 1024 if unit else value
+    if not unit:
+        return value
+    return value * 1024 if value < 1 << 54 else None  # 64 bits of bytes
 
 
 def parse_vmstat(data: bytes, name: bytes) -> int | None:
@@ -39,21 +42,28 @@ def find_line(data: bytes, beginning: bytes) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Shares of the last 10 s; `full` is None where the kernel does not say it."""
+    """Shares of the last 10 s, and time since boot; `full` is None where the kernel does not say it."""
 
     some_ratio: float | None
     full_ratio: float | None
+    some_microseconds: int | None = None
+    full_microseconds: int | None = None
 
 
 def parse_pressure(data: bytes) -> Pressure:
     """Parse a file of /proc/pressure: `some avg10=1.84 avg60=0.94 avg300=0.24 total=4498343`."""
     shares: dict[bytes, float | None] = {}
+    totals: dict[bytes, int | None] = {}
     for line in data.split(b"\n"):
         words = line.split()
         if len(words) > 1 and words[1].startswith(b"avg10="):
             percent = parse_decimal(words[1][6:])
             shares[words[0]] = None if percent is None or percent > 100 else percent / 100
-    return Pressure(shares.get(b"some"), shares.get(b"full"))
+        if len(words) > 4 and words[4].startswith(b"total="):
+            totals[words[0]] = parse_unsigned(words[4][6:])
+    return Pressure(
+        shares.get(b"some"), shares.get(b"full"), totals.get(b"some"), totals.get(b"full")
+    )
 
 
 def parse_first_decimal(data: bytes) -> float | None:
@@ -63,9 +73,9 @@ def parse_first_decimal(data: bytes) -> float | None:
 
 
 def parse_decimal(text: bytes) -> float | None:
-    """Return a finite decimal of at least 0; None for anything else."""
+    """Return a decimal of at least 0 and below 2^32 - 1 (136 years of uptime); None for anything else."""
     try:
-        value = float(text) if len(text) <= 40 else math.nan
+        value = float(text) if len(text) <= 40 and b"_" not in text else math.nan
     except ValueError:
         return None
-    return value if math.isfinite(value) and value >= 0 else None
+    return value if 0 <= value < BLANK_32 else None  # not NaN, which is neither

@@ -1,10 +1,22 @@
-"""NUMA nodes (Documentation/ABI/stable/sysfs-devices-node)."""
+"""NUMA nodes and their huge pages (Documentation/ABI/stable/sysfs-devices-node)."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from .files import names_in, parse_unsigned, read_text
+
+_POOL = re.compile(r"hugepages-(\d{1,12})kB$", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class HugepagePool:
+    """Huge pages of one size on one node."""
+
+    folder: Path
+    page_bytes: int
 
 
 def nodes(sys: Path) -> dict[str, Path]:
@@ -15,10 +27,22 @@ def nodes(sys: Path) -> dict[str, Path]:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and str(int(text)) == text
+    return text.isascii() and text.isdecimal() and len(text) < 10 and str(int(text)) == text
 
 
 def distances(folder: Path) -> list[int]:
     """Return the node's distances to all nodes; empty when it has none."""
     numbers = [parse_unsigned(word) for word in (read_text(folder / "distance") or "").split()]
     return [number for number in numbers if number is not None]
+
+
+def hugepage_pools(sys: Path) -> dict[str, HugepagePool]:
+    """Return the pools of huge pages, by `node0/2048kB`."""
+    found: dict[str, HugepagePool] = {}
+    for node, folder in nodes(sys).items():
+        for name in names_in(folder / "hugepages"):
+            match = _POOL.match(name)
+            if match:
+                pool = HugepagePool(folder / "hugepages" / name, int(match[1]) * 1024)
+                found[f"{node}/{match[1]}kB"] = pool
+    return found

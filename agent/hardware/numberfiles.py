@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...ext.counterfiles import CounterFiles
+from ...fingerprints.counters import BLANK_32, BLANK_64
 
 #: Beyond these, a file is opened each time: a large host has hundreds of cores, each with its frequency.
 KEPT_MAX = 64
@@ -24,10 +25,10 @@ class NumberFiles:
             self._files.add_cell(index)
 
     def read(self) -> list[int | None]:
-        """Return the numbers in the order of the paths; None for a file that holds none."""
+        """Return the numbers in the order of the paths; None for a file that holds none, or all ones."""
         self._files.read()
         return [
-            number if valid else None
+            number if valid and number not in (BLANK_32, BLANK_64) else None
             for number, valid in zip(self._numbers, self._valid, strict=True)
         ]
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...fingerprints.counters import span_step
 from .files import names_in, read_text, read_unsigned
+from .pci import chain_to_root, is_address
 
-_SENSOR = re.compile(r"((temp|power)\d+)_(input|average)$")
+_SENSOR = re.compile(r"((temp|power|fan|in)\d{1,4})_(input|average)$", re.ASCII)
+#: A name that the kernel gives in the order of finding: not the same after the next boot.
+_NUMBERED = re.compile(r"(nvme|hwmon|input|net|phy)\d+$", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +22,7 @@ class Sensor:
 
     prefix: str  # /sys/class/hwmon/hwmon3/power1
     reading: str  # _input or _average
-    is_power: bool
+    kind: str  # temp, power, fan, in (a voltage)
 
 
 def rapl_zones(sys: Path) -> dict[str, Path]:
@@ -41,39 +46,67 @@ def energy_range_microjoules(folder: Path) -> int | None:
 
 
 def sensors(sys: Path) -> dict[str, Sensor]:
-    """Return the power and temperature sensors, by `hwmon3/power1`. `_input` goes before `_average`."""
-    folder = sys / "class/hwmon"
+    """Return the sensors, by `coretemp@coretemp.0/temp1`. `_input` goes before `_average`."""
     found: dict[str, Sensor] = {}
-    for chip in names_in(folder):
-        for name in names_in(folder / chip):
+    for chip, folder in chips(sys).items():
+        for name in names_in(folder):
             match = _SENSOR.match(name)
             key = f"{chip}/{match[1]}" if match else ""
             if match and (key not in found or match[3] == "input"):
-                prefix = str(folder / chip / match[1])
-                found[key] = Sensor(prefix, f"_{match[3]}", match[2] == "power")
+                found[key] = Sensor(str(folder / match[1]), f"_{match[3]}", match[2])
     return found
+
+
+def chips(sys: Path) -> dict[str, Path]:
+    """Return the folder of each hwmon chip by a name that is the same after the next boot.
+
+    The number of `hwmon3` is not: so the chip's name and its device's. Chips that have both alike
+    (no driver is known to do so) are told apart by the order of their numbers, `#2` and so on.
+    """
+    folder = sys / "class/hwmon"
+    found: dict[str, Path] = {}
+    for number in sorted(names_in(folder), key=lambda name: (len(name), name)):
+        chip = _chip_name(folder / number)
+        same = sum(name.partition("#")[0] == chip for name in found)
+        found[f"{chip}#{same + 1}" if same else chip] = folder / number
+    return found
+
+
+def _chip_name(folder: Path) -> str:
+    name = (read_text(folder / "name") or "unnamed").partition("\n")[0]
+    device = _device_name(folder / "device")
+    return f"{name}@{device}" if device else name
+
+
+def _device_name(link: Path) -> str:
+    """Return the name of the device that *link* points to, or where that is a mere number, its PCI address."""
+    path = os.path.realpath(link)
+    base = os.path.basename(path)
+    if not link.is_symlink() or is_address(base) or not _NUMBERED.match(base):
+        return base if link.is_symlink() else ""
+    parents, _ = chain_to_root(path)
+    return parents[0] if parents else ""
 
 
 class EnergyMeter:
     """Joules since the first reading, over the ends of the counter's range.
 
-    A step back is a wrap if the range is known; otherwise counting goes on from the new reading. So the
-    sum may miss energy (an unknown range, a gap of more than one wrap), and never invents any.
+    What the counter algebra cannot tell (a step back of an unknown range, a gap so long that the step may
+    be more than the range) counts as nothing. So the sum may miss energy, and never invents any.
     """
 
     def __init__(self, range_microjoules: int | None) -> None:
-        self._range = range_microjoules
+        self._range = range_microjoules or 0
         self._last: int | None = None
         self._total = 0
 
     def add(self, microjoules: int | None) -> float | None:
-        """Take a reading (None: there was none) and return the joules so far; None without one."""
-        if microjoules is None:
+        """Take a reading (None: there was none) and return the joules so far; None without one.
+
+        Beyond the counter's range nothing is a reading.
+        """
+        if microjoules is None or (self._range and microjoules > self._range):
             return None
-        if self._last is not None:
-            step = microjoules - self._last
-            if step < 0:
-                step = step + self._range if self._range and self._last <= self._range else 0
-            self._total += step
+        self._total += span_step(self._last, microjoules, self._range) or 0
         self._last = microjoules
         return self._total / 1e6

@@ -39,6 +39,7 @@ UNITS = (
     "hertz",
     "celsius",
     "watts",
+    "volts",
     "joules",
     "bytes",
     "ratio",

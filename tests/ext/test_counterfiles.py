@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.ext.counterfiles import CODE, DECIMAL, KEYED, SIGNED, CounterFiles, parse
+from gangline.ext.counterfiles import CODE, DECIMAL, KEYED, SIGNED, WORD, CounterFiles, parse
 
 U64_MAX = (1 << 64) - 1
 
@@ -330,3 +331,56 @@ def test_names_of_bytes_are_opened_as_they_are(tmp_path: Path) -> None:
     cells.files.add_cell(0)
     assert cells.values() == [6]
     assert sys.getfilesystemencoding() == "utf-8"
+
+
+WORDS = b"unknown notpresent down up"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [(b"unknown\n", 0), (b"down\n", 2), (b"up", 3), (b"UP\n", None), (b"", None), (b"\n", None),
+     (b"u", None), (b"down up\n", None), (b"up\0", None), (b"\xff\n", None), (b"notpresent  \n", 1)],
+)  # fmt: skip
+def test_words_are_states_by_their_number(text: bytes, number: int | None) -> None:
+    """`operstate` is a word; one that a newer kernel has is missing, not the first of the list."""
+    assert parse(text, WORD, key=WORDS) == number
+
+
+@given(st.binary(max_size=30), st.binary(max_size=60))
+def test_no_word_is_read_out_of_its_list(text: bytes, words: bytes) -> None:
+    """Whatever stands in the file and in the list: a word of it, or nothing."""
+    number = parse(text, WORD, key=words.replace(b"\0", b""))
+    if number is not None:
+        assert words.replace(b"\0", b"").split(b" ")[int(number)] == text.rstrip(b" \n\t\r")
+
+
+def test_all_ones_of_32_bits_are_not_scaled_into_a_reading() -> None:
+    """A legacy port stood at its ceiling of 4,294,967,295 words: times four, nobody could tell."""
+    assert parse(b"4294967295\n", scale=4) is None
+    assert parse(b"4294967295\n") == 2**32 - 1  # unscaled it is judged by the counter algebra
+    assert parse(b"4294967294\n", scale=4) == 4 * (2**32 - 2)
+    with pytest.raises(ValueError, match="not a gauge"):
+        parse(b"up", WORD, key=WORDS, gauge=True)
+
+
+def test_a_group_that_refuses_is_named_until_it_answers(tmp_path: Path) -> None:
+    """A port whose counters answered EPERM was silent, like a healthy one."""
+    cells = Cells(4, wait_passes_max=8)
+    for index, group in enumerate(("port 1", "port 1", "port 2", "port 3")):
+        path = tmp_path / f"counter{index}"
+        if group == "port 1":
+            path.mkdir()  # reading a folder is refused with EISDIR
+        elif group == "port 2":
+            path.write_text("9\n")
+        cells.files.add_file(path, group=group)
+        cells.files.add_cell(index)
+    for _ in range(10):
+        assert cells.values() == [None, None, 9, None]
+        ((refused, error),) = cells.files.refusals
+        assert refused.startswith(str(tmp_path / "counter")) and error == errno.EISDIR
+    for index in range(2):
+        (tmp_path / f"counter{index}").rmdir()
+        (tmp_path / f"counter{index}").write_text("5\n")
+    seen = [cells.values() for _ in range(20)]
+    assert seen[-1] == [5, 5, 9, None]
+    assert cells.files.refusals == []

@@ -1,0 +1,156 @@
+"""Lustre clients: traffic by mount, and the connection to each target."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ...fingerprints.block import Block
+from ...fingerprints.catalogue import Pace
+from ..hardware import lustre
+from ..hardware.block_devices import parse_network_mounts
+from ..hardware.files import KeptFile, read_bytes
+from ..hardware.lustre import Import
+from ..hardware.roots import Roots
+from ..turn import Blind, NoData
+from .columns import block_of, put
+from .folders import DEVICES_MAX
+from .listing import Listing
+
+_LIST_SECONDS = 60
+
+#: Signal -> the line of `stats`, and whether its sum is meant or its count.
+_STATS: Mapping[str, tuple[str, bool]] = {
+    "lustre.reads_operations": ("read_bytes", False),
+    "lustre.read_bytes": ("read_bytes", True),
+    "lustre.read_microseconds": ("read", True),
+    "lustre.writes_operations": ("write_bytes", False),
+    "lustre.written_bytes": ("write_bytes", True),
+    "lustre.write_microseconds": ("write", True),
+    "lustre.opens_operations": ("open", False),
+    "lustre.closes_operations": ("close", False),
+    "lustre.attributes_operations": ("getattr", False),
+}
+
+
+class _Instances:
+    """The folders of each instance of some kinds, and the file of each that can be read."""
+
+    def __init__(self, roots: Roots, kinds: tuple[str, ...], file: str, pace: Pace) -> None:
+        trees = lustre.trees(roots.sys, roots.proc)
+        self._listing = Listing(lambda: lustre.instances(trees, kinds), pace, seconds=_LIST_SECONDS)
+        self._file = file
+
+    def read(self) -> dict[str, bytes | None]:
+        """Return the file of each instance; None where no tree shows it. NoData without an instance."""
+        self._listing.renew()
+        found = list(self._listing.value.items())[:DEVICES_MAX]
+        if not found:
+            raise NoData("no Lustre client in /proc/fs/lustre, /sys/fs/lustre")
+        return {name: self._first(folders) for name, folders in found}
+
+    def _first(self, folders: Iterable[Path]) -> bytes | None:
+        texts = (read_bytes(folder / self._file) for folder in folders)
+        return next((text for text in texts if text), None)
+
+
+class LustreMounts:
+    """Operations, bytes and time of each mount. Device: where it is mounted."""
+
+    name = "lustre_10s"
+    pace = Pace.TEN_SECONDS
+    enters_driver = False
+
+    def __init__(self, roots: Roots) -> None:
+        self._mounts = KeptFile(roots.proc / "self/mountinfo")
+        self._instances = _Instances(roots, ("llite",), "stats", self.pace)
+        self._block = Block("lustre_10s", ())
+        self.blind_words = ""
+
+    def collect(self) -> Sequence[Block]:
+        """Return the one block. Raises NoData without Lustre, Blind when no mount shows anything."""
+        texts = self._instances.read()
+        self.blind_words = _blind_words("stats", texts)
+        points = mount_points(texts, self._mounts.read())
+        self._block = block_of(self._block, points.values())
+        for row, text in enumerate(texts.values()):
+            stats = lustre.parse_stats(text or b"")
+            for signal, (line, is_total) in _STATS.items():
+                stat = stats.get(line)  # what never happened has no line
+                value = (stat.total if is_total else stat.samples) if stat else None
+                put(self._block, signal, row, value)
+        return (self._block,)
+
+
+class LustreTargets:
+    """State and troubles of the connection to each target. Device: the target.
+
+    It may wait while a connection is being taken down: the file is made under that lock.
+    """
+
+    name = "lustre_target_10s"
+    pace = Pace.TEN_SECONDS
+    enters_driver = True
+
+    def __init__(self, roots: Roots) -> None:
+        self._instances = _Instances(roots, ("osc", "mdc"), "import", self.pace)
+        self._block = Block("lustre_target_10s", ())
+        self.blind_words = ""
+
+    def collect(self) -> Sequence[Block]:
+        """Return the one block. Raises NoData without Lustre, Blind when no target shows anything."""
+        texts = self._instances.read()
+        self.blind_words = _blind_words("import", texts)
+        self._block = block_of(self._block, _unique(texts, lustre.target_of).values())
+        for row, text in enumerate(texts.values()):
+            self._fill(row, lustre.parse_import(text or b""))
+        return (self._block,)
+
+    def _fill(self, row: int, told: Import) -> None:
+        values = {
+            "connection_state": told.state,
+            "connection_attempts_count": told.connection_attempts,
+            "generation_count": told.generation,
+            "timeouts_count": told.timeouts,
+            "inflight_count": told.inflight,
+            "wait_microseconds": told.wait_microseconds,
+        }
+        for column, value in values.items():
+            put(self._block, f"lustre_target.{column}", row, value)
+
+
+def mount_points(instances: Iterable[str], mountinfo: bytes) -> dict[str, str]:
+    """Return where each instance of llite is mounted, by name; its own name where that is not sure."""
+    points: dict[str, list[str]] = {}
+    for mount in parse_network_mounts(mountinfo):
+        if mount.type == "lustre":  # source: `10.0.0.1@o2ib:/scratch`, or a folder below that
+            name = mount.source.partition(":/")[2].partition("/")[0]
+            points.setdefault(name, []).append(mount.point)
+
+    def point_of(instance: str) -> str:
+        found = points.get(lustre.filesystem_of(instance), [])
+        return found[0] if len(found) == 1 else instance
+
+    return _unique(instances, point_of)
+
+
+def _unique(instances: Iterable[str], short: Callable[[str], str]) -> dict[str, str]:
+    """Return the short name of each instance, or its own where two would have the same."""
+    names = {instance: short(instance) for instance in instances}
+    count = Counter(names.values())
+    return {own: name if count[name] == 1 else own for own, name in names.items()}
+
+
+def _blind_words(file: str, texts: Mapping[str, bytes | None]) -> str:
+    """Return what would show the files that are not; raises Blind when none is."""
+    hidden = [name for name, text in texts.items() if text is None]
+    if not hidden:
+        return ""
+    words = (
+        f"Lustre's `{file}` of {hidden[0]} is not shown; it is in /sys/kernel/debug: open it with "
+        "AmbientCapabilities=CAP_DAC_READ_SEARCH and ProtectKernelTunables=no in the agent's unit"
+    )
+    if len(hidden) == len(texts):
+        raise Blind(words)
+    return words

@@ -1,0 +1,153 @@
+"""NVMe controllers: their state from sysfs, their wear and errors from the drive itself."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+
+from ...fingerprints.block import Block
+from ...fingerprints.catalogue import Pace
+from ..hardware import nvme
+from ..hardware.files import read_text, read_unsigned
+from ..hardware.nvme import SmartLog
+from ..hardware.roots import Roots
+from ..turn import NoData
+from .columns import block_of, put
+from .folders import DEVICES_MAX
+
+_ABSENT = "no NVMe controller in /sys/class/nvme"
+
+#: Signals of the SMART log, and where they stand in it.
+_SMART: Mapping[str, Callable[[SmartLog], float | None]] = {
+    "nvme.critical_warning_flags": attrgetter("critical_warning"),
+    "nvme.spare_ratio": attrgetter("spare_ratio"),
+    "nvme.spare_threshold_ratio": attrgetter("spare_threshold_ratio"),
+    "nvme.used_ratio": attrgetter("used_ratio"),
+    "nvme.media_errors": attrgetter("media_errors"),
+    "nvme.error_log_count": attrgetter("error_log_entries"),
+    "nvme.unsafe_shutdowns_count": attrgetter("unsafe_shutdowns"),
+    "nvme.power_cycles_count": attrgetter("power_cycles"),
+    "nvme.power_on_seconds": attrgetter("power_on_seconds"),
+    "nvme.busy_seconds": attrgetter("busy_seconds"),
+    "nvme.read_bytes": attrgetter("read_bytes"),
+    "nvme.written_bytes": attrgetter("written_bytes"),
+    "nvme.warning_temperature_seconds": attrgetter("warning_temperature_seconds"),
+    "nvme.critical_temperature_seconds": attrgetter("critical_temperature_seconds"),
+    "nvme.light_throttles_count": attrgetter("light_throttles"),
+    "nvme.heavy_throttles_count": attrgetter("heavy_throttles"),
+}
+
+
+class NvmeControllers:
+    """State, namespaces and queues of each controller, as the kernel keeps them: no drive is asked."""
+
+    name = "nvme_10s"
+    pace = Pace.TEN_SECONDS
+    enters_driver = False
+
+    def __init__(self, roots: Roots) -> None:
+        self._sys = roots.sys
+        self._block = Block("nvme_10s", ())
+
+    def collect(self) -> Sequence[Block]:
+        """Return the one block. Raises NoData without a controller."""
+        found = _controllers(self._sys)
+        self._block = block_of(self._block, found)
+        for row, folder in enumerate(found.values()):
+            state = nvme.parse_state(read_text(folder / "state"))
+            spaces = len(nvme.namespaces(folder)) if state is not None else None
+            put(self._block, "nvme.controller_state", row, state)
+            put(self._block, "nvme.namespaces_count", row, spaces)
+            put(self._block, "nvme.queues_count", row, read_unsigned(folder / "queue_count"))
+        return (self._block,)
+
+
+class NvmeSmart:
+    """Temperature, wear, errors of each live controller, from its sensor and its SMART log, and whose they are.
+
+    Both ask the drive. The log needs privileges: without them the temperature alone is there, and
+    `blind_words` say what is missing.
+    """
+
+    name = "nvme_60s"
+    pace = Pace.MINUTE
+    enters_driver = True
+
+    def __init__(
+        self, roots: Roots, read_smart_page: Callable[[Path], bytes] = nvme.read_smart_page
+    ) -> None:
+        self._sys, self._dev = roots.sys, roots.dev
+        self._read_smart_page = read_smart_page
+        self._block = Block("nvme_60s", ())
+        self._asked = ""
+        self.blind_words = ""
+
+    def collect(self) -> Sequence[Block]:
+        """Return the one block; a controller that is not live has no value. NoData without one."""
+        found = _controllers(self._sys)
+        self._block = block_of(self._block, found)
+        self._block.clear()
+        self.blind_words = ""
+        for row, (name, folder) in enumerate(found.items()):
+            if nvme.is_awake(folder):
+                put(self._block, "nvme.counter_epoch_count", row, nvme.identity(folder))
+                self._asked = name
+                self._put_temperature(row, folder, self._put_smart(row, name))
+        return (self._block,)
+
+    def whereabouts(self) -> str:
+        """Return the controller that is being asked."""
+        return f"temperature or SMART log of {self._asked}"
+
+    def _put_smart(self, row: int, name: str) -> SmartLog | None:
+        try:
+            log = nvme.parse_smart_page(self._read_smart_page(self._dev / name))
+        except OSError as error:
+            self.blind_words = self.blind_words or _blind_words(name, error)
+            return None
+        if log is not None:
+            for signal, value_of in _SMART.items():
+                put(self._block, signal, row, value_of(log))
+        return log
+
+    def _put_temperature(self, row: int, folder: Path, log: SmartLog | None) -> None:
+        sensor = nvme.sensor_folder(folder)
+        now: float | None = log.temperature_celsius if log else None
+        if now is None:
+            now = _celsius(sensor, "temp1_input")
+        put(self._block, "nvme.temperature_celsius", row, now)
+        critical = _celsius(sensor, "temp1_crit")
+        put(self._block, "nvme.temperature_critical_celsius", row, critical)
+
+
+def _controllers(sys: Path) -> dict[str, Path]:
+    found = dict(list(nvme.controllers(sys).items())[:DEVICES_MAX])
+    if not found:
+        raise NoData(_ABSENT)
+    return found
+
+
+def _celsius(sensor: Path | None, file: str) -> float | None:
+    value = read_unsigned(sensor / file) if sensor else None
+    return value / 1000 if value is not None and value < 200_000 else None
+
+
+def _blind_words(name: str, error: OSError) -> str:
+    """Return what opens the log. The kernel lets only CAP_SYS_ADMIN send this command.
+
+    A drive that refuses the page (a virtual one) is not hidden by anybody: nothing opens that.
+    """
+    if error.errno in (errno.ENOENT, errno.ENXIO):
+        return (
+            f"SMART log of {name}: there is no /dev/{name} here; open it with PrivateDevices=no in the "
+            f"agent's unit, or give the container --device=/dev/{name}"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return (
+            f"SMART log of {name}: {error.strerror}; "
+            "open it with AmbientCapabilities=CAP_SYS_ADMIN CAP_DAC_READ_SEARCH "
+            "and DeviceAllow=char-nvme r in the agent's unit"
+        )
+    return ""

@@ -1,0 +1,134 @@
+"""Settings of the kernel that decide speed: the files of /sys and /proc that hold them, and their words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from .cpu import cores_in
+from .files import names_in, parse_unsigned, read_text, read_unsigned
+
+SMT = {"off": 0, "on": 1, "forceoff": 2, "notsupported": 3, "notimplemented": 4}
+HUGEPAGES = {"never": 0, "madvise": 1, "always": 2}
+HUGEPAGES_DEFRAG = {"never": 0, "madvise": 1, "defer": 2, "defer+madvise": 3, "always": 4}
+ASPM = {"default": 0, "performance": 1, "powersave": 2, "powersupersave": 3}
+#: From 10 on a look at the clock leaves the core: some 1000 ns instead of 20.
+CLOCKSOURCES = {
+    "tsc": 1,
+    "arch_sys_counter": 2,
+    "kvm-clock": 3,
+    "hyperv_clocksource_tsc_page": 4,
+    "hpet": 10,
+    "acpi_pm": 11,
+    "jiffies": 12,
+    "refined-jiffies": 12,
+}
+CLOCKSOURCE_OTHER = 0
+#: Words of the kernel's command line that decide speed or isolate cores (kernel-parameters.txt). No others
+#: are shown: a command line may hold an address or a key.
+_FLAGS = re.compile(
+    r"(intel_iommu|amd_iommu|iommu|iommu\.\w+|arm-smmu\S*|swiotlb|pcie_aspm|pcie_acs_override|pci|pcie_ports"
+    r"|mitigations|nosmt|isolcpus|nohz|nohz_full|rcu_nocbs|irqaffinity|housekeeping|skew_tick"
+    r"|processor\.max_cstate|intel_idle\.max_cstate|idle|cpuidle\.\w+|intel_pstate|amd_pstate|cpufreq\.\w+"
+    r"|transparent_hugepage|hugepages|hugepagesz|default_hugepagesz|numa|numa_balancing|tsc|clocksource|nohpet"
+    r"|nmi_watchdog|audit|init_on_alloc|init_on_free|page_poison|preempt|systemd\.unified_cgroup_hierarchy"
+    r"|cgroup_no_v1|nvidia[\w.-]*|nvme_core\.\w+|mce|edac_report|ghes\.\w+|pci=\S+)(=.*)?$",
+    re.ASCII,
+)
+_FLAGS_CHARACTERS_MAX = 512
+
+
+def parse_selected(text: str | None) -> str | None:
+    """Return the word in brackets of `always [madvise] never`; None when there is not just one."""
+    words = re.findall(r"\[([^\[\]\s]+)\]", text or "")
+    return words[0] if len(words) == 1 else None
+
+
+def code(words: Mapping[str, int], text: str | None) -> int | None:
+    """Return the code of a word; None for one that is not known."""
+    return None if text is None else words.get(text)
+
+
+def clocksource_code(text: str | None) -> int | None:
+    """Return the code of the kernel's clock source; CLOCKSOURCE_OTHER for an unknown one."""
+    return CLOCKSOURCES.get(text, CLOCKSOURCE_OTHER) if text else None
+
+
+def share_of_others(words: Iterable[str | None], wanted: str) -> float | None:
+    """Return the share of *words* that are not *wanted*; None without one that could be read."""
+    known = [word for word in words if word]
+    return sum(word != wanted for word in known) / len(known) if known else None
+
+
+def domain_words(sys: Path, file: str) -> list[str | None]:
+    """Return what a file of each frequency domain says."""
+    folder = sys / "devices/system/cpu/cpufreq"
+    return [read_text(folder / name / file) for name in names_in(folder) if "policy" in name]
+
+
+def turbo(sys: Path) -> int | None:
+    """Return 1 if cores may run above their base frequency, 0 if not; None where nothing says it."""
+    folder = sys / "devices/system/cpu"
+    braked = read_unsigned(folder / "intel_pstate/no_turbo")
+    boost = read_unsigned(folder / "cpufreq/boost")
+    if braked in (0, 1):
+        return 1 - braked
+    return boost if boost in (0, 1) else None
+
+
+def idle_latency_microseconds(sys: Path) -> int | None:
+    """Return the longest wake-up of an idle state that is not disabled, of the first core of each package."""
+    latencies: list[int] = []
+    for core in _first_cores(sys / "devices/system/cpu"):
+        for name in names_in(core / "cpuidle"):
+            latency = read_unsigned(core / "cpuidle" / name / "latency")
+            disabled = read_unsigned(core / "cpuidle" / name / "disable")
+            if latency is not None and disabled == 0:
+                latencies.append(latency)
+    return max(latencies, default=None)
+
+
+def _first_cores(folder: Path) -> list[Path]:
+    packages: dict[int | None, Path] = {}
+    for name in sorted(names_in(folder), key=lambda name: (len(name), name)):
+        if name.startswith("cpu") and name[3:].isdecimal():
+            package = read_unsigned(folder / name / "topology/physical_package_id")
+            packages.setdefault(package, folder / name)
+    return list(packages.values())
+
+
+def peer_memory(sys: Path) -> int | None:
+    """Return how RDMA reaches GPU memory by a module: 0, 1 nvidia_peermem, 2 nv_peer_mem; None without a GPU driver."""
+    modules = sys / "module"
+    if not (modules / "nvidia").exists():
+        return None
+    if (modules / "nvidia_peermem").exists():
+        return 1
+    return 2 if (modules / "nv_peer_mem").exists() else 0
+
+
+def open_module(proc: Path) -> int | None:
+    """Return 1 if NVIDIA's kernel modules are the open ones, 0 if the closed; None without them."""
+    text = read_text(proc / "driver/nvidia/version")
+    return None if not text else int("Open Kernel Module" in text)
+
+
+def parse_file_handles(text: str | None) -> tuple[int | None, int | None]:
+    """Return file handles in use and the most there may be, of `/proc/sys/fs/file-nr`: `1952 0 9223372036854775807`."""
+    words = (text or "").split()
+    if len(words) != 3:
+        return None, None
+    return parse_unsigned(words[0]), parse_unsigned(words[2])
+
+
+def isolated_cores(sys: Path) -> int | None:
+    """Return how many cores the scheduler leaves alone."""
+    cores = cores_in(read_text(sys / "devices/system/cpu/isolated"))
+    return None if cores is None else len(cores)
+
+
+def kernel_flags(text: str | None) -> str:
+    """Return the words of a kernel's command line that decide speed, in their order; empty without one."""
+    found = " ".join(word for word in (text or "").split() if _FLAGS.match(word))
+    return found[:_FLAGS_CHARACTERS_MAX]

@@ -1,0 +1,9 @@
+"""adjtimex(2), which the standard library has not: what the kernel knows of its clock."""
+
+def read() -> tuple[int, int, int, int, int, int, int]:
+    """Return (state, status, offset, frequency, largest error, estimated error, TAI offset), as `struct timex` has them.
+
+    State is the call's answer (TIME_OK to TIME_ERROR). Offset is in ns if status has STA_NANO, else in us; errors are
+    in us, frequency in ppm times 2^16, the TAI offset in s. Sets nothing and needs no privilege. Raises OSError
+    (EPERM under a seccomp filter such as systemd's ProtectClock).
+    """

@@ -1,0 +1,449 @@
+"""Cores, nodes, sensors, memory errors, clock and settings of a host."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_test
+from hypothesis import strategies as st
+
+from gangline.agent.collectors import power
+from gangline.agent.collectors.clock import ClockTenSeconds
+from gangline.agent.collectors.cpu import CpuMinute
+from gangline.agent.collectors.edac import edac_10s
+from gangline.agent.collectors.host import HostTenSeconds
+from gangline.agent.collectors.numa import NumaTenSeconds
+from gangline.agent.collectors.settings import SettingsMinute
+from gangline.agent.hardware import clock, cpu, edac, settings
+from gangline.agent.hardware.numa import hugepage_pools
+from gangline.agent.hardware.power import chips, sensors
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.turn import Collector, Outcome, take_turn
+from gangline.ext import adjtimex
+from gangline.fingerprints.catalogue import TABLES
+from tests import hosts
+from tests.hosts.reading import StoppedClock, rows_of
+
+Row = dict[str, float | int | None]
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def read(collector: Collector, table: int = 0) -> dict[str, Row | None]:
+    return dict(rows_of(collector.collect()[table]))
+
+
+def row(collector: Collector, device: str = "host", table: int = 0) -> Row:
+    found = read(collector, table)[device]
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def h100(tmp_path_factory: pytest.TempPathFactory) -> hosts.HostFolder:
+    """A host that is only looked at."""
+    return hosts.unpack("h100-ib", tmp_path_factory.mktemp("h100"))
+
+
+# --- cores
+
+
+def stat(*cores: tuple[int, ...]) -> str:
+    """Return /proc/stat of cores with (user, system, idle, softirq) ticks."""
+    lines = [
+        f"cpu{i} {u} 0 {s} {idle} 0 0 {soft} 0 0 0" for i, (u, s, idle, soft) in enumerate(cores)
+    ]
+    total = [sum(column) for column in zip(*cores, strict=True)]
+    head = f"cpu  {total[0]} 0 {total[1]} {total[2]} 0 0 {total[3]} 0 0 0"
+    return "\n".join([head, *lines, "intr 1234 5 6", "softirq 99 1", ""])
+
+
+def test_a_core_that_only_serves_interrupts(tmp_path: Path) -> None:
+    """All queues of a NIC ended on core 1: the host was 25 % busy and the network slow."""
+    write(tmp_path, {"stat": stat((0, 0, 0, 0), (0, 0, 0, 0))})
+    collector = CpuMinute(Roots(tmp_path, tmp_path))
+    assert read(collector) == {"cpu0": None, "cpu1": None}
+    write(tmp_path, {"stat": stat((25, 0, 75, 0), (0, 10, 0, 90))})
+    found = read(collector)
+    assert found["cpu0"] is not None and found["cpu1"] is not None
+    assert (found["cpu0"]["busy_ratio"], found["cpu0"]["interrupt_ratio"]) == (0.25, 0.0)
+    assert (found["cpu1"]["busy_ratio"], found["cpu1"]["interrupt_ratio"]) == (1.0, 0.9)
+    assert found["cpu1"]["frequency_hertz"] is None
+
+
+def test_a_core_taken_offline_costs_its_row_only(tmp_path: Path) -> None:
+    """Its row goes with it; when it is back its first share is missing, not that of its whole life."""
+    both, one = ((0, 0, 100, 0), (0, 0, 100, 0)), ((50, 0, 150, 0),)
+    collector = CpuMinute(Roots(tmp_path, tmp_path))
+    write(tmp_path, {"stat": stat(*both)})
+    read(collector)
+    write(tmp_path, {"stat": stat(*one)})
+    assert list(read(collector)) == ["cpu0"]
+    write(tmp_path, {"stat": stat((60, 0, 160, 0), (5, 0, 300, 0))})
+    found = read(collector)
+    assert found["cpu1"] is None
+    assert found["cpu0"] is not None and found["cpu0"]["busy_ratio"] == 0.5
+
+
+def test_a_node_whose_one_core_is_full(tmp_path: Path) -> None:
+    """The loader was pinned to one core of the second socket: the host's mean hid the node, the node's the core."""
+    write(
+        tmp_path,
+        {
+            "stat": stat(*[(0, 0, 0, 0)] * 4),
+            "devices/system/node/node0/cpulist": "0-1\n",
+            "devices/system/node/node1/cpulist": "2-3,9\n",
+        },
+    )
+    collector = NumaTenSeconds(Roots(tmp_path, tmp_path))
+    assert read(collector) == {"node0": None, "node1": None}
+    write(tmp_path, {"stat": stat((0, 0, 50, 0), (0, 0, 50, 0), (50, 0, 0, 0), (0, 0, 50, 0))})
+    found = read(collector)
+    busy = [(r["cpu_busy_ratio"], r["cpu_busiest_core_ratio"]) for r in found.values() if r]
+    assert busy == [(0.0, 0.0), (0.5, 1.0)]
+
+
+def test_the_busiest_core_is_named() -> None:
+    """`Some core is full`: which one decides whether it is the loader's or the NIC's."""
+    before = cpu.parse_stat(stat(*[(0, 0, 0, 0)] * 4).encode())
+    now = cpu.parse_stat(stat((0, 0, 100, 0), (3, 0, 97, 0), (98, 0, 2, 0), (96, 0, 4, 0)).encode())
+    shares = cpu.shares_of_time(before, now)
+    assert (shares.busiest_core, shares.busiest_core_number) == (0.98, 2)
+    assert shares.saturated_cores == 2
+
+
+def test_a_step_back_of_the_kernels_times_is_no_share() -> None:
+    """iowait and idle may fall a little (proc(5)); user time that falls is another boot's: nothing is known."""
+    line = b"cpu 50 0 10 100 20 0 0 0 0 0\n"
+    old = cpu.parse_stat(line).times
+    fell = cpu.parse_stat(b"cpu 60 0 20 100 19 0 0 0 0 0\n").times
+    other = cpu.parse_stat(b"cpu 1 0 1 200 30 0 0 0 0 0\n").times
+    assert old and fell and other
+    assert cpu.shares_between(old, fell).user == 0.5
+    assert cpu.shares_between(old, other) == cpu.Shares()
+
+
+def test_throttle_counts_of_threads_are_not_added_up(tmp_path: Path) -> None:
+    """Both threads of a core show the core's count: the sum said twice what happened. A file that cannot be
+    read makes the sum unknown, lest it seem to fall."""
+    files = {"meminfo": "MemTotal: 1 kB\n"}
+    for thread in range(4):
+        folder = f"devices/system/cpu/cpu{thread}"
+        files |= {
+            f"{folder}/topology/physical_package_id": "0\n",
+            f"{folder}/topology/core_id": f"{thread % 2}\n",
+            f"{folder}/thermal_throttle/core_throttle_count": f"{5 + thread % 2}\n",
+            f"{folder}/thermal_throttle/package_throttle_count": "7\n",
+            f"{folder}/thermal_throttle/package_throttle_total_time_ms": "90\n",
+        }
+    write(tmp_path, files)
+    found = row(HostTenSeconds(Roots(tmp_path, tmp_path)), table=1)
+    assert found["cpu_core_throttles_count"] == 11
+    assert (found["cpu_throttles_count"], found["cpu_throttled_milliseconds"]) == (7, 90)
+    write(tmp_path, {"devices/system/cpu/cpu1/thermal_throttle/core_throttle_count": "N/A\n"})
+    assert (
+        row(HostTenSeconds(Roots(tmp_path, tmp_path)), table=1)["cpu_core_throttles_count"] is None
+    )
+
+
+# --- sensors
+
+
+def test_a_sensor_keeps_its_name_when_the_numbers_change(tmp_path: Path) -> None:
+    """After a reboot hwmon3 was another chip: the baseline of a fan was compared with a processor's heat."""
+    host = hosts.unpack("h100-ib", tmp_path)
+    before = {name: s.reading for name, s in sensors(host.roots.sys).items()}
+    folder = host.roots.sys / "class/hwmon"
+    (folder / "hwmon0").rename(folder / "hwmon77")
+    (folder / "hwmon3").rename(folder / "hwmon0")
+    assert {name: s.reading for name, s in sensors(host.roots.sys).items()} == before
+    assert "nvme@0000:1e:00.0/temp1" in before  # nvme0 is a number as well
+    assert before["ina@7-0040/power1"] == "_input"
+
+
+def test_two_chips_of_one_name_stay_apart(tmp_path: Path) -> None:
+    """Two without a device: both are told, in the order of their numbers, 10 after 2."""
+    write(tmp_path, {f"class/hwmon/hwmon{n}/name": "acpi\n" for n in (10, 2)})
+    found = {name: folder.name for name, folder in chips(tmp_path).items()}
+    assert found == {"acpi": "hwmon2", "acpi#2": "hwmon10"}
+
+
+def test_power_is_read_each_second_and_heat_each_ten(h100: hosts.HostFolder) -> None:
+    """Watts, hertz, volts and degrees, each from its own files; a fan that stands is 0, not missing."""
+    watts = read(power.hwmon_1s(h100.roots))
+    assert watts["power_meter@ACPI000D:00/power1"] == {"power_watts": 4213.0}
+    assert set(watts) == {"power_meter@ACPI000D:00/power1", "ina@7-0040/power1"}
+    rest = power.hwmon_10s(h100.roots)
+    assert row(rest, "ina@7-0040/fan1")["fan_speed_hertz"] == 120.0
+    assert row(rest, "ina@7-0040/fan2")["fan_speed_hertz"] == 0.0
+    assert row(rest, "ina@7-0040/in0")["voltage_volts"] == 12.0
+    assert row(rest, "power_meter@ACPI000D:00/power1")["power_cap_watts"] == 10200.0
+    assert "ina@7-0040/power1" not in read(rest)  # it has no cap
+
+
+# --- memory errors
+
+
+def test_errors_by_dimm_and_what_no_dimm_is_to_blame_for(h100: hosts.HostFolder) -> None:
+    """17 errors of a controller: 16 of one DIMM, one of nobody's. Rows of a driver that knows DIMMs would
+    count them twice."""
+    collector = edac_10s(h100.roots)
+    assert row(collector, "mc0/dimm1")["corrected_errors"] == 16
+    assert row(collector, "mc0")["corrected_unlocated_errors"] == 1
+    assert row(collector, "mc1/csrow0")["uncorrected_errors"] == 1
+    found = read(collector)
+    assert "mc0/csrow0" not in found
+    assert found["mc1/csrow0/ch1"] is None  # `N/A`
+
+
+def test_ranks_are_places_too(tmp_path: Path) -> None:
+    """AMD's driver calls them ranks: a host of 24 had no memory errors at all, for want of a `dimm`."""
+    write(tmp_path, {"devices/system/edac/mc/mc0/rank4/dimm_ce_count": "3\n"})
+    assert list(edac.places(tmp_path)) == ["mc0", "mc0/rank4"]
+    assert row(edac_10s(Roots(tmp_path, tmp_path)), "mc0/rank4")["corrected_errors"] == 3
+
+
+def test_a_driver_without_a_controller_has_no_data(tmp_path: Path) -> None:
+    """The module is loaded, the machine has no ECC: no data, in words."""
+    (tmp_path / "devices/system/edac/mc/power").mkdir(parents=True)
+    turn = take_turn(edac_10s(Roots(tmp_path, tmp_path)), StoppedClock())
+    assert turn.outcome is Outcome.NO_DATA and "ECC" in turn.words
+
+
+# --- clock
+
+
+def timex(
+    state: int = 0,
+    status: int = 1,
+    offset: int = 0,
+    frequency: int = 0,
+    error: int = 5,
+    tai: int = 0,
+) -> clock.Timex:
+    return (state, status, offset, frequency, 10 * error, error, tai)
+
+
+def test_the_clock_in_nanoseconds_and_in_microseconds() -> None:
+    """An offset of 250 us was told as a quarter of a second: STA_NANO says what the number means."""
+    assert clock.parse_timex(timex(offset=-250)).offset_seconds == -250e-6
+    nano = clock.parse_timex(timex(status=0x2001, offset=-250_000, frequency=-65536 * 25))
+    assert nano.offset_seconds == pytest.approx(-250e-6)
+    assert nano.frequency_offset_ratio == -25e-6
+    assert (nano.error_estimated_seconds, nano.error_max_seconds) == (5e-6, 50e-6)
+    assert nano.synchronised
+
+
+def test_a_clock_that_nobody_keeps() -> None:
+    """The time daemon died: the state says so at once where the offset stays at its last word."""
+    found = clock.parse_timex(timex(state=5, status=0x40, error=1_600_000))
+    assert (found.synchronised, found.leap_state, found.error_max_seconds) == (False, 5, 16.0)
+
+
+@given(st.tuples(*[st.integers(-(1 << 63), (1 << 63) - 1)] * 7))
+def test_any_answer_of_the_kernel_is_a_clock_or_missing(answer: clock.Timex) -> None:
+    """Garbage in a struct of another layout: within what a kernel can mean, or missing."""
+    found = clock.parse_timex(answer)
+    assert found.offset_seconds is None or abs(found.offset_seconds) <= 1
+    for error in (found.error_estimated_seconds, found.error_max_seconds):
+        assert error is None or 0 <= error <= 16
+    assert found.leap_state is None or 0 <= found.leap_state <= 5
+    assert found.status_flags is None or found.status_flags >= 0
+
+
+def test_this_machines_clock_is_really_asked() -> None:
+    """The call itself, on this kernel: seven numbers in their ranges, and a turn that is not an error."""
+    state, status, _, _, error_max, error_estimated, tai = adjtimex.read()
+    assert 0 <= state <= 5 and 0 <= status < 1 << 16
+    assert error_max >= 0 and error_estimated >= 0 and abs(tai) < 1000
+    turn = take_turn(ClockTenSeconds(Roots()), StoppedClock())
+    assert turn.outcome is Outcome.OK, turn.words
+    found = dict(rows_of(turn.blocks[0]))["host"]
+    assert found is not None
+    assert found["synchronised_state"] == int(not status & clock.STA_UNSYNC)
+    assert found["error_max_seconds"] is not None
+
+
+def test_a_clock_behind_a_filter_is_blind_and_one_of_a_folder_no_data() -> None:
+    """ProtectClock=yes in a unit refuses the call, reading or not: the words say what opens it."""
+
+    def refuse() -> clock.Timex:
+        raise PermissionError(1, "Operation not permitted")
+
+    turn = take_turn(ClockTenSeconds(Roots(), refuse), StoppedClock())
+    assert turn.outcome is Outcome.BLIND and "ProtectClock=no" in turn.words
+    nowhere = Path("/nowhere")
+    turn = take_turn(ClockTenSeconds(Roots(nowhere, nowhere)), StoppedClock())
+    assert turn.outcome is Outcome.NO_DATA
+
+
+def test_a_folders_clock_is_handed_in() -> None:
+    """All of a reading comes out, each in its column."""
+    found = row(ClockTenSeconds(Roots(), lambda: (1, 0x2011, 500, 65536, 1500, 25, 37)))
+    assert found == {
+        "offset_seconds": pytest.approx(5e-7),
+        "error_estimated_seconds": 25e-6,
+        "error_max_seconds": 1500e-6,
+        "frequency_offset_ratio": 1e-6,
+        "synchronised_state": 1,
+        "leap_state": 1,
+        "status_flags": 0x2011,
+        "tai_offset_seconds": 37.0,
+    }
+
+
+# --- settings
+
+
+def test_settings_that_somebody_changed(tmp_path: Path) -> None:
+    """A host was slow for a week: its governor had gone back to powersave on a quarter of the cores."""
+    host = hosts.unpack("h100-ib", tmp_path)
+    collector = SettingsMinute(host.roots)
+    assert row(collector)["cpu_governor_other_ratio"] == 0.25
+    # The deep state is disabled on core 0; core 4 is the first of the other package, not core 12.
+    assert row(collector)["idle_latency_max_microseconds"] == 170.0
+    write(host.roots.sys, {"devices/system/cpu/cpu4/cpuidle/state2/disable": "1\n"})
+    assert row(collector)["idle_latency_max_microseconds"] == 2.0
+    write(
+        host.roots.sys,
+        {
+            "devices/system/cpu/cpu0/cpuidle/state2/disable": "0\n",
+            "kernel/mm/transparent_hugepage/enabled": "[always] madvise never\n",
+            "devices/system/clocksource/clocksource0/current_clocksource": "hpet\n",
+            "devices/system/cpu/intel_pstate/no_turbo": "1\n",
+        },
+    )
+    found = row(collector)
+    assert found["idle_latency_max_microseconds"] == 170.0
+    assert found["transparent_hugepages_state"] == 2
+    assert (found["clocksource_state"], found["turbo_state"]) == (10, 0)
+
+
+def test_the_ways_to_gpu_memory(tmp_path: Path) -> None:
+    """RDMA went through the host's memory: no module, and the closed driver that knows no DMA-BUF."""
+    host = hosts.unpack("h100-ib", tmp_path)
+    collector = SettingsMinute(host.roots)
+    assert row(collector)["gpu_peer_memory_state"] == 1
+    (host.roots.sys / "module/nvidia_peermem").rename(host.roots.sys / "module/nv_peer_mem")
+    text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
+    (host.roots.proc / "driver/nvidia/version").write_text(text)
+    assert row(collector)["gpu_peer_memory_state"] == 2
+    assert row(collector)["gpu_open_module_state"] == 1
+
+
+def test_settings_of_this_machine_are_true() -> None:
+    """Against the files themselves."""
+    found = row(SettingsMinute(Roots()))
+    tainted = int(Path("/proc/sys/kernel/tainted").read_text())
+    assert found["kernel_taint_flags"] == tainted
+    assert found["process_ids_max_count"] == int(Path("/proc/sys/kernel/pid_max").read_text())
+    handles = found["open_files_count"]
+    assert handles is not None and handles > 0
+
+
+def test_every_setting_of_the_catalogue_has_a_reader(h100: hosts.HostFolder) -> None:
+    """A row without a reader is a column that is empty for ever."""
+    found = row(SettingsMinute(h100.roots))
+    assert set(found) == {s.column for s in TABLES["settings_60s"]}
+    assert [name for name, value in found.items() if value is None] == []
+
+
+#: What may stand where the kernel should have written one of its words or numbers.
+HOSTILE = st.one_of(
+    st.none(),
+    st.text(max_size=60),
+    st.sampled_from(
+        ["", "N/A", "-1", "[", "]", "[]", "[a] [b]", "always [madvise] never", "[\N{ARABIC-INDIC DIGIT TWO}]",
+         "1 2", "1 0 9223372036854775807", "99999999999999999999 0 1", "1\t0\t-1", "0x10 0 5", "1 kB",
+         "\N{REPLACEMENT CHARACTER}", "on\n", "iommu=pt " * 200]
+    ),
+)  # fmt: skip
+
+
+@given(HOSTILE)
+def test_words_of_settings(text: str | None) -> None:
+    """Another kernel's words: a code that is documented, or missing."""
+    word = settings.parse_selected(text)
+    assert word is None or (text is not None and f"[{word}]" in text)
+    for words in (settings.SMT, settings.HUGEPAGES, settings.HUGEPAGES_DEFRAG, settings.ASPM):
+        assert settings.code(words, text) in {None, *words.values()}
+    source = settings.clocksource_code(text)
+    assert source in {None, settings.CLOCKSOURCE_OTHER, *settings.CLOCKSOURCES.values()}
+    for number in settings.parse_file_handles(text):
+        assert number is None or 0 <= number < 1 << 64
+    flags = settings.kernel_flags(text)
+    assert len(flags) <= 512 and set(flags.split()) <= {*(text or "").split(), flags.split(" ")[-1]}
+
+
+@given(st.lists(st.none() | st.sampled_from(["performance", "powersave", ""]), max_size=9))
+def test_the_share_of_other_governors(words: list[str | None]) -> None:
+    """Of those that could be read; none is not zero."""
+    share = settings.share_of_others(words, "performance")
+    known = [word for word in words if word]
+    assert (share is None) == (not known)
+    assert share is None or share == known.count("powersave") / len(known)
+
+
+STATS = st.lists(
+    st.sampled_from([b"cpu", b"cpu0", b"cpu1", b"cpu99999999999999999999", b"cpu-1", b"cpux", b"intr", b"softirq"])
+    | st.integers(-5, 1 << 65).map(lambda n: str(n).encode())
+    | st.sampled_from([b" ", b"\n", b" 0 0 0 0 0 0 0 0\n", b"N/A", b"\xff", b"1_0"]),
+    max_size=60,
+).map(b" ".join)  # fmt: skip
+
+
+@given(STATS, STATS)
+def test_any_two_texts_give_shares_or_nothing(before: bytes, now: bytes) -> None:
+    """Lines of a hostile /proc/stat: shares between 0 and 1, or missing; never an exception."""
+    shares = cpu.shares_of_time(cpu.parse_stat(before), cpu.parse_stat(now))
+    values = [
+        shares.user,
+        shares.system,
+        shares.interrupt,
+        shares.idle,
+        shares.iowait,
+        shares.steal,
+    ]
+    for share in (*values, shares.busiest_core, shares.busy):
+        assert share is None or 0 <= share <= 1
+    cores = cpu.parse_core_times(before)
+    for number, times in cpu.parse_core_times(now).items():
+        assert 0 <= number < 1 << 64
+        if number in cores:
+            share = cpu.shares_between(cores[number], times).busy
+            assert share is None or 0 <= share <= 1
+
+
+NAMES = st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1, max_size=12)
+
+
+@settings_of_test(deadline=None, max_examples=30)  # it makes real folders
+@given(
+    st.lists(
+        NAMES
+        | st.sampled_from(["mc0", "dimm1", "hwmon0", "temp1_input", "power1_cap", "hugepages-2kB"])
+    )
+)
+def test_folders_of_odd_names_are_listed_without_error(names: list[str]) -> None:
+    """A name in another script, a file where a folder should be."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for below in (
+            "class/hwmon",
+            "devices/system/edac/mc",
+            "devices/system/node/node0/hugepages",
+        ):
+            for name in names:
+                (root / below / name / "temp1_input").mkdir(parents=True, exist_ok=True)
+                (root / below / "mc0" / name).mkdir(parents=True, exist_ok=True)
+        for found in (chips(root), sensors(root), edac.places(root), hugepage_pools(root)):
+            assert all(len(os.fsencode(key)) < 4096 for key in found)

@@ -1,0 +1,155 @@
+"""Hosts with hundreds of cores and ten thousand processes: what is done in a turn stays small."""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.agent.collectors import COLLECTORS, cpu
+from gangline.agent.collectors.columns import block_of, put
+from gangline.agent.collectors.folders import FolderCollector, Plan
+from gangline.agent.collectors.host import HostTenSeconds
+from gangline.agent.hardware import cpu as cores
+from gangline.agent.hardware import tasks
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.hardware.tasks import Processes, Task
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import Pace
+from tests.hosts.reading import rows_of
+
+
+def write_process(proc: Path, number: int, state: str = "S", start: int = 5) -> None:
+    folder = proc / str(number)
+    folder.mkdir(exist_ok=True)
+    fields = [1, number, number, 0, -1, 0, *[0] * 12, start, *[0] * 5]
+    (folder / "stat").write_text(f"{number} (x) {state} {' '.join(map(str, fields))}\n")
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """Count how often each process is read."""
+    count: Counter[int] = Counter()
+    read_task = tasks.read_task
+
+    def read(folder: Path, number: str) -> Task | None:
+        count[int(number)] += 1
+        return read_task(folder, number)
+
+    monkeypatch.setattr(tasks, "read_task", read)
+    return count
+
+
+def test_of_many_processes_a_part_is_read_in_a_turn(tmp_path: Path, reads: Counter[int]) -> None:
+    """Ten thousand processes cost 110 ms of each ten seconds; nothing of them had changed."""
+    for number in range(1, 101):
+        write_process(tmp_path, number)
+    processes = Processes(tmp_path, 1000, 10)
+    assert len(processes.read(lambda task: False)) == 100 == reads.total()  # all are new
+    for turn in range(1, 11):
+        assert len(processes.read(lambda task: False)) == 100
+        assert reads.total() == 100 + 10 * turn
+    assert set(reads.values()) == {2}  # each once more, none twice
+
+
+def test_who_is_urgent_or_new_is_read_at_once(tmp_path: Path, reads: Counter[int]) -> None:
+    """A rank that hangs must be seen to hang on, and one that ended is gone."""
+    for number in range(1, 51):
+        write_process(tmp_path, number)
+    processes = Processes(tmp_path, 1000, 5)
+    processes.read(lambda task: task.is_blocked)
+    write_process(tmp_path, 3, state="D")
+    while not any(t.is_blocked for t in processes.read(lambda task: task.is_blocked)):
+        assert reads[3] < 3  # within a round
+    reads.clear()
+    write_process(tmp_path, 99)
+    (tmp_path / "50/stat").unlink()
+    (tmp_path / "50").rmdir()
+    found = {t.number for t in processes.read(lambda task: task.is_blocked)}
+    assert reads[3] == reads[99] == 1 and 99 in found and 50 not in found
+    assert processes.count == 50
+
+
+def test_more_processes_than_are_looked_at_have_no_count(tmp_path: Path) -> None:
+    """A fork bomb is not said to have as many processes as we care to read."""
+    for number in range(1, 6):
+        write_process(tmp_path, number)
+    processes = Processes(tmp_path, 4, 10)
+    assert len(processes.read(lambda task: False)) == 4 and processes.count is None
+
+
+@given(st.integers(0, 1000), st.integers(1, 64))
+def test_what_is_spread_is_even_and_no_more(count: int, most: int) -> None:
+    """The first cores of a host are one socket's: a sample must not be of it alone."""
+    files = [Path(str(n)) for n in range(count)]
+    chosen = [int(p.name) for p in cores.spread(files, most)]
+    assert len(chosen) <= most and bool(chosen) == bool(count)
+    assert len({b - a for a, b in pairwise(chosen)}) <= 1
+    if count:
+        assert chosen[0] == 0 and count - chosen[-1] <= max(1, -(-count // most))
+
+
+def test_files_of_cores_are_looked_for_when_cores_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """512 cores: each minute the list of their files held the daemon's thread for 130 ms."""
+    online = tmp_path / "sys/devices/system/cpu/online"
+    online.parent.mkdir(parents=True)
+    online.write_text("0-511\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 1 kB\n")
+    looked: list[Path] = []
+
+    def look(sys: Path) -> list[Path]:
+        looked.append(sys)
+        return []
+
+    monkeypatch.setattr(cores, "core_throttle_files", look)
+    collector = HostTenSeconds(Roots(tmp_path / "sys", tmp_path))
+    for _ in range(20):
+        collector.collect()
+    assert len(looked) == 1
+    online.write_text("0-510\n")
+    collector.collect()
+    assert len(looked) == 2
+
+
+def test_the_frequencies_of_some_cores_stand_for_all(tmp_path: Path) -> None:
+    """Each took 20 ms on an old kernel: 256 of them were a hung collector."""
+    lines = "".join(f"cpu{n} 1 0 1 1 0 0 0 0 0 0\n" for n in range(200))
+    (tmp_path / "stat").write_text(f"cpu 200 0 200 200 0 0 0 0 0 0\n{lines}")
+    for n in range(200):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{n}/cpufreq"
+        folder.mkdir(parents=True)
+        (folder / "scaling_cur_freq").write_text("2000000\n")
+    (block,) = cpu.CpuMinute(Roots(tmp_path / "sys", tmp_path)).collect()
+    known = [n for n, (_, v) in enumerate(rows_of(block)) if v and v["frequency_hertz"] == 2e9]
+    assert known == list(range(0, 200, 4))
+
+
+def test_all_collectors_together_stay_below_the_limit_of_descriptors() -> None:
+    """Each kept its share, there were more collectors than shares, and the spool could not be opened."""
+    made = [make(Roots()) for name, make in COLLECTORS.items() if "gpu" not in name]
+    paces = Counter(c.pace for c in made if isinstance(c, FolderCollector))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for soft in (1024, before[0]):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+        kept = {pace: Plan("x", pace, (), list, "").kept_max for pace in Pace}
+        assert 0 < sum(kept[pace] * count for pace, count in paces.items()) < 0.9 * soft
+
+
+def test_a_value_that_no_cell_holds_is_missing() -> None:
+    """The sum of NFS calls of all kinds may exceed 64 bits; a turn must not fail for it."""
+    block = Block("nfs_10s", ["/data"])
+    put(block, "nfs.all_operations", 0, 1 << 64)
+    put(block, "nfs.all_errors", 0, (1 << 64) - 1)
+    put(block, "nfs.age_seconds", 0, 1 << 70)
+    found = dict(rows_of(block))["/data"]
+    assert found and found["all_operations"] is None
+    assert (found["all_errors"], found["age_seconds"]) == ((1 << 64) - 1, float(1 << 70))
+    assert block_of(block, ["/data"]) is block
+    assert block_of(block, ["/data", "/home"]).devices == ("/data", "/home")

@@ -1,0 +1,222 @@
+"""NFS and Lustre clients, from the kernel's own texts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.agent.collectors.lustre import LustreMounts, LustreTargets, mount_points
+from gangline.agent.collectors.nfs import NfsMounts
+from gangline.agent.hardware import block_devices, lustre, nfs
+from gangline.agent.hardware.lustre import Import, Stat
+from gangline.agent.turn import Collector, NoData, Outcome, take_turn
+from gangline.fingerprints.block import Block
+from tests import hosts
+from tests.hosts.reading import StoppedClock, rows_of
+
+DATA = Path(__file__).parents[2] / "../shared/data/rdma/procfs_fixtures.ttar"
+U64_MAX = (1 << 64) - 1
+#: Bytes with the words that the parsers look for among them, so that they get past the first step.
+WORDS = (
+    b"device ", b"server:/x mounted on /mnt with fstype nfs4 statvers=1.1\n", b" mounted on ", b"/a\\040b ",
+    b"with fstype nfs ", b"\tage:\t", b"\tbytes:\t", b"\txprt:\ttcp ", b"\txprt:\tudp ", b"\txprt:\trdma ",
+    b"\t  READ: ", b"\t WRITE: ", b"\tREAD_PLUS: ", b" 1", b" 99999999999999999999", b" 18446744073709551615",
+    b" -1", b" N/A", b"\n", b"\n\n", b"  ", b"\xff", b"read_bytes 5 samples [bytes] 1 2 3\n", b" samples ",
+    b"[usec]", b"import:\n", b"    state: FULL\n", b"       timeouts: 7\n", b"       generation:", b"\0",
+)  # fmt: skip
+TEXTS = st.lists(st.sampled_from(WORDS) | st.binary(max_size=8), max_size=60).map(b"".join)
+
+
+def rows(block: Block) -> dict[str, dict[str, float | int | None] | None]:
+    return dict(rows_of(block))
+
+
+@given(TEXTS)
+def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
+    """A client of another version writes other lines; what is not understood is missing."""
+    for mount in nfs.parse_mountstats(data):
+        assert mount.type in ("nfs", "nfs4")
+        moved = [mount.age_seconds, mount.read_bytes, mount.written_bytes]
+        for operation in mount.operations.values():
+            moved += [operation.operations, operation.transmissions, operation.errors]
+        assert all(n is None or 0 <= n < 1 << 63 for n in moved)
+        total = mount.total(lambda operation: operation.operations)
+        assert total is None or total >= 0
+    for stat in lustre.parse_stats(data).values():
+        assert 0 <= stat.samples <= U64_MAX and (stat.total is None or stat.total <= U64_MAX)
+    told = lustre.parse_import(data)
+    assert told.state is None or told.state in lustre.STATES.values()
+    assert told.timeouts is None or 0 <= told.timeouts <= U64_MAX
+    for each in block_devices.parse_network_mounts(data):
+        assert each.type not in block_devices.LOCAL_FILESYSTEMS
+
+
+@given(TEXTS)
+def test_no_mountstats_makes_the_collector_fail(data: bytes) -> None:
+    """Sums of hostile columns exceed 64 bits: the cell is missing, the turn is taken."""
+    collector = object.__new__(NfsMounts)
+    collector._block = Block("nfs_10s", ())
+
+    class Text:
+        def read(self) -> bytes:
+            return data
+
+    collector._stats = Text()  # type: ignore[assignment]
+    assert take_turn(collector, StoppedClock()).outcome in (Outcome.OK, Outcome.NO_DATA)
+
+
+def test_a_long_run_of_blanks_is_read_in_a_moment() -> None:
+    """A pattern that began again at each blank took minutes for a megabyte of them."""
+    for text in (b"\n" * 1_000_000, b" " * 1_000_000, b"\t: " * 300_000, b"device " * 100_000):
+        assert nfs.parse_mountstats(text) == []
+        assert lustre.parse_stats(text) == {}
+        assert lustre.parse_import(text) == Import(None, None, None, None, None, None)
+
+
+def mounted(source: str, point: str, body: str, kind: str = "nfs4") -> str:
+    return f"device {source} mounted on {point} with fstype {kind} statvers=1.1\n{body}"
+
+
+def test_bind_mounts_of_one_source_are_one_mount() -> None:
+    """A Kubernetes host bound one export into 200 pods, and its traffic was counted 200 times."""
+    body = "\tage:\t9\n\tper-op statistics\n\t        READ: 5 6 1 0 0 2 3 4 0\n"
+    text = mounted("s:/x", "/a", body) + mounted("s:/x", "/pods/1", body)
+    text += mounted("s:/y", "/pods/2", body) + mounted("tmpfs", "/t", "", "tmpfs")
+    found = nfs.parse_mountstats(text.encode())
+    assert [mount.point for mount in found] == ["/a", "/pods/2"]
+    assert found[0].operations["READ"] == nfs.Operation(5, 6, 1, 2, 3, 4, 0)
+
+
+def test_transports_of_every_kind() -> None:
+    """TCP with nconnect, RDMA with its own columns behind, UDP without a connection, one unknown."""
+
+    def of(*lines: str) -> nfs.Transport | None:
+        body = "".join(f"\txprt:\t{line}\n" for line in lines)
+        (mount,) = nfs.parse_mountstats(mounted("s:/x", "/a", body).encode())
+        return mount.transport
+
+    tcp = "tcp 832 0 1 0 11 6428 6427 2 0 12154 0 24 26 5726"
+    assert of(tcp) == nfs.Transport(6428, 6427, 2, 12154, 1, 11)
+    assert of(tcp, tcp) == nfs.Transport(12856, 12854, 4, 24308, 2, 11)
+    rdma = "rdma 0 0 3 0 7 100 99 0 55 66 1 2 3 4 5 6 7 8 9 10 11 12 13"
+    assert of(rdma) == nfs.Transport(100, 99, 0, 66, 3, 7)
+    assert of("udp 700 1 40 39 0 5 6 0 0 0") == nfs.Transport(40, 39, 0, 6, None, None)
+    assert of("carrier-pigeon 1 2 3 4 5 6 7 8 9 10") is of("tcp 1 2") is of() is None
+    assert of(tcp, "tcp 1 2") is None  # half a sum would seem to fall
+
+
+def test_columns_that_are_none_cost_themselves() -> None:
+    """A time of -1 ms as 2^64 - 1; kernels before 5.3 without errors; a text cut in its last line."""
+    lines = (
+        "\t        READ: 1 2 3 4 5 18446744073709551615 7 8\n"
+        "\t       WRITE: 1 2 3\n"
+        "\t      ACCESS: 1 2 3 4 5 6 7 88"
+    )
+    (mount,) = nfs.parse_mountstats(mounted("s:/x", "/a", lines).encode())
+    assert mount.operations["READ"] == nfs.Operation(1, 2, 3, None, 7, 8, None)
+    assert mount.operations["WRITE"] == nfs.Operation(*[None] * 7)
+    assert "ACCESS" not in mount.operations  # 88 may be the beginning of 8812
+    assert mount.total(lambda operation: operation.operations) is None
+
+
+def test_a_mount_that_goes_and_one_that_comes(tmp_path: Path) -> None:
+    """Unmounted: no row; mounted anew: counters that begin anew, as the age says; the last: no data."""
+    host = hosts.unpack("h100-ib", tmp_path)
+    stats = host.roots.proc / "self/mountstats"
+    collector = NfsMounts(host.roots)
+    home = rows(collector.collect()[0])["/home"]
+    assert home and home["all_errors"] == 19 and home["connects_count"] == 3
+    body = "\tage:\t4\n\tbytes:\t0 0 0 0 11 12 0 0\n"
+    stats.write_text(stats.read_text() + mounted("s:/new", "/n\\040w", body))
+    new = rows(collector.collect()[0])["/n w"]
+    assert new and (new["age_seconds"], new["read_bytes"], new["all_operations"]) == (4, 11, None)
+    stats.write_text(mounted("s:/new", "/n\\040w", body))
+    assert set(rows(collector.collect()[0])) == {"/n w"}
+    stats.write_text("device proc mounted on /proc with fstype proc\n")
+    with pytest.raises(NoData, match="NFS"):
+        collector.collect()
+
+
+def test_lustre_counts_sums_and_what_never_happened(tmp_path: Path) -> None:
+    """An operation that never happened has no line: missing, and no zero is made up."""
+    text = (
+        b"snapshot_time             1751400000.1 secs.nsecs\n"
+        b"read_bytes                7 samples [bytes] 0 4096 20480\n"
+        b"open                      3 samples [usec] 1 2 5 99\n"
+        b"getattr                   9 samples [reqs]\n"
+        b"close                     x samples [reqs]\n"
+        b"sync                      4 samples [usec] 1 2 18446744073709551616\n"
+    )
+    assert lustre.parse_stats(text) == {
+        "read_bytes": Stat(7, 20480),
+        "open": Stat(3, 5),
+        "getattr": Stat(9, None),
+        "sync": Stat(4, None),
+    }
+    collector = LustreMounts(hosts.unpack("h100-ib", tmp_path).roots)
+    mount = rows(collector.collect()[0])["/lustre"]
+    assert mount and mount["read_bytes"] == 16_000_000_000
+    assert mount["write_microseconds"] is None
+
+
+def test_an_import_says_how_it_stands_with_a_target(tmp_path: Path) -> None:
+    """An OST evicted the client: reads hung, and no counter of the mount moved."""
+    collector = LustreTargets(hosts.unpack("h100-ib", tmp_path).roots)
+    found = rows(collector.collect()[0])
+    assert set(found) == {"fs-MDT0000", "fs-OST0000", "fs-OST0001"}
+    lost = found["fs-OST0001"]
+    assert lost and (lost["connection_state"], lost["timeouts_count"]) == (3, 61)
+    evicted = lustre.parse_import(b"import:\n    state: EVICTED\n\0\0       generation: 2\n")
+    assert evicted == Import(10, None, 2, None, None, None)
+    assert lustre.parse_import(b"import:\n    state: NAPPING\n").state is None
+
+
+@pytest.mark.parametrize("make", [LustreMounts, LustreTargets])
+def test_lustre_in_debugfs_is_blind_not_absent(
+    make: type[LustreMounts | LustreTargets], tmp_path: Path
+) -> None:
+    """Everybody sees the mount in /sys/fs/lustre; its numbers are root's: say what opens them."""
+    host = hosts.unpack("h100-ib", tmp_path)
+    shutil.rmtree(host.roots.sys / "kernel/debug/lustre")
+    collector: Collector = make(host.roots)
+    turn = take_turn(collector, StoppedClock())
+    assert turn.outcome is Outcome.BLIND and not turn.blocks
+    assert "CAP_DAC_READ_SEARCH" in turn.words
+
+
+def test_one_hidden_target_costs_its_own_row(tmp_path: Path) -> None:
+    """A target that is being taken down has no import: the others are read, and the words name it."""
+    host = hosts.unpack("h100-ib", tmp_path)
+    name = "fs-OST0001-osc-ffff9e1234567800"
+    (host.roots.sys / "kernel/debug/lustre/osc" / name / "import").unlink()
+    turn = take_turn(LustreTargets(host.roots), StoppedClock())
+    assert turn.outcome is Outcome.BLIND and name in turn.words
+    found = rows(turn.blocks[0])
+    assert found["fs-OST0001"] is None
+    assert found["fs-OST0000"] and found["fs-OST0000"]["connection_state"] == 9
+
+
+def test_two_mounts_of_one_lustre_stay_apart() -> None:
+    """Two instances of one file system: which is mounted where is not said, so each keeps its name."""
+    mounts = b"1 0 0:1 / /a rw - lustre 10.0.0.1@o2ib:/fs rw\n2 0 0:2 / /b rw - lustre 10.0.0.1@o2ib:/fs rw\n"
+    both = ["fs-ffff9e1234567800", "fs-ffff9e1234567801"]
+    assert list(mount_points(both, mounts).values()) == both
+    assert mount_points(both[:1], mounts[: mounts.index(b"2 0")]) == {both[0]: "/a"}
+    assert list(mount_points(both, mounts[: mounts.index(b"2 0")]).values()) == both
+    folder = b"1 0 0:1 / /home rw - lustre 10.0.0.1@o2ib,10.0.0.2@o2ib:/home/users rw"
+    assert mount_points(["home-ffff9e1234567800"], folder) == {"home-ffff9e1234567800": "/home"}
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the recordings of ../shared/data are not here")
+def test_a_recorded_mountstats_is_read_as_written() -> None:
+    """A client with a line of impossible numbers among true ones."""
+    archive = DATA.read_bytes().split(b"Path: fixtures/proc/26231/mountstats\nLines: 20\n")[1]
+    (mount,) = nfs.parse_mountstats(archive.partition(b"Mode:")[0])
+    assert (mount.point, mount.age_seconds) == ("/mnt/nfs/test", 13968)
+    assert mount.operations["READ"] == nfs.Operation(1298, 1298, 0, 6, 79386, 79407, None)
+    assert mount.operations["ACCESS"].queue_milliseconds is None
+    assert mount.transport == nfs.Transport(6428, 6428, 0, 0, 1, 11)
