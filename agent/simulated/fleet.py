@@ -6,11 +6,15 @@ import numpy as np
 
 from ...fingerprints.block import Block
 from ...fingerprints.wire import telemetry_pb2
+from ..kernel_log.table import classify
 from . import faults, machines, parts
+from .fast import Fast
 from .faults import Fault
+from .gpu_constants import GPU
 from .gpus import Gpus
 from .job import Job
 from .memory_errors import MemoryErrors
+from .nvlinks import BYTES_PER_PORT_BYTE, NvLinks
 from .ports import Ports
 from .tables import Tables
 
@@ -36,8 +40,9 @@ class SimulatedFleet:
     ) -> None:
         """Raises ValueError, in words, for what makes no fleet. *uptime_seconds*: the hosts' at start."""
         _check(seed, hosts, faults_after_seconds)
-        draws = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(8)]
-        for_faults, for_parts, for_job, for_gpus, for_memory, for_ports, for_machines, noise = draws
+        draws = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(10)]
+        for_faults, for_parts, for_job, for_gpus, for_memory, for_ports, for_machines = draws[:7]
+        noise, for_fast, for_links = draws[7:]
         self.seed = seed
         self.machines = parts.build(hosts, for_parts)
         #: What goes wrong, when and how much. The fleet's readings never say it.
@@ -46,13 +51,16 @@ class SimulatedFleet:
         self.job = Job(for_job, hosts, parts.GPUS)
         self.gpus = Gpus(for_gpus, noise, hosts)
         self.gpus.settle(self.job)
+        self._fast = Fast(for_fast, self.gpus)
+        self._links = NvLinks(for_links, hosts)
         self.memory = MemoryErrors(for_memory, noise, hosts)
         self.ports = Ports(for_ports, noise, hosts, self.job)
         self._around = machines.Machines(for_machines, noise, hosts, uptime_seconds)
         self._tables = Tables(self.machines)
-        self.gpus.publish_constants(self._tables)
-        self.ports.publish_constants(self._tables)
-        self._around.publish_constants(self._tables)
+        for signal, value in GPU.items():
+            self._tables.put(signal, value)
+        for part in (self.memory, self.ports, self._links, self._around):
+            part.publish_constants(self._tables)
         self.now_seconds = 0.0
         self._stepped_seconds = -1.0  # when the last readings were taken; negative: never
         self._bursting = False
@@ -95,6 +103,7 @@ class SimulatedFleet:
     def _advance(self, seconds_max: float) -> None:
         stretch = self.job.advance(seconds_max, self.gpus.compute_speed(), self.ports.speed())
         self.gpus.advance(stretch)
+        self._fast.advance(stretch)
         self.ports.advance(stretch)
         self._around.advance(stretch, self.job)
         self.now_seconds += stretch.seconds
@@ -109,6 +118,9 @@ class SimulatedFleet:
                 self.memory.burst(*at, fault.amount, self._burst_seconds)
         self._burst_seconds = 0.0
         self._around.publish(self._tables, self.now_seconds, self.gpus.watts.sum(axis=1))
+        nvlink_bytes = self.ports.moved_bytes * BYTES_PER_PORT_BYTE
+        self._fast.publish(self._tables, self.ports.moved_bytes, nvlink_bytes)
+        self._links.publish(self._tables, nvlink_bytes)
         self.gpus.publish(self._tables)
         self.memory.publish(self._tables)
         self.ports.publish(self._tables)
@@ -142,6 +154,7 @@ class SimulatedFleet:
             self.memory.fail(*at)
             self.gpus.lose(*at)
             self.job.lose(*at)
+            self._around.kernels.tell_xid(fault.host_index, self.now_seconds)
             self._events.append((fault.host_index, self._xid(fault)))
 
     def _first(self, what: str) -> bool:
@@ -152,14 +165,23 @@ class SimulatedFleet:
 
     def _xid(self, fault: Fault) -> telemetry_pb2.HealthEvent:
         address = parts.GPU_ADDRESSES[fault.part_index].removesuffix(".0")
+        line = (
+            f"NVRM: Xid (PCI:{address}): 95, pid='<unknown>', name=<unknown>, "
+            "Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No"
+        )
+        notice = classify(line)
+        assert notice is not None, "the agent itself reads no XID out of this line"
         return telemetry_pb2.HealthEvent(
             event_id=f"simulated-{self.seed}-{fault.host}-xid-95",
             device_kind="gpu",
             device=fault.device,
-            name="gpu.xid",
-            code=95,
-            message=f"NVRM: Xid (PCI:{address}): 95, pid='<unknown>', name=<unknown>, "
-            "Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No",
+            name=notice.name,
+            code=notice.code,
+            message=line,
+            count=1,
+            process_id=notice.process_id,
+            process_name=notice.process_name,
+            attributes=notice.attributes,
         )
 
 

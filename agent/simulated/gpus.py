@@ -11,6 +11,8 @@ between parts is that of the public studies (clock IQR 2-3 %, 2-3 % of parts out
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -62,6 +64,8 @@ BRAKE_HYSTERESIS_CELSIUS = 4.0
 BRAKE_SECONDS = 0.8
 #: A failed cooler is drawn so that the brake holds the die here.
 BRAKED_CELSIUS = 88.3
+#: Memory in use where nothing runs: the driver's own.
+IDLE_BYTES = 6e8
 #: The share of computing time that a part near its power limit is held by it. Not a fault.
 POWER_CAPPED_SHARE = 0.05
 
@@ -91,6 +95,8 @@ class Gpus:
         self.joules = random.uniform(1e8, 3e9, shape)
         self.thermal_ns = np.floor(random.uniform(0, 1, shape) ** 8 * 2e11)
         self.power_ns = np.floor(random.uniform(0, 2e12, shape)) * self.power_capped
+        self.hardware_thermal_ns = np.zeros(shape)
+        self._idle_ns = np.zeros(shape)
         self._used_bytes = np.floor(random.normal(72e9, 5e7, shape))
         self._at_work: Flags = np.zeros(shape, bool)
         self.start_window()
@@ -132,9 +138,14 @@ class Gpus:
     def start_window(self) -> None:
         """Begin a new second for what is averaged over one."""
         self.window_seconds = 0.0
-        self._resident_seconds = np.zeros(self.shape)
-        self._memory_seconds = np.zeros(self.shape)
-        self._window_joules = np.zeros(self.shape)
+        self._busy_seconds = np.zeros((len(Phase), *self.shape))
+        self.window_joules = np.zeros(self.shape)
+
+    def mean(self, own: Mapping[Phase, float], waiting: float) -> Floats:
+        """Return the mean over this second of what is *own* of each phase's work, and of *waiting*."""
+        weights = np.array([own[phase] - waiting for phase in Phase])
+        share = np.tensordot(weights, self._busy_seconds, 1) / max(self.window_seconds, 1e-9)
+        return np.asarray(np.maximum(waiting + share, 0.0) * self.alive)
 
     def advance(self, stretch: Stretch) -> None:
         """Live through one stretch of the job."""
@@ -147,17 +158,17 @@ class Gpus:
         noise = 1 + POWER_NOISE * self._noise.standard_normal(self.shape)
         dynamic = self.dynamic_watts * activity * self.brake**POWER_EXPONENT
         self.watts = (self.idle_watts + dynamic) * noise
-        self.joules += self.watts * seconds
-        self._window_joules += self.watts * seconds
+        joules = self.watts * seconds
+        self.joules += joules
+        self.window_joules += joules
         self._heat(seconds)
         self._hold_clock(seconds)
-        resident = (1 + (OWN_RESIDENCY[phase] - 1) * busy) * self.alive
         self.window_seconds += seconds
-        self._resident_seconds += resident * seconds
-        self._memory_seconds += OWN_MEMORY_SHARE[phase] * busy * self.alive * seconds
+        self._busy_seconds[phase] += busy * seconds
         self._at_work = self.alive & (busy > 0.5) & (phase is Phase.COMPUTE)
-        capped = busy * self.power_capped * self.alive * (phase is Phase.COMPUTE)
-        self.power_ns += np.floor(capped * seconds * POWER_CAPPED_SHARE * 1e9)
+        if phase is Phase.COMPUTE:
+            capped = busy * self.power_capped * self.alive
+            self.power_ns += np.floor(capped * seconds * POWER_CAPPED_SHARE * 1e9)
 
     def _heat(self, seconds: float) -> None:
         aim = self.ambient_celsius + self.resistance * self.watts
@@ -170,6 +181,9 @@ class Gpus:
         holds = self.celsius > parts.TEMPERATURE_MAX_CELSIUS - BRAKE_HYSTERESIS_CELSIUS
         self.braked = bites | (self.braked & holds)
         self.thermal_ns += np.floor(self.braked * seconds * 1e9)
+        if bites.any():
+            hot = self.celsius >= parts.TEMPERATURE_SLOWDOWN_CELSIUS
+            self.hardware_thermal_ns += np.floor(hot * seconds * 1e9)
         # The hotter, the harder; within what these parts were seen to do (25 to 40 % of the clock).
         depth = np.clip(self.brake_depth + 0.02 * (self.celsius - BRAKED_CELSIUS), 0.25, 0.40)
         aim = np.where(self.braked, 1 - depth, 1.0)
@@ -196,45 +210,35 @@ class Gpus:
     def publish(self, tables: Tables) -> None:
         """Put this second's readings, rounded as NVML rounds them, and begin a new window."""
         seconds = max(self.window_seconds, 1e-9)
-        tables.put("gpu.sm_clock_hertz", self.clock_hertz())
-        tables.put("gpu.clock_event_reasons_flags", self.reasons())
-        tables.put("gpu.violation_power_nanoseconds", self.power_ns)
-        tables.put("gpu.violation_thermal_nanoseconds", self.thermal_ns)
+        hertz = self.clock_hertz()
+        tables.put("gpu.sm_clock_hertz", hertz)
+        tables.put("gpu.graphics_clock_hertz", hertz)
+        self._publish_brakes(tables)
         tables.put("gpu.power_watts", np.round(self.watts, 3))
-        tables.put("gpu.power_average_watts", np.round(self._window_joules / seconds, 3))
+        tables.put("gpu.power_average_watts", np.round(self.window_joules / seconds, 3))
         tables.put("gpu.energy_joules", np.round(self.joules, 3))
         tables.put("gpu.temperature_celsius", np.floor(self.celsius))
         margin = parts.TEMPERATURE_MAX_CELSIUS - np.floor(self.celsius)
         tables.put("gpu.temperature_margin_celsius", margin)
         tables.put("gpu.memory_temperature_celsius", np.floor(self.memory_celsius))
-        tables.put("gpu.utilization_ratio", np.round(self._resident_seconds / seconds, 2))
-        tables.put("gpu.memory_utilization_ratio", np.round(self._memory_seconds / seconds, 2))
-        tables.put("gpu.memory_used_bytes", np.where(self.alive, self._used_bytes, 6e8))
+        tables.put("gpu.utilization_ratio", np.round(self.mean(OWN_RESIDENCY, 1.0), 2))
+        tables.put("gpu.memory_utilization_ratio", np.round(self.mean(OWN_MEMORY_SHARE, 0.0), 2))
+        used = np.where(self.alive, self._used_bytes, IDLE_BYTES)
+        tables.put("gpu.memory_used_bytes", used)
+        tables.put("gpu.memory_free_bytes", parts.GPU_MEMORY_BYTES - used)
         tables.put("gpu.processes_count", self.alive)
         self.start_window()
 
-    @staticmethod
-    def publish_constants(tables: Tables) -> None:
-        """Put what does not change while the model runs."""
-        constants = {
-            "gpu.memory_clock_hertz": parts.MEMORY_CLOCK_HERTZ,
-            "gpu.sm_clock_max_hertz": parts.SM_CLOCK_MAX_HERTZ,
-            "gpu.violation_sync_boost_nanoseconds": 0,
-            "gpu.power_limit_watts": parts.POWER_LIMIT_WATTS,
-            "gpu.temperature_slowdown_celsius": parts.TEMPERATURE_SLOWDOWN_CELSIUS,
-            "gpu.memory_total_bytes": parts.GPU_MEMORY_BYTES,
-            "gpu.memory_reserved_bytes": 551 << 20,
-            "gpu.pcie_generation_number": 5,
-            "gpu.pcie_generation_max_number": 5,
-            "gpu.pcie_width_lanes": 16,
-            "gpu.pcie_width_max_lanes": 16,
-            "gpu.performance_state": 0,
-            "gpu.calls_failed_errors": 0,
-            "gpu.slow_calls_failed_errors": 0,
-            "gpu.lost_state": 0,
-        }
-        for signal, value in constants.items():
-            tables.put(signal, value)
+    def _publish_brakes(self, tables: Tables) -> None:
+        """Put why the clock is not higher, as flags and as time. Every brake of heat takes the clock
+        below its base."""
+        self._idle_ns += np.floor(~self.alive * self.window_seconds * 1e9)
+        tables.put("gpu.clock_event_reasons_flags", self.reasons())
+        tables.put("gpu.violation_power_nanoseconds", self.power_ns)
+        tables.put("gpu.violation_low_utilization_nanoseconds", self._idle_ns)
+        tables.put("gpu.violation_hw_thermal_nanoseconds", self.hardware_thermal_ns)
+        for name in ("thermal", "thermal_check", "sw_thermal", "base_clocks"):
+            tables.put(f"gpu.violation_{name}_nanoseconds", self.thermal_ns)
 
 
 def draw_clock_ratios(random: np.random.Generator, shape: tuple[int, int]) -> Floats:

@@ -104,7 +104,8 @@ class Job:
     def _stretch(self, seconds: float, whole: float, needed: Floats, speed: Floats) -> Stretch:
         worked = np.minimum(needed, seconds)  # seconds each rank was at it
         share = worked / max(seconds, INSTANT_SECONDS)
-        self._left = self._left - worked * speed
+        # Rounding must not leave less than nothing: counters are fed from it.
+        self._left = np.maximum(self._left - worked * speed, 0.0)
         sent: Floats = self._nobody
         if self.phase is Phase.COMMUNICATE:
             sent = worked * speed * ((1 - OVERLAPPED_SHARE) / self.communicate_seconds)

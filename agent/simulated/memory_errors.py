@@ -10,6 +10,8 @@ from .tables import Tables
 #: Corrected errors per second on the few parts that have any at all while nothing is wrong.
 BENIGN_PER_SECOND = 0.004
 RECOVERY_RESET = 1
+#: Memory banks of an H100 with 80 GB: the sum of nvidia-smi's histogram.
+BANKS = 2560
 
 
 class MemoryErrors:
@@ -46,15 +48,23 @@ class MemoryErrors:
         self.recovery_action[host, gpu] = RECOVERY_RESET
 
     def publish(self, tables: Tables) -> None:
-        """Put the counters of this second."""
-        tables.put("gpu.ecc_corrected_volatile_errors", self.corrected)
-        tables.put("gpu.ecc_uncorrected_volatile_errors", self.uncorrected)
-        tables.put("gpu.ecc_corrected_lifetime_errors", self.corrected + self._corrected_before)
+        """Put the counters of this second. All errors of the model are those of DRAM."""
         lost = self.uncorrected + self._uncorrected_before
-        tables.put("gpu.ecc_uncorrected_lifetime_errors", lost)
+        for kind, since_load, of_life in (
+            ("corrected", self.corrected, self.corrected + self._corrected_before),
+            ("uncorrected", self.uncorrected, lost),
+        ):
+            for place in ("", "_device"):
+                tables.put(f"gpu.ecc_{kind}_volatile{place}_errors", since_load)
+                tables.put(f"gpu.ecc_{kind}_lifetime{place}_errors", of_life)
+        tables.put("gpu.remap_pending_state", self.remap_pending)
+        tables.put("gpu.recovery_action_state", self.recovery_action)
+
+    def publish_constants(self, tables: Tables) -> None:
+        """Put what a reset alone would change: rows that were replaced before."""
+        replaced = self._remapped_correctable + self._uncorrected_before
         tables.put("gpu.remapped_correctable_rows", self._remapped_correctable)
         tables.put("gpu.remapped_uncorrectable_rows", self._uncorrected_before)
-        tables.put("gpu.remap_pending_state", self.remap_pending)
-        tables.put("gpu.remap_failed_state", 0)
+        tables.put("gpu.remap_banks_max_count", BANKS - replaced)  # each in a bank of its own
+        tables.put("gpu.remap_banks_high_count", replaced)
         tables.put("gpu.pcie_replays_count", self._replays)
-        tables.put("gpu.recovery_action_state", self.recovery_action)

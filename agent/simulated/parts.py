@@ -31,41 +31,76 @@ NIC_ADDRESSES = tuple(f"0000:{bus}:00.0" for bus in _NIC_BUSES)
 RDMA_PORTS = tuple(f"mlx5_{i}/1" for i in range(GPUS))
 #: NUMA node of each GPU, and of the NIC beside it.
 NUMA_NODES = (0, 0, 0, 0, 1, 1, 1, 1)
-#: Those of a real host, by the names that they have there (a test holds them equal).
+#: NVLinks of an H100 (fourth generation): 25 GB/s in each direction.
+LINKS = 18
+#: Those whose signals the model has, by the names that they bear on a real host (a test holds it).
 COLLECTORS = (
     "host_1s",
     "host_10s",
     "host_60s",
+    "clock_10s",
+    "edac_10s",
     "numa_10s",
     "numa_60s",
     "pcie_10s",
+    "pcie_60s",
     "disk_1s",
     "filesystem_60s",
+    "nvme_10s",
+    "nvme_60s",
+    "kernel_log_10s",
     "net_1s",
     "net_10s",
+    "nic_10s",
+    "link_10s",
+    "rtnetlink_10s",
     "rdma_1s",
     "rdma_10s",
     "rapl_1s",
     "rapl_10s",
+    "hwmon_1s",
     "hwmon_10s",
     "gpu_1s",
     "gpu_10s",
+    "gpu_60s",
+    "nvlink_10s",
+    "gpu_fabric_1s",
+    "nvml_events_10s",
+    "gpu_fast_1s",
 )
 
-#: Device kind -> devices, for all kinds but GPUs, whose names differ from host to host.
+#: Device kind -> devices, for all kinds but those of GPUs, whose names differ from host to host.
 _DEVICES: dict[str, tuple[str, ...]] = {
     "collector": COLLECTORS,
     "host": ("host",),
+    "clock": ("host",),
+    "kernel_log": ("host",),
+    "rtnetlink": ("host",),
+    "nvml_events": ("host",),
     "numa": ("node0", "node1"),
+    "edac": tuple(
+        f"mc{socket}{part}"
+        for socket in range(2)
+        for part in ("", *(f"/dimm{slot}" for slot in range(16)))
+    ),
     "pcie": GPU_ADDRESSES + NIC_ADDRESSES,
     "disk": ("nvme0n1", "nvme1n1"),
+    "nvme": ("nvme0", "nvme1"),
     "filesystem": ("/", "/scratch"),
     "net": ("eth0",),
+    "link": ("eth0",),
+    "nic": ("eth0",),
     "rdma": RDMA_PORTS,
     "rapl": ("intel-rapl:0", "intel-rapl:1"),
-    "hwmon": ("hwmon0/temp1", "hwmon1/temp1", "hwmon2/power1"),
+    "hwmon": (
+        "coretemp@coretemp.0/temp1",
+        "coretemp@coretemp.1/temp1",
+        "power_meter@ACPI000D:00/power1",
+    ),
 }
-KINDS = (*_DEVICES, "gpu")
+#: Kinds that have a row for each GPU.
+_BY_GPU = ("gpu", "gpu_fast", "gpu_fabric")
+KINDS = (*_DEVICES, *_BY_GPU, "nvlink")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +112,9 @@ class Machine:
 
     def devices_of(self, kind: str) -> tuple[str, ...]:
         """Return the keys of its devices of *kind*, in the order of their rows."""
-        return self.gpus if kind == "gpu" else _DEVICES[kind]
+        if kind == "nvlink":
+            return tuple(f"{gpu}/link{link}" for gpu in self.gpus for link in range(LINKS))
+        return self.gpus if kind in _BY_GPU else _DEVICES[kind]
 
     def inventory(self) -> list[telemetry_pb2.Device]:
         """Return what RegisterNode carries."""

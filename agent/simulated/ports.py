@@ -30,17 +30,14 @@ RETRANSMISSIONS = {
 BENIGN = ("rdma.packet_sequence_errors", "rdma.adaptive_retransmissions_packets")
 BENIGN_PER_SECOND = 0.02
 
-_ALWAYS_ZERO = (
-    "rdma.link_downed_events",
-    "rdma.link_recovery_events",
-    "rdma.symbol_errors",
-    "rdma.transmit_discards_packets",
-    "rdma.receiver_not_ready_errors",
-    "rdma.receive_remote_physical_errors",
-    "rdma.local_link_integrity_errors",
-    "rdma.out_of_buffer_packets",
-    "rdma.request_completion_errors",
-)
+#: What comes of retransmissions -> of which counter, and how many of those to one (assumed).
+CONSEQUENCES = {
+    "rdma.duplicate_requests_packets": ("rdma.packet_sequence_errors", 2),
+    "rdma.adaptive_retransmission_timeouts_events": ("rdma.ack_timeout_errors", 4),
+    "rdma.slow_restart_notifications_packets": ("rdma.slow_restarts_events", 1),
+    "rdma.slow_restart_transitions_events": ("rdma.slow_restarts_events", 2),
+}
+MULTICAST_PACKETS = 900
 
 
 class Ports:
@@ -91,12 +88,17 @@ class Ports:
                 per_second = per_second + self._benign
             self.counters[name] += self._noise.poisson(per_second * self._traffic)
             tables.put(name, self.counters[name])
+        for name, (cause, share) in CONSEQUENCES.items():
+            tables.put(name, np.floor(self.counters[cause] / share))
         self._wait_ticks += self._noise.poisson(200 + 3000 * self._traffic)
         self._traffic = np.zeros(self.shape)
         moved = np.floor(self.moved_bytes / 4) * 4  # the hardware counts words of four bytes
         for way, before in self._before.items():
             tables.put(f"rdma.{way}_bytes", before + moved)
-            tables.put(f"rdma.{way}_packets", np.floor((before + moved) / PACKET_BYTES))
+            packets = np.floor((before + moved) / PACKET_BYTES)
+            tables.put(f"rdma.{way}_packets", packets)
+            tables.put(f"rdma.unicast_{way}_packets", packets - MULTICAST_PACKETS)
+            tables.put(f"rdma.multicast_{way}_packets", MULTICAST_PACKETS)
         tables.put("rdma.transmit_wait_count", np.minimum(self._wait_ticks, 2.0**32 - 1))
 
     def publish_constants(self, tables: Tables) -> None:
@@ -106,5 +108,6 @@ class Ports:
         tables.put("rdma.rate_bytes_per_second", RATE_BYTES_PER_SECOND)
         tables.put("rdma.receive_errors", self._receive_errors)
         tables.put("rdma.buffer_overrun_errors", self._overruns)
-        for name in _ALWAYS_ZERO:
-            tables.put(name, 0)
+        tables.put("rdma.link_layer_code", 1)
+        tables.put("rdma.counter_epoch_count", 0)
+        tables.put("rdma.unnamed_counters_count", 0)

@@ -9,9 +9,11 @@ import numpy.typing as npt
 
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import PERIOD_SECONDS, TABLES, Kind
+from .healthy import is_healthy_at_zero
 from .parts import KINDS, Machine
 
 Floats = npt.NDArray[np.float64]
+_ALL = slice(None)
 
 
 class _Table:
@@ -24,18 +26,30 @@ class _Table:
         self.ints = np.zeros((len(machines), *shape), np.uint64)
         self.floats = self.ints.view(np.float64)
         self.valid = np.zeros_like(self.ints, np.uint8)
-        # Views of the blocks' own memory: handing out a block is two copies and allocates nothing.
+        self.revision = self.valid_revision = 0  # of the cells, and of which of them there are
+        self.there: set[tuple[int, int | None, int | None]] = set()  # columns, and rows of them
+        # Views of the blocks' own memory: handing out a block copies what changed, allocates nothing.
         self._cells = [np.frombuffer(b.cells, np.uint64).reshape(shape) for b in self.blocks]
         self._valid = [np.frombuffer(b.valid, np.uint8).reshape(shape) for b in self.blocks]
+        self._ints_of, self._valid_of = list(self.ints), list(self.valid)
+        self._handed = [(0, 0)] * len(machines)  # revisions of each host's block
 
     def block(self, host: int) -> Block:
-        self._cells[host][:] = self.ints[host]
-        self._valid[host][:] = self.valid[host]
+        revision, valid_revision = self._handed[host]
+        if revision != self.revision:
+            np.copyto(self._cells[host], self._ints_of[host])
+            if valid_revision != self.valid_revision:
+                np.copyto(self._valid[host], self._valid_of[host])
+            self._handed[host] = self.revision, self.valid_revision
         return self.blocks[host]
 
 
 class Tables:
-    """Every table of a simulated host. What was never put is missing, as it would be on a real one."""
+    """Every table of a simulated host.
+
+    What was never put is missing, as it would be on a real one; but counters of trouble that the
+    hardware has and nothing disturbs stand at 0.
+    """
 
     def __init__(self, machines: Sequence[Machine]) -> None:
         names = [name for name, row in TABLES.items() if row[0].device_kind in KINDS]
@@ -45,9 +59,14 @@ class Tables:
             for name in names
             for column, signal in enumerate(TABLES[name])
         }
-        self._periods = {name: PERIOD_SECONDS[TABLES[name][0].pace] for name in names}
+        self._by_period: dict[int, list[_Table]] = {}
+        for name in names:
+            period = PERIOD_SECONDS[TABLES[name][0].pace]
+            self._by_period.setdefault(period, []).append(self._tables[name])
+            for signal in filter(is_healthy_at_zero, TABLES[name]):
+                self.put(signal.name, 0)
 
-    def put(self, signal: str, values: npt.ArrayLike, rows: slice = slice(None)) -> None:
+    def put(self, signal: str, values: npt.ArrayLike, rows: slice = _ALL) -> None:
         """Set a signal of all hosts: a scalar, (hosts,) for all rows alike, or (hosts, rows).
 
         Counters and states are cut to whole numbers. KeyError for an unknown signal.
@@ -57,7 +76,12 @@ class Tables:
         if array.ndim == 1:
             array = array[:, None]
         (table.floats if is_float else table.ints)[:, column, rows] = array
-        table.valid[:, column, rows] = 1
+        table.revision += 1
+        there = column, rows.start, rows.stop
+        if there not in table.there:
+            table.there.add(there)
+            table.valid[:, column, rows] = 1
+            table.valid_revision += 1
 
     def due(self, host: int, before_seconds: float, now_seconds: float) -> list[Block]:
         """Return the blocks of *host* whose turn came in (before, now]; all, if before is negative.
@@ -66,8 +90,9 @@ class Tables:
         """
         return [
             table.block(host)
-            for name, table in self._tables.items()
-            if _is_due(self._periods[name], host, before_seconds, now_seconds)
+            for period_seconds, tables in self._by_period.items()
+            if _is_due(period_seconds, host, before_seconds, now_seconds)
+            for table in tables
         ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,6 +13,7 @@ from gangline.agent.framing import Framer
 from gangline.agent.simulated import SimulatedFleet, parts
 from gangline.agent.simulated.parts import GPU_NAME
 from gangline.fingerprints import frames
+from gangline.fingerprints.catalogue import TABLES, Signal
 
 SECOND_NS = 1_000_000_000
 SEEDS = range(1, 11)
@@ -88,7 +90,16 @@ def test_another_seed_is_other_hardware() -> None:
 
 def test_collectors_have_the_names_of_real_ones() -> None:
     """`disk` beside `disk_1s` of a real host: a query over the fleet's collectors found one of them."""
-    assert set(parts.COLLECTORS) == set(COLLECTORS)
+    assert set(parts.COLLECTORS) <= set(COLLECTORS)
+    assert len(set(parts.COLLECTORS)) == len(parts.COLLECTORS)
+    tables = {
+        table.removesuffix("_changes") for table, rows in TABLES.items() if _is_simulated(rows)
+    }
+    assert set(parts.COLLECTORS) == tables - {"collector_1s"}
+
+
+def _is_simulated(rows: Sequence[Signal]) -> bool:
+    return rows[0].device_kind in parts.KINDS
 
 
 @pytest.mark.parametrize(

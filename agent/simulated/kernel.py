@@ -1,0 +1,73 @@
+"""What the kernel says of itself: its clock, which a daemon keeps, its log, and the network it watches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .tables import Floats, Tables
+
+#: Lines that a kernel wrote while it booted; and how many of others come an hour.
+BOOT_RECORDS = 4200
+RECORDS_PER_HOUR = 40.0
+#: An incident of the kernel log may go on for this long after its last line.
+INCIDENT_SECONDS = 60.0
+#: A daemon speaks to the kernel this often; until then the greatest error grows (kernel/time/ntp.c).
+POLL_SECONDS = 64.0
+ERROR_GROWTH = 500e-6
+_STA_PLL_NANO = 0x2001
+
+
+class Kernels:
+    """The kernels of all hosts; arrays are (hosts,)."""
+
+    def __init__(self, noise: np.random.Generator, hosts: int) -> None:
+        self._noise = noise
+        self._frequency = noise.normal(0.0, 8e-6, hosts)
+        self._polled_seconds = noise.uniform(0.0, POLL_SECONDS, hosts)
+        self._records = np.full(hosts, float(BOOT_RECORDS))
+        self._told = np.zeros(hosts)
+        self._incident_until_seconds = np.zeros(hosts)
+
+    def tell_xid(self, host: int, now_seconds: float) -> None:
+        """Take note that the driver of *host* wrote an XID, which NVML delivers as well."""
+        self._records[host] += 1
+        self._told[host] += 1
+        self._incident_until_seconds[host] = now_seconds + INCIDENT_SECONDS
+
+    def publish(self, tables: Tables, seconds: float, now_seconds: float) -> None:
+        """Put this second's readings."""
+        shape = self._told.shape
+        self._records += self._noise.poisson(RECORDS_PER_HOUR / 3600 * seconds, shape)
+        tables.put("kernel_log.read_count", self._records)
+        tables.put("kernel_log.told_events", self._told)
+        tables.put("kernel_log.incidents_count", self._incident_until_seconds > now_seconds)
+        tables.put("nvml_events.received_events", self._told)
+        tables.put("nvml_events.told_by_kernel_log_events", self._told)
+        since_poll = (now_seconds + self._polled_seconds) % POLL_SECONDS
+        tables.put("clock.offset_seconds", self._noise.normal(0.0, 2e-5, shape))
+        tables.put("clock.error_max_seconds", 1e-3 + ERROR_GROWTH * since_poll)
+
+    def publish_constants(self, tables: Tables) -> None:
+        """Put what does not change while the model runs."""
+        frequency: Floats = self._frequency
+        tables.put("clock.frequency_offset_ratio", frequency)
+        for signal, value in _CONSTANTS.items():
+            tables.put(signal, value)
+
+
+#: Signal -> its value on every host.
+_CONSTANTS: dict[str, float] = {
+    "kernel_log.lost_count": 0,
+    "kernel_log.not_understood_count": 0,
+    "clock.error_estimated_seconds": 2e-4,
+    "clock.synchronised_state": 1,
+    "clock.leap_state": 0,
+    "clock.status_flags": _STA_PLL_NANO,
+    "clock.tai_offset_seconds": 37,
+    "rtnetlink.messages_count": 3,
+    "rtnetlink.overruns_events": 0,
+    "rtnetlink.transitions_events": 0,
+    "rtnetlink.withheld_events": 0,
+    "rtnetlink.interfaces_count": 1,
+    "rtnetlink.malformed_count": 0,
+}

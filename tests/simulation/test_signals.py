@@ -1,0 +1,337 @@
+"""A simulated host says what an H100 machine would say: no more, and no less of what is judged by."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gangline.agent.kernel_log.table import classify
+from gangline.agent.simulated import SimulatedFleet
+from gangline.agent.simulated.drives import DATASET_BYTES_PER_SECOND
+from gangline.agent.simulated.faults import ECC_XID95, RDMA_RETRANSMISSIONS, THERMAL
+from gangline.agent.simulated.job import Phase
+from gangline.agent.simulated.nvlinks import BYTES_PER_PORT_BYTE
+from gangline.agent.simulated.parts import GPUS, LINKS
+from gangline.agent.simulated.tables import Floats
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import BY_NAME, TABLES, Kind
+from tests.simulation.readings import NEVER_SECONDS, Reading, read
+from tests.simulation.rules_read import signals_read
+
+Words = npt.NDArray[np.uint64]
+
+SEEDS = range(1, 11)
+FEW_SEEDS = range(1, 4)
+
+#: Kinds that no simulated host has -> why.
+KINDS_ABSENT = {
+    "agent": "of the process: SimulatedHost says what there is to say",
+    "bond": "one management interface",
+    "c2c": "no Grace CPU",
+    "cpu": "cores are modelled all together",
+    "gpu_process": "processes are counted, not modelled",
+    "hugepages": "none reserved",
+    "lustre": "no network file system",
+    "lustre_target": "no network file system",
+    "mig": "GPUs are whole",
+    "nfs": "no network file system",
+    "service": "services are not modelled",
+    "settings": "settings are not modelled",
+    "tasks": "tasks are not modelled",
+}
+#: Counters of trouble that an H100 machine with InfiniBand does not have -> why. Patterns.
+COUNTERS_ABSENT = {
+    "gpu.ecc_*_l1_errors": "since Hopper the driver tells DRAM and SRAM",
+    "gpu.ecc_*_l2_errors": "since Hopper the driver tells DRAM and SRAM",
+    "gpu.ecc_*_register_errors": "since Hopper the driver tells DRAM and SRAM",
+    "gpu.ecc_*_texture_errors": "since Hopper the driver tells DRAM and SRAM",
+    "gpu.ecc_*_cbu_errors": "since Hopper the driver tells DRAM and SRAM",
+    "gpu.retired_*_pages": "before Ampere",
+    "pcie.aer_root_port_*": "GPUs and NICs are no root ports",
+    "rdma.congestion_*": "of RoCE",
+    "rdma.receive_icrc_errors": "of RoCE",
+}
+#: The catalogue marks what another maker's driver or another generation of links has, and nobody else.
+MARKS_ELSEWHERE = (
+    "(bnxt_re)",
+    "(bnxt_en)",
+    "(efa)",
+    "(ena)",
+    "(ice)",
+    "(irdma)",
+    "(NVLink 5)",
+    "(links 0-11)",
+)
+#: What rules read and an H100 machine does not say -> why. Patterns.
+READ_AND_ABSENT = {
+    "agent.*": KINDS_ABSENT["agent"],
+    "bond.*": KINDS_ABSENT["bond"],
+    "c2c.*": KINDS_ABSENT["c2c"],
+    "gpu.retirement_pending_state": "before Ampere",
+    "gpu_fabric.*_recovery_state": "Hopper's fabric has no health",
+    "gpu_fabric.route_unhealthy_state": "Hopper's fabric has no health",
+    "gpu_fabric.degraded_bandwidth_state": "Hopper's fabric has no health",
+    "gpu_fabric.incorrect_configuration_code": "Hopper's fabric has no health",
+    "nic.fec_uncorrectable_errors": "a Broadcom adapter's; rules read the link's",
+    "nvlink.link_recovery_*": "NVLink 5",
+    "nvlink.effective_bit_error_ratio": "NVLink 5",
+}
+
+
+def all_said(seed: int = 1) -> dict[str, list[float | int | None]]:
+    """Return every signal of a healthy host's first step."""
+    (reading,) = read(SimulatedFleet(seed, 1, NEVER_SECONDS)).values()
+    return {s.name: reading.column(s.name) for table in reading.blocks for s in TABLES[table]}
+
+
+def explained(name: str, reasons: dict[str, str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in reasons)
+
+
+def test_a_simulated_host_says_what_the_rules_read() -> None:
+    """A rule that reads what no simulated host says was tested on nothing: `make run` would look the
+    same without it."""
+    wanted, said = signals_read(), all_said()
+    assert {"gpu.sm_clock_hertz", "pcie.link_width_lanes", "nvlink.link_state"} <= wanted
+    assert "nic.priority_3_transmitted_pause_frames" in wanted, "also names put together"
+    assert len(wanted) > 80
+    missing = {name for name in wanted if None in said.get(name, [None])}
+    assert not {name for name in missing if not explained(name, READ_AND_ABSENT)}
+
+
+def test_the_list_of_what_is_not_said_is_true() -> None:
+    """A reason that no longer holds would hide the next signal that goes missing."""
+    said = all_said()
+    for pattern in READ_AND_ABSENT | COUNTERS_ABSENT:
+        names = {name for name in BY_NAME if fnmatchcase(name, pattern)}
+        assert names, f"{pattern} is the name of nothing"
+        for name in names - {n for n in names if BY_NAME[n].kind is Kind.EVENT}:
+            assert set(said.get(name, [None])) == {None}, name
+
+
+def test_counters_of_trouble_stand_at_zero_or_are_not_there() -> None:
+    """A counter that is missing on every simulated host is a rule that never ran; one that real H100s
+    lack is a rule that runs nowhere else."""
+    said = all_said()
+    for name, values in said.items():
+        signal = BY_NAME[name]
+        if signal.kind is not Kind.COUNTER or not signal.on_change:
+            continue
+        first = signal.source.partition(",")[0]
+        elsewhere = any(mark in first for mark in MARKS_ELSEWHERE)
+        if elsewhere or explained(name, COUNTERS_ABSENT):
+            assert set(values) == {None}, name
+        else:
+            assert None not in values, name
+
+
+def test_a_simulated_host_fills_what_a_real_one_would() -> None:
+    """A judge that works on simulated hosts only because a column is there that real ones lack, or
+    that breaks on a column they have, was tested on nothing."""
+    said = all_said()
+    kinds = {BY_NAME[name].device_kind for name in said}
+    every = {rows[0].device_kind for rows in TABLES.values()}
+    assert kinds == every - KINDS_ABSENT.keys()
+    # A sensor shows either watts or degrees.
+    assert [value is None for value in said["hwmon.power_watts"]] == [True, True, False]
+    assert [value is None for value in said["hwmon.temperature_celsius"]] == [False, False, True]
+    for kind in kinds:
+        names = [name for name in said if BY_NAME[name].device_kind == kind]
+        assert any(set(said[name]) != {None} for name in names), f"{kind} says nothing"
+
+
+def numbers(block: Block) -> tuple[Words, Words]:
+    """Return the whole numbers of *block*, (columns, rows), and which of them there are."""
+    shape = len(block.signal_ids), block.rows
+    cells = np.frombuffer(block.cells, np.uint64).reshape(shape)
+    return cells.copy(), np.frombuffer(block.valid, np.uint8).reshape(shape).astype(np.uint64)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_counters_never_fall(seed: int) -> None:
+    """A counter that falls reads as a reset, and resets hide faults."""
+    fleet = SimulatedFleet(seed, 3, 5.0)
+    before: dict[tuple[str, str], tuple[Words, Words]] = {}
+    for _ in range(45):
+        for host, blocks, _ in fleet.step(1.0):
+            for block in blocks:
+                signals = TABLES[block.table]
+                chosen = [i for i, s in enumerate(signals) if s.kind is Kind.COUNTER]
+                if not chosen:
+                    continue
+                widths = np.array([2 ** signals[i].width_bits - 1 for i in chosen], np.uint64)
+                now, there = (each[chosen] for each in numbers(block))
+                old, old_there = before.get((host, block.table), (now, there))
+                assert (there == old_there).all(), block.table
+                assert (now >= old).all() and (now <= widths[:, None]).all(), block.table
+                before[host, block.table] = now, there
+    assert len(before) > 3 * 15
+
+
+@pytest.mark.parametrize("seed", FEW_SEEDS)
+def test_the_fast_lane_agrees_with_the_slow_one(seed: int) -> None:
+    """Two ways to the same watts and hertz that disagree would teach the fingerprints nonsense."""
+    fleet = SimulatedFleet(seed, 2, 5.0)
+    for _ in range(40):
+        for reading in read(fleet).values():
+            of = {s.column: np.array(reading.numbers(s.name)) for s in TABLES["gpu_fast_1s"]}
+            assert (of["samples_count"] == 8).all()
+            for name, unit in (("sm_clock", "hertz"), ("power", "watts")):
+                least, mean, most = (of[f"{name}_{w}_{unit}"] for w in ("min", "mean", "max"))
+                assert (least <= mean).all() and (mean <= most).all()
+            if "gpu_10s" in reading.blocks:
+                average = reading.numbers("gpu.power_average_watts")
+                assert np.allclose(of["power_mean_watts"], average, atol=0.01)
+            assert (of["sm_active_min_ratio"] <= of["sm_active_ratio"]).all()
+            assert (of["sm_active_ratio"] <= of["sm_active_max_ratio"]).all()
+            for name, values in of.items():
+                assert not name.endswith("_ratio") or (values.min() >= 0 and values.max() <= 1)
+
+
+@pytest.mark.parametrize("seed", FEW_SEEDS)
+def test_a_rank_that_waits_leaves_its_tensor_cores_idle(seed: int) -> None:
+    """Utilisation calls victim and culprit busy alike; GPM does not, and is there to tell them apart."""
+    fleet = SimulatedFleet(seed, 2, NEVER_SECONDS)
+    fleet.gpus.clock_ratio[0, 0] = 0.6
+    waited = 0
+    for _ in range(200):
+        readings = list(read(fleet, 0.1).values())
+        tensor = np.array([r.numbers("gpu_fast.tensor_active_ratio") for r in readings])
+        power = np.array([r.numbers("gpu.power_watts") for r in readings])
+        if fleet.job.phase is Phase.COMPUTE and power[0, 0] > 250 and (power[1] < 200).all():
+            waited += 1
+            assert tensor[0, 0] > 0.3 and (tensor[1] < 0.2).all()
+    assert waited > 10
+
+
+@pytest.mark.parametrize("seed", FEW_SEEDS)
+def test_traffic_is_the_same_however_it_is_told(seed: int) -> None:
+    """GPM's rates, the links' counters and the ports' are of the same bytes."""
+    fleet = SimulatedFleet(seed, 2, NEVER_SECONDS)
+    links = np.zeros((GPUS, 2))
+    port, fast = np.zeros((GPUS, 2)), np.zeros((GPUS, 2))
+    first = read(fleet)["sim-001"]
+    links[:, 0] = _of_links(first)
+    port[:, 0] = first.numbers("rdma.transmitted_bytes")
+    # Tables of ten seconds of the second host come at 9, 19, 29 s.
+    for _ in range(28):
+        reading = read(fleet)["sim-001"]
+        fast[:, 1] += reading.numbers("gpu_fast.nvlink_transmitted_bytes_per_second")
+        fast[:, 0] += reading.numbers("gpu_fast.pcie_received_bytes_per_second")
+        if "nvlink_10s" in reading.blocks:
+            links[:, 1] = _of_links(reading)
+            port[:, 1] = reading.numbers("rdma.transmitted_bytes")
+            assert np.allclose(np.diff(links)[:, 0], fast[:, 1], rtol=1e-3)
+            sent = np.diff(port)[:, 0]
+            assert np.allclose(np.diff(links)[:, 0], BYTES_PER_PORT_BYTE * sent, rtol=1e-3)
+    seconds_of_data = 28 * DATASET_BYTES_PER_SECOND / GPUS
+    assert np.allclose(fast[:, 0] - seconds_of_data, np.diff(port)[:, 0], rtol=1e-3)
+
+
+def _of_links(reading: Reading) -> Floats:
+    """Return what all links of each GPU have sent."""
+    values = np.array(reading.numbers("nvlink.transmitted_data_bytes"))
+    assert (values % 1024 == 0).all(), "NVML counts in KiB"
+    return np.asarray(values.reshape(GPUS, LINKS).sum(axis=1))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_errors_by_location_add_up(seed: int) -> None:
+    """The sum of the parts is the whole, and every memory bank stands in one bin of the histogram."""
+    reading = read(SimulatedFleet(seed, 4, NEVER_SECONDS))["sim-002"]
+    for kind in ("corrected", "uncorrected"):
+        for since in ("volatile", "lifetime"):
+            total = reading.numbers(f"gpu.ecc_{kind}_{since}_errors")
+            assert reading.numbers(f"gpu.ecc_{kind}_{since}_device_errors") == total
+    bins = [f"gpu.remap_banks_{bin_}_count" for bin_ in ("max", "high", "partial", "low", "none")]
+    assert {sum(banks) for banks in zip(*map(reading.numbers, bins), strict=True)} == {2560}
+    used = np.array(reading.numbers("gpu.memory_used_bytes"))
+    free = np.array(reading.numbers("gpu.memory_free_bytes"))
+    assert (used + free == reading.numbers("gpu.memory_total_bytes")).all()
+
+
+def test_pressure_totals_go_on_where_means_lag() -> None:
+    """The total of PSI says at once what the mean of ten seconds says late; both must tell one story."""
+    fleet = SimulatedFleet(1, 1, NEVER_SECONDS)
+    name = "host.pressure_io_some"
+    totals, means, was_writing = [], [], []
+    for _ in range(40):
+        reading = read(fleet)["sim-000"]
+        totals += reading.numbers(f"{name}_microseconds")
+        means += reading.numbers(f"{name}_ratio")
+        was_writing.append(fleet.job.phase is Phase.CHECKPOINT)
+    waited = np.diff(totals) / 1e6
+    writing = np.array(was_writing)[1:] & np.array(was_writing)[:-1]
+    assert writing.any()
+    assert waited[writing].min() > 0.1 and waited[~writing].min() < 0.01
+    assert abs(waited.sum() / 39 - np.mean(means)) < 0.02
+
+
+# Faults. ----------------------------------------------------------------------------------------
+
+
+def test_a_failed_cooler_shows_in_every_way_the_driver_tells_it() -> None:
+    """Share of the fast lane's samples, flags, and the time of each cause: one brake, told four times."""
+    fleet = SimulatedFleet(4, 3, 1.0)
+    (fault,) = [fault for fault in fleet.truth if fault.kind == THERMAL]
+    readings = [read(fleet)[fault.host] for _ in range(40)]
+    ratio = np.array([r.numbers("gpu_fast.thermal_ratio") for r in readings])[:, fault.part_index]
+    assert ratio[0] == 0 and (ratio[-10:] > 0.5).all()
+    held = "gpu.violation_{}_nanoseconds"
+    for name in ("thermal", "sw_thermal", "base_clocks"):
+        ns = np.array([r.numbers(held.format(name)) for r in readings])
+        grown = (ns[-1] - ns[0]) / 1e9
+        assert grown[fault.part_index] == pytest.approx(ratio[1:].sum(), abs=2.0)
+        assert not np.delete(grown, fault.part_index).any()
+    hardware = np.array([r.numbers(held.format("hw_thermal")) for r in readings])[-1]
+    assert hardware[fault.part_index] <= grown[fault.part_index] * 1e9
+    others = np.delete(np.array(readings[-1].numbers("gpu_fast.thermal_ratio")), fault.part_index)
+    assert not others.any()
+    mean = np.array([r.numbers("gpu_fast.sm_clock_mean_hertz") for r in readings])
+    assert mean[-1, fault.part_index] < 0.8 * mean[0, fault.part_index]
+
+
+def test_retransmissions_have_their_consequences() -> None:
+    """Whoever looks at duplicates or at timeouts alone must find the same port."""
+    fleet = SimulatedFleet(4, 3, 1.0)
+    (fault,) = [fault for fault in fleet.truth if fault.kind == RDMA_RETRANSMISSIONS]
+    of_10s: dict[str, list[list[float]]] = {
+        "rdma.duplicate_requests_packets": [],
+        "rdma.adaptive_retransmission_timeouts_events": [],
+    }
+    for _ in range(41):
+        reading = read(fleet)[fault.host]
+        if "rdma_10s_changes" in reading.blocks:
+            for name, values in of_10s.items():
+                values.append(reading.numbers(name))
+    for name, values in of_10s.items():
+        grown = np.array(values[-1]) - np.array(values[0])
+        assert int(grown.argmax()) == fault.part_index and grown.max() > 100, name
+        assert np.delete(grown, fault.part_index).max() <= 5
+
+
+def test_an_xid_is_told_as_the_agent_tells_one() -> None:
+    """An event made by hand with fields that no line of the log gives would be judged by what real
+    hosts never say; and the counts of what was told must know of it."""
+    fleet = SimulatedFleet(4, 3, 1.0)
+    (fault,) = [fault for fault in fleet.truth if fault.kind == ECC_XID95]
+    told, counts, lost = [], [], []
+    for _ in range(41):
+        for host, blocks, events in fleet.step(1.0):
+            told += events
+            reading = Reading(blocks)
+            if host == fault.host and "gpu_10s_changes" in reading.blocks:
+                (count,) = reading.numbers("kernel_log.told_events")
+                assert reading.numbers("nvml_events.told_by_kernel_log_events") == [count]
+                counts.append((count, *reading.numbers("kernel_log.incidents_count")))
+                lost.append(reading.numbers("gpu.ecc_uncorrected_volatile_device_errors"))
+    (event,) = told
+    notice = classify(event.message)
+    assert notice is not None and (notice.name, notice.code) == (event.name, event.code)
+    assert (event.process_id, event.process_name) == (notice.process_id, notice.process_name)
+    assert dict(event.attributes) == dict(notice.attributes) and event.count == 1
+    assert counts[0] == (0, 0) and counts[-1] == (1, 1)
+    assert np.flatnonzero(lost[-1]).tolist() == [fault.part_index] and not any(lost[0])
