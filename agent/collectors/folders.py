@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 
 from ...ext.counterfiles import NUMBER, CounterFiles
 from ...fingerprints.block import Block, is_float
-from ...fingerprints.catalogue import BY_NAME, PERIOD_SECONDS, Pace, index_of
+from ...fingerprints.catalogue import BY_NAME, PERIOD_SECONDS, Kind, Pace, index_of
+from ...fingerprints.counters import BLANK_32
 from ..hardware.files import device_key
 from ..turn import NoData
+from .columns import put
 from .listing import Listing
 
 #: More devices of one kind than this are left out, in the order of their names.
 DEVICES_MAX = 1024
 #: Each RDMA port has 20 files to be read each second; one reopened costs as much as ten kept open.
-DESCRIPTORS_MAX = 8192
+DESCRIPTORS_MAX = 12288
 U64_MAX = (1 << 64) - 1
 
 
@@ -53,6 +55,10 @@ class Plan:
     absent: str  # the words of NoData
     enters_driver: bool = False
     list_seconds: int = 10
+    #: A cheap look, each turn: when it shows another thing than before, the devices are listed at once.
+    glance: Callable[[], object] | None = None
+    #: Given (path, errno) of what is refused: the words that name it and say what opens it, or none.
+    blind_words: Callable[[Sequence[tuple[str, int]]], str] | None = None
     #: A device that answers with errors is left alone for at most this long; 0: never left alone.
     wait_seconds_max: int = 0
 
@@ -62,7 +68,9 @@ class Plan:
         stay below it."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_MAX)
-        return most // 4 if self.pace is Pace.SECOND else most // 16
+        return (
+            most // 6 if self.pace is Pace.SECOND else most // 32
+        )  # three of the ones, nine of the others
 
 
 class FolderCollector:
@@ -76,7 +84,7 @@ class FolderCollector:
         self.pace = plan.pace
         self.enters_driver = plan.enters_driver
         self._plan = plan
-        self._listing = Listing(plan.devices, plan.pace, seconds=plan.list_seconds)
+        self._listing = self._new_listing()
         self._blocks: tuple[Block, ...] = ()
         self._files: CounterFiles | None = None
 
@@ -100,7 +108,18 @@ class FolderCollector:
         if self._files is not None:
             self._files.close()
         self._files = None
-        self._listing = Listing(self._plan.devices, self.pace, seconds=self._plan.list_seconds)
+        self._listing = self._new_listing()
+
+    @property
+    def blind_words(self) -> str:
+        """The devices that refuse all they are asked, and what would open them; empty: none does."""
+        if self._files is None or self._plan.blind_words is None:
+            return ""
+        return self._plan.blind_words(self._files.refusals)
+
+    def _new_listing(self) -> Listing[list[Device]]:
+        plan = self._plan
+        return Listing(plan.devices, plan.pace, seconds=plan.list_seconds, glance=plan.glance)
 
     def _rebuild(self, devices: Sequence[Device]) -> None:
         if self._files is not None:
@@ -132,22 +151,20 @@ class FolderCollector:
                     key=source.key,
                     scale=source.scale,
                     gauge=is_float(BY_NAME[name].signal_id),
-                    most=source.most,
+                    most=source.most if BY_NAME[name].kind is not Kind.STATE else _most(source),
                 )
         for name, value in device.constants.items():
             if BY_NAME[name].table in self._plan.tables:
-                self._put(name, row, value)
+                put(self._blocks[self._plan.tables.index(BY_NAME[name].table)], name, row, value)
 
     def _cell(self, name: str, row: int) -> tuple[int, int]:
         target = self._plan.tables.index(BY_NAME[name].table)
         return target, index_of(name) * self._blocks[target].rows + row
 
-    def _put(self, name: str, row: int, value: float | None) -> None:
-        block = self._blocks[self._plan.tables.index(BY_NAME[name].table)]
-        if value is None or is_float(BY_NAME[name].signal_id):
-            block.put_float(index_of(name), row, value)
-        else:
-            block.put_int(index_of(name), row, int(value))
+
+def _most(source: Source) -> int:
+    """A state is a small code or an index: all ones of 32 bits, or more, is one who has none."""
+    return min(source.most, BLANK_32 - 1)
 
 
 def _by_file(

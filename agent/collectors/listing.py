@@ -13,9 +13,21 @@ T = TypeVar("T")
 class Listing(Generic[T]):
     """The last list, and whether it is another one than before. Time is counted in turns."""
 
-    def __init__(self, read: Callable[[], T], pace: Pace, *, seconds: int = 10) -> None:
-        """*read* lists; it is called in the first turn and then about every *seconds*."""
-        self._read = read
+    def __init__(
+        self,
+        read: Callable[[], T],
+        pace: Pace,
+        *,
+        seconds: int = 10,
+        glance: Callable[[], object] | None = None,
+    ) -> None:
+        """*read* lists; it is called in the first turn and then about every *seconds*.
+
+        *glance* is a cheap look, each turn: when it shows other than the turn before, *read* is called
+        at once.
+        """
+        self._read, self._glance = read, glance
+        self._glanced: object = None
         self._turns = max(1, seconds // PERIOD_SECONDS[pace])
         self._turns_left = 0
         self._current: list[T] = []
@@ -28,8 +40,11 @@ class Listing(Generic[T]):
     def renew(self) -> bool:
         """Count a turn and list again when it is time; return whether the list has changed."""
         self._turns_left -= 1
+        if self._glance is not None:
+            before, self._glanced = self._glanced, self._glance()
+            self._turns_left = 0 if before != self._glanced else self._turns_left
         if self._turns_left > 0:
             return False
         self._turns_left = self._turns
-        before, self._current = self._current, [self._read()]
-        return before != self._current
+        listed, self._current = self._current, [self._read()]
+        return listed != self._current

@@ -1,21 +1,37 @@
-"""Network interfaces, from sysfs."""
+"""Network interfaces and bonds, from sysfs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from ...ext.counterfiles import WORD
+from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
-from ..hardware.network import interfaces_with_device
+from ..hardware.files import read_unsigned
+from ..hardware.network import (
+    OPERATIONAL_STATES,
+    bonds,
+    interface_names,
+    interfaces_with_device,
+    read_bond,
+)
 from ..hardware.roots import Roots
-from .folders import Device, FolderCollector, Plan, Source
+from ..turn import NoData
+from .columns import block_of, put
+from .folders import DEVICES_MAX, Device, FolderCollector, Plan, Source
 
 _MEGABIT_BYTES = 125_000
 #: `speed` of an interface that does not know it is -1, or that as an unsigned number.
 _SPEED_MEGABITS_MAX = 10_000_000
 
 SOURCES: Mapping[str, Source] = {
+    "net.counter_epoch_count": Source("ifindex"),
     "net.carrier_state": Source("carrier", most=1),
     "net.carrier_changes_count": Source("carrier_changes"),
+    "net.carrier_up_events": Source("carrier_up_count"),
+    "net.carrier_down_events": Source("carrier_down_count"),
+    "net.operational_state": Source("operstate", WORD, OPERATIONAL_STATES),
     "net.speed_bytes_per_second": Source("speed", scale=_MEGABIT_BYTES, most=_SPEED_MEGABITS_MAX),
     "net.received_bytes": Source("statistics/rx_bytes"),
     "net.transmitted_bytes": Source("statistics/tx_bytes"),
@@ -24,32 +40,91 @@ SOURCES: Mapping[str, Source] = {
     "net.receive_errors": Source("statistics/rx_errors"),
     "net.transmit_errors": Source("statistics/tx_errors"),
     "net.receive_dropped_packets": Source("statistics/rx_dropped"),
+    "net.transmit_dropped_packets": Source("statistics/tx_dropped"),
+    "net.receive_missed_errors": Source("statistics/rx_missed_errors"),
+    "net.receive_overrun_errors": Source("statistics/rx_fifo_errors"),
     "net.receive_crc_errors": Source("statistics/rx_crc_errors"),
+    "net.transmit_carrier_errors": Source("statistics/tx_carrier_errors"),
     "net.mtu_bytes": Source("mtu"),
 }
-_ABSENT = "no network interface with a device of its own in /sys/class/net"
+ABSENT = "no network interface with a device of its own in /sys/class/net"
+
+#: Which interfaces are read, by name: a test watches a veth pair.
+Choose = Callable[[Path], dict[str, Path]]
 
 
-def net_1s(roots: Roots) -> FolderCollector:
-    """Carrier, traffic and errors. The kernel keeps these numbers: no driver is entered."""
-    tables = ("net_1s", "net_1s_changes")
-    return FolderCollector(Plan("net_1s", Pace.SECOND, tables, lambda: _devices(roots), _ABSENT))
+def net_1s(roots: Roots, choose: Choose = interfaces_with_device) -> FolderCollector:
+    """Carrier, traffic and errors. `carrier` waits for the kernel's network lock (Linux 6.8 and later), which
+    a driver may hold as long as its firmware does not answer; the statistics may be the driver's to add up.
+
+    An interface that comes or goes is listed anew in the next turn. One that was replaced under its
+    name is told by its ifindex, in the same block as its first counters.
+    """
+    return FolderCollector(
+        Plan(
+            "net_1s",
+            Pace.SECOND,
+            ("net_1s", "net_1s_changes"),
+            lambda: _devices(roots, choose),
+            ABSENT,
+            enters_driver=True,
+            glance=lambda: interface_names(roots.sys),
+        )
+    )
 
 
-def net_10s(roots: Roots) -> FolderCollector:
+def net_10s(roots: Roots, choose: Choose = interfaces_with_device) -> FolderCollector:
     """Speed and MTU. `speed` asks the driver, which asks firmware, under the kernel's network lock."""
     return FolderCollector(
         Plan(
             "net_10s",
             Pace.TEN_SECONDS,
             ("net_10s",),
-            lambda: _devices(roots),
-            _ABSENT,
+            lambda: _devices(roots, choose),
+            ABSENT,
             enters_driver=True,
+            glance=lambda: interface_names(roots.sys),
         )
     )
 
 
-def _devices(roots: Roots) -> list[Device]:
-    interfaces = interfaces_with_device(roots.sys)
-    return [Device(name, f"{folder}/", SOURCES) for name, folder in interfaces.items()]
+def _devices(roots: Roots, choose: Choose) -> list[Device]:
+    return [Device(name, f"{folder}/", SOURCES) for name, folder in choose(roots.sys).items()]
+
+
+class Bonds:
+    """Bonds, and how many of their slaves are up: half the bandwidth is gone and nothing else says so."""
+
+    name = "bond_10s"
+    pace = Pace.TEN_SECONDS
+    enters_driver = True  # `bonding/slaves` waits for the kernel's network lock
+
+    def __init__(self, roots: Roots) -> None:
+        self._sys = roots.sys
+        self._block = Block(self.name, ())
+
+    def collect(self) -> Sequence[Block]:
+        """Return the one block. Raises NoData without a bond."""
+        names = list(bonds(self._sys))[:DEVICES_MAX]
+        if not names:
+            raise NoData("no bond in /sys/class/net")
+        self._block = block_of(self._block, names)
+        for row, name in enumerate(names):
+            self._fill(row, name)
+        return (self._block,)
+
+    def _fill(self, row: int, interface: str) -> None:
+        bond = read_bond(self._sys, interface)
+        ups = [slave.up for slave in bond.slaves]
+        failures = [slave.failures for slave in bond.slaves if slave.failures is not None]
+        whole = len(failures) == len(bond.slaves)
+        active = self._sys / "class/net" / bond.active / "ifindex" if bond.active else None
+        values = {
+            "bond.link_state": bond.up,
+            "bond.active_slave_number": read_unsigned(active) if active else None,
+            "bond.slave_failures_events": sum(failures) if whole else None,
+            "bond.slaves_count": len(bond.slaves),
+            "bond.slaves_up_count": None if None in ups else sum(map(bool, ups)),
+        }
+        for name, value in values.items():
+            put(self._block, name, row, value)

@@ -1,16 +1,39 @@
-"""Network interfaces and RDMA ports in sysfs (Documentation/ABI/testing/sysfs-class-net, -infiniband)."""
+"""Interfaces, bonds and RDMA ports in sysfs (Documentation/ABI/testing/sysfs-class-net, -infiniband)."""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from .files import names_in
+from .files import names_in, parse_unsigned, read_text, read_unsigned
+
+_HEXADECIMAL = re.compile(r"[0-9a-fA-F]{4}", re.ASCII)
+#: A port has up to 65,536 entries in its GID table; RoCE uses the first few for each address.
+GIDS_MAX = 256
+#: Of a bond, no more slaves than these are looked at.
+SLAVES_MAX = 64
+
+#: The states of `operstate` in the order of RFC 2863 (net/core/net-sysfs.c): their number is the state.
+OPERATIONAL_STATES = b"unknown notpresent down lowerlayerdown testing dormant up"
+#: `link_layer` in the order of enum rdma_link_layer (include/rdma/ib_verbs.h).
+LINK_LAYERS = b"Unspecified InfiniBand Ethernet"
 
 
 def interfaces_with_device(sys: Path) -> dict[str, Path]:
     """Return the folder of each interface that has a device of its own: no loopback, bridge or veth."""
     folder = sys / "class/net"
     return {name: folder / name for name in names_in(folder) if (folder / name / "device").exists()}
+
+
+def bonds(sys: Path) -> dict[str, Path]:
+    """Return the folder of each bond, by its name."""
+    folder = sys / "class/net"
+    return {
+        name: folder / name for name in names_in(folder) if (folder / name / "bonding").is_dir()
+    }
 
 
 def rdma_ports(sys: Path) -> dict[str, Path]:
@@ -22,3 +45,93 @@ def rdma_ports(sys: Path) -> dict[str, Path]:
         for port in names_in(folder / device / "ports")
         if port.isdecimal()
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Gid:
+    """One entry of a port's GID table: `type` as written (`RoCE v2`), and its interface, if any."""
+
+    index: int
+    gid: str
+    type: str = ""
+    interface: str = ""
+
+
+def gids(port: Path) -> Iterator[Gid]:
+    """Yield the entries that are set. The files of an entry that is not are refused or all zero."""
+    indexes = (parse_unsigned(name) for name in names_in(port / "gids"))
+    for index in sorted(i for i in indexes if i is not None)[:GIDS_MAX]:
+        gid = parse_gid(read_text(port / f"gids/{index}"))
+        if gid:
+            yield Gid(
+                index,
+                gid,
+                read_text(port / f"gid_attrs/types/{index}") or "",
+                read_text(port / f"gid_attrs/ndevs/{index}") or "",
+            )
+
+
+def parse_gid(text: str | None) -> str | None:
+    """Return a GID of eight groups of four hex digits; None for one that is not, or not set.
+
+    An entry is not set when it is all zero, or the link-local prefix alone.
+    """
+    groups = (text or "").split(":")
+    if len(groups) != 8 or not all(_HEXADECIMAL.fullmatch(group) for group in groups):
+        return None
+    return text if any(int(group, 16) for group in groups[1:]) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Slave:
+    """An interface in a bond; `failures`: how often its link was given up."""
+
+    name: str
+    up: bool | None
+    failures: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bond:
+    """What sysfs says of a bond. `active` is empty where there is no one active slave (802.3ad)."""
+
+    mode: str
+    up: bool | None
+    active: str
+    slaves: tuple[Slave, ...]
+
+
+def read_bond(sys: Path, name: str) -> Bond:
+    """Return what is known of the bond; what cannot be read is None or empty."""
+    folder = sys / "class/net" / name / "bonding"
+    names = (read_text(folder / "slaves") or "").split()[:SLAVES_MAX]
+    return Bond(
+        mode=(read_text(folder / "mode") or "").partition(" ")[0],
+        up=parse_mii_status(read_text(folder / "mii_status")),
+        active=read_text(folder / "active_slave") or "",
+        slaves=tuple(_slave(sys / "class/net" / slave, slave) for slave in names),
+    )
+
+
+def _slave(folder: Path, name: str) -> Slave:
+    own = folder / "bonding_slave"
+    return Slave(
+        name,
+        parse_mii_status(read_text(own / "mii_status")),
+        read_unsigned(own / "link_failure_count"),
+    )
+
+
+def parse_mii_status(text: str | None) -> bool | None:
+    """Return whether a link is up: `up`, or `going down` while it still carries; None for other words
+    than the bonding driver has (drivers/net/bonding/bond_main.c, bond_slave_link_status)."""
+    known = {"up": True, "going down": True, "down": False, "going back": False}
+    return known.get(text or "")
+
+
+def interface_names(sys: Path) -> tuple[str, ...]:
+    """Return the names of all interfaces, in the order of the folder: cheap enough for each second."""
+    try:
+        return tuple(os.listdir(sys / "class/net"))
+    except OSError:
+        return ()

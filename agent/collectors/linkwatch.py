@@ -1,0 +1,211 @@
+"""What happened to links, from what the kernel tells: messages in, events out, no I/O.
+
+The kernel puts changes of a carrier together, so that a link which went and came back may be told as
+one message that says `up` as before. Its counts of ups and downs tell: they are compared, not the state
+alone. An interface that flaps without end makes few events with large counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+from ..hardware.files import device_key
+from ..hardware.netlink import Link, Removed
+
+#: More interfaces than this are not watched; sysfs still counts their changes.
+INTERFACES_MAX = 1024
+#: So many events of an interface are told at once, and then one in each span of this length; the others
+#: are counted in it.
+BURST_EVENTS_MAX = 8
+EVENT_SECONDS = 10.0
+#: Of an interface's states, so many of the last are kept and told with the next event.
+HISTORY_MAX = 16
+
+_SECOND_NS = 1_000_000_000
+_U32 = (1 << 32) - 1
+
+
+class Code(IntEnum):
+    """The `code` of a `net.link` event."""
+
+    DOWN = 0
+    UP = 1
+    REMOVED = 2
+    APPEARED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEvent:
+    """What is to be told: `count` changes of one kind, from `first_ns` to `last_ns` of boot time."""
+
+    interface: str
+    code: Code
+    count: int
+    first_ns: int
+    last_ns: int
+    attributes: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Interface:
+    link: Link
+    since_ns: int  # of its state
+    history: deque[tuple[int, Code]] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """A token bucket of one name: it outlives the interface, which may come and go all the time."""
+
+    tokens: float
+    renewed_ns: int
+    withheld: dict[Code, LinkEvent] = field(default_factory=dict[Code, LinkEvent])
+
+
+class LinkWatch:
+    """The state of the watched links. All methods return the events to be told, in order."""
+
+    def __init__(self, watches: Callable[[Link], bool]) -> None:
+        """*watches* says whether an interface that is new to us is to be watched."""
+        self.transitions = 0  # of all links, since the start
+        self.withheld = 0  # of them, those that had no event of their own
+        self._watches = watches
+        self._interfaces: dict[int, _Interface] = {}
+        self._allowances: dict[str, _Allowance] = {}
+        self._whole = False  # whether all links were seen once: before that nothing is news
+
+    @property
+    def count(self) -> int:
+        """How many interfaces are watched."""
+        return len(self._interfaces)
+
+    def observe(self, told: Link | Removed, now_ns: int) -> list[LinkEvent]:
+        """Take what the kernel told of one link."""
+        known = self._interfaces.get(told.index)
+        if isinstance(told, Removed):
+            return self._remove(told.index, now_ns) if known else []
+        if known and known.link.name != told.name:
+            return [*self._remove(told.index, now_ns), *self._appear(told, now_ns)]
+        return self._changed(known, told, now_ns) if known else self._appear(told, now_ns)
+
+    def resync(self, seen: Collection[int], now_ns: int) -> list[LinkEvent]:
+        """All links were asked for and *seen* are the indexes that answered: others are gone."""
+        gone = [index for index in self._interfaces if index not in seen]
+        events = [event for index in gone for event in self._remove(index, now_ns)]
+        self._whole = True
+        return events
+
+    def settle(self, now_ns: int) -> list[LinkEvent]:
+        """Return what was withheld and may be told now. To be called about every second."""
+        events: list[LinkEvent] = []
+        for name, allowance in list(self._allowances.items()):
+            self._renew(allowance, now_ns)
+            for code in sorted(allowance.withheld, key=lambda c: allowance.withheld[c].last_ns):
+                if allowance.tokens >= 1:
+                    allowance.tokens -= 1
+                    events.append(allowance.withheld.pop(code))
+            if not allowance.withheld and allowance.tokens >= BURST_EVENTS_MAX:
+                del self._allowances[name]
+        return events
+
+    def _appear(self, link: Link, now_ns: int) -> list[LinkEvent]:
+        if len(self._interfaces) >= INTERFACES_MAX or not self._watches(link):
+            return []
+        self._interfaces[link.index] = _Interface(link, now_ns)
+        return self._tell(link.name, Code.APPEARED, 1, now_ns, _facts(link))
+
+    def _remove(self, index: int, now_ns: int) -> list[LinkEvent]:
+        interface = self._interfaces.pop(index)
+        attributes = _facts(interface.link) | _past(interface, now_ns)
+        return self._tell(interface.link.name, Code.REMOVED, 1, now_ns, attributes)
+
+    def _changed(self, known: _Interface, link: Link, now_ns: int) -> list[LinkEvent]:
+        downs, ups = transitions(known.link, link)
+        attributes = _facts(link) | _past(known, now_ns)
+        steps = [(Code.DOWN, downs), (Code.UP, ups)]
+        if link.up is False:  # the last word is the state that it is in
+            steps.reverse()
+        events: list[LinkEvent] = []
+        for code, count in steps:
+            if count:
+                known.history.append((now_ns, code))
+                events += self._tell(link.name, code, count, now_ns, attributes)
+        if downs or ups:
+            known.since_ns = now_ns
+        known.link = link
+        return events
+
+    def _tell(
+        self, name: str, code: Code, count: int, now_ns: int, attributes: dict[str, str]
+    ) -> list[LinkEvent]:
+        """Return the event if the interface may have one now; else withhold it for `settle`."""
+        if not self._whole:
+            return []
+        self.transitions += count
+        event = LinkEvent(name, code, count, now_ns, now_ns, attributes)
+        allowance = self._allowances.setdefault(name, _Allowance(BURST_EVENTS_MAX, now_ns))
+        self._renew(allowance, now_ns)
+        if allowance.tokens >= 1 and not allowance.withheld:
+            allowance.tokens -= 1
+            return [event]
+        self.withheld += count
+        before = allowance.withheld.get(code)
+        if before:
+            event = replace(event, count=before.count + count, first_ns=before.first_ns)
+        allowance.withheld[code] = event
+        return []
+
+    @staticmethod
+    def _renew(allowance: _Allowance, now_ns: int) -> None:
+        earned = max(0, now_ns - allowance.renewed_ns) / _SECOND_NS / EVENT_SECONDS
+        allowance.tokens = min(BURST_EVENTS_MAX, allowance.tokens + earned)
+        allowance.renewed_ns = now_ns
+
+
+def transitions(before: Link, after: Link) -> tuple[int, int]:
+    """Return how often the link went down and up between two messages, by the kernel's counts.
+
+    Kernels before 4.16 count changes only: half of them were downs. Switching an interface off need
+    not touch its carrier, so a state that differs is one change at least.
+    """
+    downs, ups = _risen(before.downs, after.downs), _risen(before.ups, after.ups)
+    if downs is None or ups is None:
+        changes = _risen(before.changes, after.changes) or 0
+        downs = ups = changes // 2
+    went, came = before.up and not after.up, after.up and not before.up
+    return max(downs, int(went)), max(ups, int(came))
+
+
+def _risen(before: int | None, after: int | None) -> int | None:
+    """Return the step of a count of 32 bits; None when it is not known, or fell: not one interface."""
+    if before is None or after is None:
+        return None
+    step = (after - before) & _U32
+    return step if step < 1 << 31 else None
+
+
+def _facts(link: Link) -> dict[str, str]:
+    told = {
+        "ifindex": str(link.index),
+        "state": "up" if link.up else "down",
+        "kind": device_key(link.kind),
+        "operational": "" if link.operational is None else str(link.operational),
+        "switched_on": "" if link.switched_on else "no",
+    }
+    return {name: value for name, value in told.items() if value}
+
+
+def _past(interface: _Interface, now_ns: int) -> dict[str, str]:
+    """Return what the state was and for how long, and the changes before, each with its age."""
+    history = [
+        f"{code.name.lower()} {(now_ns - at) / _SECOND_NS:.3f} s ago"
+        for at, code in interface.history
+    ]
+    past = {
+        "previous_state": "up" if interface.link.up else "down",
+        "previous_seconds": f"{(now_ns - interface.since_ns) / _SECOND_NS:.3f}",
+    }
+    return past | ({"history": ", ".join(history)} if history else {})

@@ -1,0 +1,271 @@
+"""Interfaces that are pulled and plugged while the agent runs: real ones, a veth pair each."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gangline.agent.clock import SystemClock
+from gangline.agent.collectors import net
+from gangline.agent.collectors.ethtool import NicStatistics
+from gangline.agent.collectors.folders import FolderCollector
+from gangline.agent.collectors.link import LinkDetails
+from gangline.agent.collectors.rtnetlink import LinkListener
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.hardware.rtnetlink import LinkSocket, Overrun
+from gangline.agent.listening import Teller
+from gangline.agent.turn import Blind, NoData, Outcome, take_turn
+from gangline.aggregator.fleet.identity import Identity
+from gangline.aggregator.fleet.tables import Devices, DeviceTable
+from gangline.fingerprints.catalogue import TABLES
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from tests import veth
+from tests.hosts.reading import rows_of
+
+SECONDS_MAX = 20
+Row = dict[str, float | int | None] | None
+
+
+class Heard:
+    """Takes events as the spool does, and lets a test wait for one."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[HealthEvent] = queue.SimpleQueue()
+        self._passed_over: list[HealthEvent] = []
+        self.teller = Teller(SystemClock(), self, lambda: None)
+
+    def put(self, event: HealthEvent) -> None:
+        self.events.put(event)
+
+    def until(self, device: str, code: int) -> HealthEvent:
+        """Return the earliest event of *device* with *code* that was not returned yet."""
+        for event in self._passed_over:
+            if (event.device, event.code) == (device, code):
+                self._passed_over.remove(event)
+                return event
+        while True:
+            event = self.events.get(timeout=SECONDS_MAX)
+            if (event.device, event.code) == (device, code):
+                return event
+            self._passed_over.append(event)
+
+
+@contextmanager
+def listening(prefix: str) -> Iterator[tuple[LinkListener, Heard]]:
+    """A listener that has seen all links there are."""
+    heard = Heard()
+    listener = LinkListener(Roots(), watches=lambda link: link.name.startswith(prefix))
+    listener.listen(heard.teller)
+    try:
+        assert listener.ready.wait(SECONDS_MAX)
+        yield listener, heard
+    finally:
+        began = time.monotonic()
+        listener.close()
+        assert time.monotonic() - began < 1
+        assert not any(thread.name == listener.name for thread in threading.enumerate())
+
+
+def choose(*names: str) -> Callable[[Path], dict[str, Path]]:
+    """Read these, if they are there."""
+    return lambda sys: {n: sys / "class/net" / n for n in names if (sys / "class/net" / n).exists()}
+
+
+def test_a_pair_is_plugged_flaps_and_is_pulled() -> None:
+    """Each step is told within moments, in order, and the inventory is asked for anew."""
+    with listening("glh") as (listener, heard):
+        heard.teller.inventory_wanted()
+        with veth.pair("glh") as (name, peer):
+            assert heard.until(name, 3).attributes["kind"] == "veth"
+            assert "appeared" in heard.teller.inventory_wanted()
+            heard.until(name, 1)
+            veth.switch(peer, False)
+            down = heard.until(name, 0)
+            assert down.attributes["previous_state"] == "up"
+            assert "switched_on" not in down.attributes  # it was the far end
+            assert heard.until(peer, 0).attributes["switched_on"] == "no"
+            veth.switch(peer, True)
+            assert heard.until(name, 1).attributes["previous_state"] == "down"
+            heard.teller.inventory_wanted()
+            veth.delete(name)
+            gone = heard.until(name, 2)
+            assert gone.boottime_ns <= SystemClock().boottime_ns() and gone.event_id
+            assert "removed" in heard.teller.inventory_wanted()
+        row = dict(rows_of(listener.collect()[0]))["host"]
+        assert row is not None and row["malformed_count"] == 0 and row["overruns_events"] == 0
+        assert row["transitions_events"] and row["transitions_events"] >= 6
+
+
+def row_of(collector: FolderCollector, table: str, name: str) -> Row:
+    blocks = {block.table: block for block in collector.collect()}
+    return dict(rows_of(blocks[table])).get(name) if table in blocks else None
+
+
+def test_a_pulled_interface_leaves_no_stale_values() -> None:
+    """A NIC was pulled and its last speed and counters were sent on for ten seconds more."""
+    with veth.pair("gls") as (name, peer), veth.pair("glt") as (other, _):
+        collector = net.net_1s(Roots(), choose(name, other))
+        before = row_of(collector, "net_1s", name)
+        assert before and before["carrier_state"] == 1 and before["operational_state"] == 6
+        veth.switch(peer, False)
+        down = row_of(collector, "net_1s", name)
+        assert down and down["carrier_state"] == 0
+        changes = row_of(collector, "net_1s_changes", name)
+        assert changes and changes["carrier_down_events"] and changes["carrier_up_events"]
+        veth.delete(name)
+        blocks = collector.collect()
+        assert [block.devices for block in blocks] == [(other,), (other,)]
+        assert row_of(collector, "net_1s", other)
+        veth.add(name, peer)  # under the same name, in the very next second
+        again = row_of(collector, "net_1s", name)
+        assert again and again["counter_epoch_count"] != before["counter_epoch_count"]
+
+
+def test_a_replaced_interface_is_no_rate() -> None:
+    """The new card had counted more than the old one: the difference was taken for traffic.
+
+    Between two turns the pair is replaced, and the new one sends more than the old one had. What the
+    collector says goes into the aggregator's tables: no step of a counter spans the change.
+    """
+    seen = Seen()
+    with veth.pair("glr") as (name, peer):
+        collector = net.net_1s(Roots(), choose(name))
+        veth.send(name, 50)
+        assert seen.packets(collector, name) == 0
+        veth.send(name, 50)
+        assert 40 < seen.packets(collector, name) < 80  # IPv6 sends some of its own
+        old = veth.index_of(name)
+        veth.delete(name)
+        veth.add(name, peer)
+        for each in (name, peer):
+            veth.switch(each, True)
+        veth.wait_until_up(name)
+        veth.send(name, 5000)
+        assert max(seen.packets(collector, name) for _ in range(3)) < 80
+        assert (seen.last["transmitted_packets"] or 0) >= 5000
+        assert seen.last["counter_epoch_count"] == veth.index_of(name) != old
+        veth.send(name, 500)
+        assert 400 < seen.packets(collector, name) < 600
+
+
+class Seen:
+    """The aggregator's tables of one host, fed by a collector, a second after each other."""
+
+    def __init__(self) -> None:
+        self.devices = Devices("net")
+        self.tables = {
+            name: DeviceTable(name, TABLES[name], self.devices)
+            for name in ("net_1s", "net_1s_changes")
+        }
+        self.identity = Identity(self.tables, {"net": self.devices})
+        self.seconds = 0
+        self.last: dict[str, float | int | None] = {}
+
+    def packets(self, collector: FolderCollector, name: str) -> float:
+        """Take one turn; return the packets that the aggregator believes were sent lately."""
+        self.seconds += 1
+        now = self.seconds * 10**9
+        for block in collector.collect():
+            rows = np.array([self.devices.row(0, device) for device in block.devices], np.intp)
+            self.tables[block.table].put(rows, block, now, 1, 10**9)
+            self.last |= dict(rows_of(block))[name] or {}
+        self.identity.advance()
+        for table in self.tables.values():
+            table.advance()
+        table = self.tables["net_1s"]
+        heard = table.heard(np.array([1], dtype=np.int32), np.array([now]))
+        return float(table.recent("transmitted_packets", heard)[0])
+
+
+def test_the_driver_is_asked_and_the_gone_interface_costs_no_neighbour() -> None:
+    """An interface vanished between list and ioctl: its row is empty, the others are whole."""
+    with veth.pair("gle") as (name, _), veth.pair("glf") as (other, _):
+        listed = {n: Path("/sys/class/net") / n for n in (name, other)}
+        for make in (NicStatistics, LinkDetails):
+            collector = make(Roots(), lambda sys: dict(listed))
+            first = take_turn(collector, SystemClock())
+            assert first.outcome is Outcome.OK, first.words
+            rows = dict(rows_of(first.blocks[0]))
+            assert all(rows[n] for n in (name, other))
+            if make is LinkDetails:
+                row = rows[name]
+                assert row and row["detected_state"] == 1
+                assert row["speed_bytes_per_second"] == 1.25e9 and row["duplex_state"] == 1
+                assert row["fec_active_code"] is None  # veth has no FEC: missing, not zero
+                veth.delete(name)
+                collector._interfaces.renew = lambda: False  # type: ignore[method-assign]
+                rows = dict(rows_of(collector.collect()[0]))
+                assert rows[name] is None and rows[other]
+
+
+def test_a_storm_of_messages_is_resynchronised() -> None:
+    """ENOBUFS, injected: all links are asked for again, it is counted, and what changed is told."""
+    lost: list[int] = []
+
+    class Lossy(LinkSocket):
+        def receive(self) -> bytes | None:
+            data = super().receive()
+            if data and lost and lost.pop():
+                raise Overrun
+            return data
+
+    heard = Heard()
+    with veth.pair("glo") as (name, peer):
+        listener = LinkListener(
+            Roots(), open_socket=Lossy, watches=lambda link: link.name in (name, peer, f"{name}x")
+        )
+        listener.listen(heard.teller)
+        try:
+            assert listener.ready.wait(SECONDS_MAX)
+            lost += [1] * 8
+            veth.switch(peer, False)
+            assert heard.until(name, 0).attributes["previous_state"] == "up"
+            assert listener.overruns >= 1
+        finally:
+            listener.close()
+
+
+def test_netlink_that_is_refused_is_blind_with_the_line_that_opens_it() -> None:
+    """A unit with RestrictAddressFamilies= kept the agent from hearing links go, and nobody knew."""
+
+    def refuse() -> LinkSocket:
+        raise OSError(97, "Address family not supported by protocol")
+
+    listener = LinkListener(Roots(), open_socket=refuse)
+    listener.listen(Heard().teller)
+    with pytest.raises(Blind, match="RestrictAddressFamilies=AF_NETLINK"):
+        listener.collect()
+    listener.close()
+
+
+def test_a_listener_that_broke_says_so() -> None:
+    """The thread died and its last numbers were sent for ever."""
+
+    class Breaks(LinkSocket):
+        def receive(self) -> bytes | None:
+            raise OSError(5, "Input/output error")
+
+    listener = LinkListener(Roots(), open_socket=Breaks)
+    listener.listen(Heard().teller)
+    listener._thread and listener._thread.join(SECONDS_MAX)  # type: ignore[func-returns-value]
+    with pytest.raises(RuntimeError, match="ended"):
+        listener.collect()
+    listener.close()
+
+
+def test_a_host_that_is_a_folder_tells_nothing(tmp_path: Path) -> None:
+    """A recorded host's links are not this machine's."""
+    roots = Roots(tmp_path, tmp_path)
+    listener = LinkListener(roots)
+    listener.listen(Heard().teller)
+    for collector in (listener, NicStatistics(roots), LinkDetails(roots)):
+        with pytest.raises(NoData):
+            collector.collect()
+    listener.close()

@@ -1,0 +1,408 @@
+"""NICs, bonds and RDMA ports of hosts that are folders: names, widths, refusals, replacements."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.agent.clock import SystemClock
+from gangline.agent.collectors import net, rdma
+from gangline.agent.collectors.ethtool import NicStatistics
+from gangline.agent.collectors.link import LinkDetails
+from gangline.agent.collectors.rdma_names import OTHER_NAMES, QUEUE_COUNTERS, is_counter
+from gangline.agent.hardware import driver_statistics, ethtool, network
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.inventory import links
+from gangline.agent.turn import NoData, Outcome, take_turn
+from gangline.fingerprints.catalogue import BY_NAME, TABLES, Kind
+from tests.agent.test_netlink import attribute, fec_reply
+from tests.hosts.reading import rows_of
+
+Values = dict[str, float | int | None]
+
+
+def a_port(sys: Path, device: str = "mlx5_0", **files: str) -> Path:
+    """Make a port with these files; `counters__link_downed` is counters/link_downed."""
+    port = sys / "class/infiniband" / device / "ports/1"
+    port.mkdir(parents=True, exist_ok=True)
+    usual = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "link_layer": "InfiniBand"}
+    usual["rate"] = "400 Gb/sec (4X NDR)"
+    for name, text in (usual | files).items():
+        place = port / name.replace("__", "/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text + "\n")
+    return port
+
+
+def read_port(roots: Roots, port: str = "mlx5_0/1") -> Values:
+    values: Values = {}
+    for make in (rdma.rdma_1s, rdma.rdma_10s):
+        for block in make(roots).collect():
+            values |= dict(rows_of(block))[port] or {}
+    return values
+
+
+def test_every_name_of_a_counter_is_a_signal_of_the_catalogue() -> None:
+    """A misspelt name would be found by the first host of that vendor, far from here."""
+    sources = set(rdma.SOURCES) | set(rdma.OTHERS)
+    made = {"rdma.counter_epoch_count", "rdma.unnamed_counters_count"}
+    assert sources | made == {name for name in BY_NAME if name.startswith("rdma.")} - {
+        name for name, signal in BY_NAME.items() if signal.kind is Kind.EVENT
+    }
+    files = [file for names in OTHER_NAMES.values() for file in names]
+    assert len(files) == len(set(files))
+    picked = {
+        signal for names in driver_statistics.SIGNALS_OF.values() for signal in names.values()
+    }
+    assert picked == {s.name for s in TABLES["nic_10s_changes"]}
+
+
+def test_widths_are_those_of_the_kernel() -> None:
+    """A counter of 8 bits that stands at 255 is blind; declared wider, it would be quiet for ever."""
+    widths = {
+        "symbol_error": 16, "link_error_recovery": 8, "link_downed": 8, "port_rcv_errors": 16,
+        "port_rcv_remote_physical_errors": 16, "port_rcv_switch_relay_errors": 16,
+        "port_xmit_discards": 16, "port_xmit_constraint_errors": 8, "port_rcv_constraint_errors": 8,
+        "local_link_integrity_errors": 4, "excessive_buffer_overrun_errors": 4, "VL15_dropped": 16,
+        "port_xmit_wait": 32,
+    }  # fmt: skip
+    by_file = {source.file: BY_NAME[name] for name, source in rdma.SOURCES.items()}
+    for file, width in widths.items():
+        signal = by_file[f"counters/{file}"]
+        assert (signal.width_bits, signal.sticks) == (width, True), file
+    for file in ("out_of_buffer", "packet_seq_err", "rx_write_requests"):
+        signal = by_file[f"hw_counters/{file}"]
+        assert (signal.width_bits, signal.sticks) == (32, False), file
+    assert by_file["hw_counters/np_cnp_sent"].width_bits == 64
+
+
+def test_ports_of_other_vendors_speak_of_the_same_things(tmp_path: Path) -> None:
+    """Broadcom, Intel and Amazon call it otherwise: one signal, so that one rule finds it."""
+    a_port(tmp_path, "bnxt_re0", hw_counters__seq_err_naks_rcvd="3", hw_counters__tx_cnp_pkts="4",
+           hw_counters__active_qps="9", hw_counters__res_cq_load_err="5")  # fmt: skip
+    port = a_port(tmp_path, "irdma0", hw_counters__cnpSent="6")
+    (port / "hw_counters/Nak Sequence Error").write_text("7\n")
+    a_port(tmp_path, "efa_0", link_layer="Ethernet", hw_counters__rx_bytes="1000",
+           hw_counters__rx_drops="8", hw_counters__lifespan="12")  # fmt: skip
+    device = tmp_path / "class/infiniband/efa_0/hw_counters"
+    device.mkdir()
+    (device / "cmds_err").write_text("2\n")
+    (device / "submitted_cmds").write_text("99\n")
+    roots = Roots(tmp_path, tmp_path)
+    broadcom, intel, amazon = (read_port(roots, f"{d}/1") for d in ("bnxt_re0", "irdma0", "efa_0"))
+    assert broadcom["packet_sequence_errors"] == 3
+    assert broadcom["congestion_notifications_sent_packets"] == 4
+    assert broadcom["responder_completion_queue_load_errors"] == 5
+    assert broadcom["unnamed_counters_count"] == 0  # how many queue pairs there are counts nothing
+    assert (intel["packet_sequence_errors"], intel["unnamed_counters_count"]) == (7, 0)
+    assert intel["congestion_notifications_sent_packets"] == 6
+    assert (amazon["received_bytes"], amazon["receive_dropped_packets"]) == (1000, 8)
+    assert (amazon["command_errors"], amazon["link_layer_code"]) == (2, 2)
+    assert amazon["unnamed_counters_count"] == 1  # submitted_cmds
+
+
+def test_a_counter_that_no_signal_stands_for_is_counted_and_named(tmp_path: Path) -> None:
+    """A new firmware had a counter of what mattered; nobody knew that it was there and not read."""
+    a_port(tmp_path, hw_counters__packet_seq_err="1", hw_counters__rx_new_trouble="5",
+           hw_counters__lifespan="10", counters__odd_thing="1")  # fmt: skip
+    assert read_port(Roots(tmp_path, tmp_path))["unnamed_counters_count"] == 2
+    (device,) = links.rdma(Roots(tmp_path, tmp_path))
+    assert device.attributes["unnamed_counters"] == "counters/odd_thing hw_counters/rx_new_trouble"
+    assert [is_counter(name) for name in ("lifespan", "active_qps", "cnpSent")] == [
+        False,
+        False,
+        True,
+    ]
+    assert set(QUEUE_COUNTERS.values()) <= set(BY_NAME)
+
+
+def test_words_that_are_no_numbers_are_missing(tmp_path: Path) -> None:
+    """`N/A (no PMA)` was read as zero errors; all ones as four times four billion bytes."""
+    a_port(tmp_path, counters__symbol_error="N/A (no PMA)", counters__port_rcv_data="4294967295",
+           counters__port_xmit_data="3", counters__link_downed="255", link_layer="Unknown")  # fmt: skip
+    values = read_port(Roots(tmp_path, tmp_path))
+    assert values["symbol_errors"] is None and values["received_bytes"] is None
+    assert values["transmitted_bytes"] == 12
+    assert values["link_downed_events"] == 255  # as it stands: the algebra calls it saturated
+    assert values["link_layer_code"] is None
+
+
+def test_a_restricted_port_is_blind_by_name_and_left_alone(tmp_path: Path) -> None:
+    """Counters of a restricted function: each read put a line into the kernel log, 40 a second."""
+    a_port(tmp_path, counters__link_downed="0", hw_counters__packet_seq_err="1")
+    port = a_port(tmp_path, "mlx5_7", hw_counters__packet_seq_err="1")
+    for name in ("link_downed", "symbol_error", "port_rcv_data"):
+        (port / "counters" / name).mkdir(parents=True)  # a folder refuses to be read, like EPERM
+    collector = rdma.rdma_1s(Roots(tmp_path, tmp_path))
+    for _ in range(300):
+        turn = take_turn(collector, SystemClock())
+        assert turn.outcome is Outcome.BLIND
+        assert "mlx5_7/1 refuse counters (EISDIR)" in turn.words and "mlx5_0" not in turn.words
+        assert "mlxprivhost" in turn.words or "physical function" in turn.words
+        rows = dict(rows_of(turn.blocks[1]))
+        assert rows["mlx5_7/1"] and rows["mlx5_7/1"]["packet_sequence_errors"] == 1
+        assert rows["mlx5_0/1"] and rows["mlx5_0/1"]["link_downed_events"] == 0
+    assert collector._files is not None and collector._files.read_errors < 15
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(errno.EPERM, "restricted function"), (errno.EIO, "restricted function"),
+     (errno.EACCES, "CAP_DAC_READ_SEARCH"), (errno.EOPNOTSUPP, None), (errno.ENOSYS, None)],
+)  # fmt: skip
+def test_what_would_open_a_port(error: int, said: str | None) -> None:
+    """Blind is only what is hidden; a port that has no such counters hides nothing."""
+    path = "/sys/class/infiniband/mlx5_2/ports/1/counters/symbol_error"
+    other = path.replace("mlx5_2", "mlx5_10")
+    words = rdma.blind_words([(path, error), (other, error)])
+    assert bool(words) == (said is not None)
+    if said:
+        assert words.startswith("mlx5_10/1, mlx5_2/1 refuse") and said in words
+        assert len(words) <= 240
+
+
+def test_a_port_that_was_made_again_starts_over(tmp_path: Path) -> None:
+    """The driver was loaded again within a second: same name, counters from zero or from anywhere."""
+    a_port(tmp_path, counters__port_rcv_data="1000")
+    collector = rdma.rdma_1s(Roots(tmp_path, tmp_path))
+
+    def epoch_and_bytes() -> tuple[object, object]:
+        row = dict(rows_of(collector.collect()[0]))["mlx5_0/1"]
+        assert row is not None
+        return row["counter_epoch_count"], row["received_bytes"]
+
+    assert [epoch_and_bytes() for _ in range(3)] == [(0, 4000)] * 3
+    kept = tmp_path / "class/infiniband/mlx5_0"
+    kept.rename(tmp_path / "held")  # so that the new folder cannot have the old one's inode
+    a_port(tmp_path, counters__port_rcv_data="9000")
+    assert [epoch_and_bytes() for _ in range(3)] == [(1, 36000)] * 3
+
+
+def test_a_replaced_interface_is_told_in_the_same_block(tmp_path: Path) -> None:
+    """Values of the new interface under the number of the old one would be subtracted."""
+    folder = tmp_path / "class/net/eth0"
+    for name in ("device", "statistics"):
+        (folder / name).mkdir(parents=True)
+    for name, text in {"ifindex": "4", "operstate": "up", "statistics/rx_bytes": "5"}.items():
+        (folder / name).write_text(text + "\n")
+    row = dict(rows_of(net.net_1s(Roots(tmp_path, tmp_path)).collect()[0]))["eth0"]
+    assert row is not None
+    assert (row["counter_epoch_count"], row["operational_state"], row["received_bytes"]) == (
+        4,
+        6,
+        5,
+    )
+
+
+# Bonds
+
+
+def a_bond(sys: Path, **slaves: str) -> Path:
+    folder = sys / "class/net/bond0/bonding"
+    folder.mkdir(parents=True)
+    (folder / "mode").write_text("active-backup 1\n")
+    (folder / "mii_status").write_text("up\n")
+    (folder / "slaves").write_text(" ".join(slaves) + "\n")
+    (folder / "active_slave").write_text(next(iter(slaves), "") + "\n")
+    for number, (name, status) in enumerate(slaves.items()):
+        own = sys / "class/net" / name / "bonding_slave"
+        own.mkdir(parents=True)
+        (own.parent / "ifindex").write_text(f"{number + 2}\n")
+        (own / "mii_status").write_text(status + "\n")
+        (own / "link_failure_count").write_text("3\n")
+    return folder
+
+
+def test_a_bond_with_half_its_slaves(tmp_path: Path) -> None:
+    """One of two ports of a RoCE bond was down for weeks: the bond was up, at half its rate."""
+    a_bond(tmp_path, eth0="up", eth1="down", eth2="going back")
+    collector = net.Bonds(Roots(tmp_path, tmp_path))
+    row = dict(rows_of(collector.collect()[0]))["bond0"]
+    assert row == {
+        "slaves_count": 3.0, "slaves_up_count": 1.0, "link_state": 1, "active_slave_number": 2,
+        "slave_failures_events": 9,
+    }  # fmt: skip
+    shutil.rmtree(tmp_path / "class/net/eth1")
+    row = dict(rows_of(collector.collect()[0]))["bond0"]
+    assert row and row["slaves_up_count"] is None and row["slave_failures_events"] is None
+    shutil.rmtree(tmp_path / "class/net/bond0")
+    with pytest.raises(NoData, match="no bond"):
+        collector.collect()
+
+
+@given(st.text(max_size=20))
+def test_states_of_a_bond_are_those_of_its_driver(text: str) -> None:
+    """A word of another driver is not `down`."""
+    known = {"up": True, "going down": True, "down": False, "going back": False}
+    assert network.parse_mii_status(text) is known.get(text)
+
+
+# Inventory
+
+
+@given(st.text(max_size=45))
+def test_a_gid_is_whole_and_set(text: str) -> None:
+    """Half a GID, all zeroes, digits of another script: no address."""
+    gid = network.parse_gid(text)
+    assert gid is None or (len(gid) == 39 and gid.isascii())
+
+
+def test_gids_and_interfaces_of_a_roce_bond(tmp_path: Path) -> None:
+    """mlx5_bond_0 has no interface below its PCI function: its GIDs name the bond."""
+    port = a_port(tmp_path, "mlx5_bond_0", link_layer="Ethernet", lid="0x0")
+    for folder in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
+        (port / folder).mkdir(parents=True)
+    zero = "0000:0000:0000:0000:0000:0000:0000:0000"
+    local = "fe80:0000:0000:0000:0000:0000:0000:0000"
+    table = {0: "fe80:0000:0000:0000:0ac0:ebff:fe12:3456", 1: local, 2: zero, 3: "::1",
+             10: "0000:0000:0000:0000:0000:ffff:0a00:0001"}  # fmt: skip
+    for index, gid in table.items():
+        (port / f"gids/{index}").write_text(gid + "\n")
+    (port / "gids/odd").write_text(table[0])
+    for index in (0, 10):
+        (port / f"gid_attrs/types/{index}").write_text("RoCE v2\n")
+        (port / f"gid_attrs/ndevs/{index}").write_text("bond0\n")
+    (device,) = links.rdma(Roots(tmp_path, tmp_path))
+    assert device.key == "mlx5_bond_0/1"
+    assert device.attributes["interfaces"] == "bond0"
+    assert device.attributes["gids"] == f"0={table[0]} RoCE v2 bond0, 10={table[10]} RoCE v2 bond0"
+    assert device.attributes["gids_count"] == "2"
+    assert device.attributes["link_layer"] == "Ethernet"
+
+
+def test_bonds_and_vlans_in_the_inventory(tmp_path: Path) -> None:
+    """Which slave failed how often is what the technician asks first."""
+    folder = a_bond(tmp_path, eth0="up", eth1="down")
+    (folder.parent / "uevent").write_text("DEVTYPE=bond\n")
+    (folder / "xmit_hash_policy").write_text("layer3+4 1\n")
+    vlan = tmp_path / "class/net/bond0.100"
+    vlan.mkdir()
+    (vlan / "uevent").write_text("DEVTYPE=vlan\n")
+    config = tmp_path / "proc/net/vlan/config"
+    config.parent.mkdir(parents=True)
+    config.write_text(
+        "VLAN Dev name    | VLAN ID\nName-Type: VLAN_NAME_TYPE_RAW_PLUS_VID_NO_PAD\n"
+        "bond0.100      | 100  | bond0\n"
+    )
+    found = {d.key: d.attributes for d in links.interfaces(Roots(tmp_path, tmp_path / "proc"))}
+    assert set(found) == {"bond0", "bond0.100"}
+    assert found["bond0"]["slaves"] == "eth0=up/3 eth1=down/3"
+    assert (found["bond0"]["mode"], found["bond0"]["active_slave"]) == ("active-backup 1", "eth0")
+    assert (found["bond0"]["state"], found["bond0"]["transmit_hash"]) == ("up", "layer3+4 1")
+    assert (found["bond0.100"]["vlan"], found["bond0.100"]["below"]) == ("100", "bond0")
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_make_the_vlans_raise(data: bytes) -> None:
+    """Names of any bytes, lines cut off: nothing, or a number that a VLAN can have."""
+    for name, number, below in links.parse_vlans(data + b"\n a | 12 | b"):
+        assert name.encode() and 0 <= number <= 9999
+        below.encode()
+
+
+# The driver's own statistics
+
+
+PFC = b"rx_prio3_pause"
+
+
+@given(
+    st.lists(st.sampled_from([PFC, b"rx_discards_phy", b"\xff\xfe", b"", b"tx_bytes"]), max_size=9)
+)
+def test_statistics_are_picked_by_name_and_never_in_doubt(names: list[bytes]) -> None:
+    """Two statistics of one name, a name that is no text: not picked, and no harm to the others."""
+    picked = driver_statistics.pick(b"mlx5_core", names)
+    for signal, place in picked.items():
+        assert driver_statistics.SIGNALS_OF[b"mlx5_core"][names[place]] == signal
+        assert names.count(names[place]) == 1
+    assert ("nic.priority_3_received_pause_frames" in picked) == (names.count(PFC) == 1)
+    assert driver_statistics.pick(b"veth", names) == {}
+
+
+class Statistics:
+    """A driver with made statistics; `values` by name, which may change between turns."""
+
+    def __init__(self, driver: bytes, values: dict[bytes, int], refuses: int = 0) -> None:
+        self.of, self.values, self.refuses = driver, values, refuses
+        self.asked_names = 0
+
+    def driver(self, interface: str) -> tuple[bytes, bytes, bytes, bytes]:
+        return self.of, b"", b"", b""
+
+    def names(self, interface: str) -> list[bytes]:
+        self.asked_names += 1
+        if self.refuses and interface == "eth1":
+            raise OSError(self.refuses, os.strerror(self.refuses))
+        return list(self.values)
+
+    def read(self, interface: str, picks: array[int], values: array[int], expected: int) -> int:
+        if len(self.values) == expected:
+            values[:] = array("Q", [list(self.values.values())[place] for place in picks])
+        return len(self.values)
+
+
+def two_interfaces(folder: Path) -> dict[str, Path]:
+    for name in ("eth0", "eth1"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "ifindex").write_text(f"{int(name[3]) + 2}\n")
+    return {name: folder / name for name in ("eth0", "eth1")}
+
+
+def test_pfc_of_a_port_and_a_neighbour_that_refuses(tmp_path: Path) -> None:
+    """The names are read once; a ring that was added makes them be read again; EPERM is blind."""
+    driver = Statistics(
+        b"mlx5_core", {b"rx0_packets": 1, PFC: 5, b"tx_discards_phy": 7}, errno.EPERM
+    )
+    collector = NicStatistics(Roots(), lambda _: two_interfaces(tmp_path), lambda: driver)  # type: ignore[arg-type, return-value]
+    turn = [take_turn(collector, SystemClock()) for _ in range(4)][-1]
+    assert (turn.outcome, turn.words) == (
+        Outcome.BLIND, "eth1 refuse statistics: give the agent CAP_NET_ADMIN",
+    )  # fmt: skip
+    rows = dict(rows_of(turn.blocks[1]))
+    assert rows["eth1"] is None and rows["eth0"] is not None
+    assert rows["eth0"]["priority_3_received_pause_frames"] == 5
+    assert rows["eth0"]["transmit_discards_packets"] == 7
+    assert driver.asked_names == 1 + 4  # eth0 once, eth1 in vain each turn
+    driver.values = {b"rx0_packets": 1, b"rx1_packets": 2, PFC: 6, b"tx_discards_phy": 8}
+    row = dict(rows_of(collector.collect()[1]))["eth0"]
+    assert row and row["priority_3_received_pause_frames"] == 6
+    assert dict(rows_of(collector.collect()[0]))["eth0"] == {
+        "statistics_count": 4.0, "counter_epoch_count": 2,
+    }  # fmt: skip
+
+
+class Wire:
+    """Answers the questions of ethtool netlink with made replies; one interface is sick."""
+
+    def ask(self, command: int, index: int, *, with_statistics: bool = False) -> bytes:
+        if index == 3:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        assert with_statistics == (command in (ethtool.FEC_GET, ethtool.PAUSE_GET))
+        lanes = b"".join(n.to_bytes(8, "little") for n in (90, 40, 50))
+        return {
+            ethtool.LINKSTATE_GET: attribute(2, b"\0") + attribute(5, b"\4"),
+            ethtool.LINKMODES_GET: attribute(5, (400_000).to_bytes(4, "little")),
+            ethtool.FEC_GET: fec_reply(50, lanes, bytes(8)),
+            ethtool.PAUSE_GET: b"\1",
+        }[command]
+
+
+def test_the_wire_of_a_port_and_a_neighbour_that_cannot_say(tmp_path: Path) -> None:
+    """FEC counts of all lanes, why there is no link; a driver that knows nothing costs no other."""
+    collector = LinkDetails(Roots(), lambda _: two_interfaces(tmp_path), lambda: Wire())  # type: ignore[arg-type, return-value]
+    turn = take_turn(collector, SystemClock())
+    assert (turn.outcome, turn.words) == (Outcome.OK, "")
+    state, counts = (dict(rows_of(block)) for block in turn.blocks)
+    eth0, eth1, fec = state["eth0"], state["eth1"], counts["eth0"]
+    assert eth0 and eth1 and fec and counts["eth1"] is None
+    assert (eth0["down_reason_code"], eth0["fec_active_code"]) == (4, 50)
+    assert eth0["speed_bytes_per_second"] == 5e10 and eth0["pause_receive_state"] is None
+    assert (fec["fec_corrected_count"], fec["fec_uncorrectable_errors"]) == (90, 0)
+    assert {name: v for name, v in eth1.items() if v is not None} == {"counter_epoch_count": 3}
