@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from .hardware.files import read_text
+
 BOOT_ID_BYTES = 16
 #: What boards report whose maker never set a UUID; it would make strangers look alike.
 _PLACEHOLDERS = frozenset(
@@ -76,7 +78,4 @@ def boot_id(proc_root: Path = Path("/proc")) -> bytes:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode(errors="replace").strip()
-    except OSError:
-        return ""
+    return read_text(path) or ""

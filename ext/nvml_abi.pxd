@@ -2,7 +2,8 @@
 """What we use of the NVML C ABI, declared by us; a test compiles a program against NVIDIA's header and compares.
 
 Names are the header's, so that the test can hold each line against it. Structs, version words and
-prototypes: nvml.h of NVML 12.9. A versioned struct carries `sizeof | version << 24` in its first word
+prototypes: nvml.h of NVML 13.5 (older headers say the same of what they have). Field ids are not here: they
+move between drivers (`fingerprints/nvml_fields.py`). A versioned struct carries `sizeof | version << 24` in its first word
 (NVML_STRUCT_VERSION); a driver that does not know that word answers ARGUMENT_VERSION_MISMATCH.
 """
 
@@ -15,6 +16,9 @@ ctypedef unsigned int nvmlPstates_t
 ctypedef unsigned int nvmlMemoryErrorType_t
 ctypedef unsigned int nvmlEccCounterType_t
 ctypedef unsigned int nvmlValueType_t
+ctypedef unsigned int nvmlEnableState_t
+ctypedef unsigned int nvmlComputeMode_t
+ctypedef unsigned int nvmlPerfPolicyType_t
 
 cdef enum:
     NVML_SUCCESS = 0
@@ -27,15 +31,22 @@ cdef enum:
     NVML_ERROR_DRIVER_NOT_LOADED = 9
     NVML_ERROR_FUNCTION_NOT_FOUND = 13
     NVML_ERROR_GPU_IS_LOST = 15
+    NVML_ERROR_RESET_REQUIRED = 16
     NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25
     NVML_ERROR_DEPRECATED = 26
     NVML_ERROR_GPU_NOT_FOUND = 28
     NVML_INIT_FLAG_NO_GPUS = 1
+    NVML_CLOCK_GRAPHICS = 0
     NVML_CLOCK_SM = 1
     NVML_CLOCK_MEM = 2
+    NVML_CLOCK_VIDEO = 3
     NVML_TEMPERATURE_GPU = 0
+    NVML_TEMPERATURE_THRESHOLD_SHUTDOWN = 0
     NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = 1
+    NVML_TEMPERATURE_THRESHOLD_MEM_MAX = 2
+    NVML_TEMPERATURE_THRESHOLD_GPU_MAX = 3
+    NVML_PERF_POLICY_THERMAL = 1
     NVML_MEMORY_ERROR_TYPE_CORRECTED = 0
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
     NVML_VOLATILE_ECC = 0
@@ -47,19 +58,6 @@ cdef enum:
     NVML_VALUE_TYPE_SIGNED_LONG_LONG = 4
     NVML_VALUE_TYPE_SIGNED_INT = 5
     NVML_VALUE_TYPE_UNSIGNED_SHORT = 6
-    NVML_FI_DEV_ECC_SBE_VOL_TOTAL = 3
-    NVML_FI_DEV_ECC_DBE_VOL_TOTAL = 4
-    NVML_FI_DEV_ECC_SBE_AGG_TOTAL = 5
-    NVML_FI_DEV_ECC_DBE_AGG_TOTAL = 6
-    NVML_FI_DEV_PERF_POLICY_POWER = 74
-    NVML_FI_DEV_PERF_POLICY_THERMAL = 75
-    NVML_FI_DEV_PERF_POLICY_SYNC_BOOST = 76
-    NVML_FI_DEV_MEMORY_TEMP = 82
-    NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION = 83
-    NVML_FI_DEV_PCIE_REPLAY_COUNTER = 94
-    NVML_FI_DEV_POWER_AVERAGE = 185
-    NVML_FI_DEV_POWER_INSTANT = 186
-    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
     NVML_DEVICE_UUID_V2_BUFFER_SIZE = 96
     NVML_DEVICE_NAME_V2_BUFFER_SIZE = 96
     NVML_DEVICE_SERIAL_BUFFER_SIZE = 30
@@ -98,6 +96,59 @@ cdef struct nvmlTemperature_t:
 cdef struct nvmlMarginTemperature_t:
     unsigned int version
     int marginTemperature
+
+cdef struct nvmlBAR1Memory_t:
+    unsigned long long bar1Total
+    unsigned long long bar1Free
+    unsigned long long bar1Used
+
+cdef struct nvmlViolationTime_t:
+    unsigned long long referenceTime
+    unsigned long long violationTime
+
+cdef struct nvmlRowRemapperHistogramValues_t:
+    unsigned int max
+    unsigned int high
+    unsigned int partial
+    unsigned int low
+    unsigned int none
+
+cdef struct nvmlRepairStatus_t:
+    unsigned int version
+    unsigned int bChannelRepairPending
+    unsigned int bTpcRepairPending
+
+cdef struct nvmlUnrepairableMemoryStatus_v1_t:
+    unsigned int bUnrepairableMemory
+
+cdef struct nvmlEccSramErrorStatus_t:
+    unsigned int version
+    unsigned long long aggregateUncParity
+    unsigned long long aggregateUncSecDed
+    unsigned long long aggregateCor
+    unsigned long long volatileUncParity
+    unsigned long long volatileUncSecDed
+    unsigned long long volatileCor
+    unsigned long long aggregateUncBucketL2
+    unsigned long long aggregateUncBucketSm
+    unsigned long long aggregateUncBucketPcie
+    unsigned long long aggregateUncBucketMcu
+    unsigned long long aggregateUncBucketOther
+    unsigned int bThresholdExceeded
+
+cdef struct nvmlEccSramUniqueUncorrectedErrorEntry_v1_t:
+    unsigned int unit
+    unsigned int location
+    unsigned int sublocation
+    unsigned int extlocation
+    unsigned int address
+    unsigned int isParity
+    unsigned int count
+
+cdef struct nvmlEccSramUniqueUncorrectedErrorCounts_t:
+    unsigned int version
+    unsigned int entryCount
+    nvmlEccSramUniqueUncorrectedErrorEntry_v1_t *entries
 
 cdef union nvmlValue_t:
     double dVal
@@ -161,3 +212,22 @@ cdef struct Calls:
     nvmlReturn_t (*nvmlDeviceGetPcieReplayCounter)(nvmlDevice_t device, unsigned int *replays) noexcept nogil
     nvmlReturn_t (*nvmlDeviceGetPerformanceState)(nvmlDevice_t device, nvmlPstates_t *state) noexcept nogil
     nvmlReturn_t (*nvmlDeviceGetComputeRunningProcesses_v3)(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetApplicationsClock)(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetPowerManagementLimit)(nvmlDevice_t device, unsigned int *limit) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetPowerManagementDefaultLimit)(nvmlDevice_t device, unsigned int *limit) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetPowerManagementLimitConstraints)(nvmlDevice_t device, unsigned int *min, unsigned int *max) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetEncoderUtilization)(nvmlDevice_t device, unsigned int *utilization, unsigned int *period) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetDecoderUtilization)(nvmlDevice_t device, unsigned int *utilization, unsigned int *period) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetJpgUtilization)(nvmlDevice_t device, unsigned int *utilization, unsigned int *period) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetOfaUtilization)(nvmlDevice_t device, unsigned int *utilization, unsigned int *period) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetBAR1MemoryInfo)(nvmlDevice_t device, nvmlBAR1Memory_t *memory) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetViolationStatus)(nvmlDevice_t device, nvmlPerfPolicyType_t policy, nvmlViolationTime_t *time) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetSramEccErrorStatus)(nvmlDevice_t device, nvmlEccSramErrorStatus_t *status) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetRowRemapperHistogram)(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *values) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetRepairStatus)(nvmlDevice_t device, nvmlRepairStatus_t *status) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetUnrepairableMemoryFlag_v1)(nvmlDevice_t device, nvmlUnrepairableMemoryStatus_v1_t *status) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetEccMode)(nvmlDevice_t device, nvmlEnableState_t *current, nvmlEnableState_t *pending) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetMigMode)(nvmlDevice_t device, unsigned int *current, unsigned int *pending) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetPersistenceMode)(nvmlDevice_t device, nvmlEnableState_t *mode) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetComputeMode)(nvmlDevice_t device, nvmlComputeMode_t *mode) noexcept nogil
+    nvmlReturn_t (*nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts)(nvmlDevice_t device, nvmlEccSramUniqueUncorrectedErrorCounts_t *counts) noexcept nogil

@@ -1,217 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""One pass over all GPUs: which call gives which reading, and what an answer is worth. C only, no Python object.
+"""One pass over all GPUs: the calls of a shape of their own, and the order of things. C only, no Python object.
 
-What NVML does not say is missing, never zero: an error, a blank (all ones, or DCGM's 2^63-16 and up), a value
-beyond what the reading can be. A GPU that is lost is asked nothing more in this pass, and its row is missing
-but for the loss itself; its neighbours are read as ever.
+A GPU that is lost is asked nothing more in this pass, and its row is missing but for the loss itself; its
+neighbours are read as ever.
 """
 
-from libc.math cimport fabs, isfinite
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.string cimport memset
 
 from nvml_abi cimport *
-
-cdef enum:
-    FIELDS_MAX = 16
-    ADDRESS_BYTES = 32
-    #: A GPU that could not be opened is tried again after so many sweeps: an attach may take seconds.
-    OPEN_EVERY_SWEEPS = 60
-
-cdef enum:
-    SM_CLOCK, MEMORY_CLOCK, SM_CLOCK_MAX, EVENT_REASONS, VIOLATION_POWER, VIOLATION_THERMAL, VIOLATION_SYNC_BOOST
-    POWER, POWER_AVERAGE, POWER_LIMIT, ENERGY, TEMPERATURE, MEMORY_TEMPERATURE, MARGIN, SLOWDOWN
-    UTILIZATION, MEMORY_UTILIZATION, MEMORY_USED, MEMORY_TOTAL, MEMORY_RESERVED
-    ECC_CORRECTED_VOLATILE, ECC_UNCORRECTED_VOLATILE, ECC_CORRECTED_LIFETIME, ECC_UNCORRECTED_LIFETIME
-    REMAPPED_CORRECTABLE, REMAPPED_UNCORRECTABLE, REMAP_PENDING, REMAP_FAILED
-    PCIE_GENERATION, PCIE_GENERATION_MAX, PCIE_WIDTH, PCIE_WIDTH_MAX, PCIE_REPLAYS
-    PERFORMANCE_STATE, RECOVERY_ACTION, PROCESSES, CALLS_FAILED, SLOW_CALLS_FAILED, LOST
-    READING_COUNT
-
-# What NVML's unit is multiplied with and divided by (x / 1000 is exact where x * 0.001 is not), the largest
-# raw value that is believed (0: any), the field that gives it (0: a call of its own does).
-cdef struct About:
-    double multiplier
-    double divisor
-    uint64_t raw_max
-    int field
-    bint is_float
-
-# What a sweep needs, made before it begins. `cells` and `valid` stand at a reading's row 0; NULL: not wanted.
-cdef struct Pass:
-    Calls *call
-    int rows
-    char *addresses  # ADDRESS_BYTES a row
-    nvmlDevice_t *devices  # NULL: not open
-    nvmlReturn_t *opened  # the last answer to opening it
-    uint64_t *failed  # calls, of each row, since the sweep was made
-    uint64_t *cells[READING_COUNT]
-    uint8_t *valid[READING_COUNT]
-    About about[READING_COUNT]
-    nvmlFieldValue_t fields[FIELDS_MAX]
-    int field_reading[FIELDS_MAX]
-    int field_count
-    uint64_t sweeps
-    uint64_t calls
-    int row  # the row at hand
-    int at  # slot in Calls of the call being made, -1 between calls: what a hang is named by
-    bint lost
-    uint8_t lacks[READING_COUNT]  # this row has no such field: the reading's own call is asked instead
-
-ctypedef nvmlReturn_t (*UintCall)(nvmlDevice_t, unsigned int *) noexcept nogil
-ctypedef nvmlReturn_t (*UintOfKindCall)(nvmlDevice_t, unsigned int, unsigned int *) noexcept nogil
-ctypedef nvmlReturn_t (*LongCall)(nvmlDevice_t, unsigned long long *) noexcept nogil
-
-
-# ---- what an answer is worth -------------------------------------------------------------------------
-
-cdef inline bint lacking(nvmlReturn_t code) noexcept nogil:
-    """Say whether the answer means `this driver or GPU does not have it`, which is no failure."""
-    return code in (
-        NVML_ERROR_NOT_SUPPORTED,
-        NVML_ERROR_FUNCTION_NOT_FOUND,
-        NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-        NVML_ERROR_DEPRECATED,
-    )
-
-
-cdef inline bint answered(Pass *p, nvmlReturn_t code) noexcept nogil:
-    """Say whether there is a value; note a loss, count a failure."""
-    if code == NVML_SUCCESS:
-        return True
-    if code == NVML_ERROR_GPU_IS_LOST:
-        p.lost = True
-    elif not lacking(code):
-        p.failed[p.row] += 1
-    return False
-
-
-cdef inline bint blank(uint64_t value) noexcept nogil:
-    """Say whether a driver writes this where it has no value (`unsigned` -1 of 32 or 64 bits, DCGM's blanks)."""
-    cdef uint64_t all_ones = ~<uint64_t>0
-    return value == all_ones >> 32 or value == all_ones or value >> 4 == all_ones >> 5
-
-
-cdef inline void put_float(Pass *p, int reading, double value) noexcept nogil:
-    """Write a gauge; what is not finite or beyond belief stays missing."""
-    cdef About *about = &p.about[reading]
-    if p.cells[reading] == NULL or not isfinite(value) or (about.raw_max and fabs(value) > about.raw_max):
-        return
-    (<double *>p.cells[reading])[p.row] = value * about.multiplier / about.divisor
-    p.valid[reading][p.row] = 1
-
-
-cdef inline void put(Pass *p, int reading, uint64_t value) noexcept nogil:
-    """Write an unsigned answer in the reading's unit; a blank or an unbelievable one stays missing."""
-    cdef About *about = &p.about[reading]
-    if p.cells[reading] == NULL or blank(value):
-        return
-    if about.is_float:
-        put_float(p, reading, <double>value)
-    elif not about.raw_max or value <= about.raw_max:
-        p.cells[reading][p.row] = value
-        p.valid[reading][p.row] = 1
-
-
-cdef inline void put_signed(Pass *p, int reading, int64_t value) noexcept nogil:
-    """Write a signed answer. A counter cannot be below zero; of gauges only a margin is ever truly -1."""
-    if value == -1 and reading != MARGIN:
-        return
-    if p.about[reading].is_float:
-        put_float(p, reading, <double>value)
-    elif value >= 0:
-        put(p, reading, <uint64_t>value)
-
-
-# ---- calls of one shape ------------------------------------------------------------------------------
-
-cdef inline bint wanted(Pass *p, int reading) noexcept nogil:
-    return p.cells[reading] != NULL
-
-
-cdef inline bint may(Pass *p, const void *slot) noexcept nogil:
-    """Say whether the call in *slot* of Calls can be made now, and note that it is being made."""
-    if p.lost or (<void **>slot)[0] == NULL:
-        return False
-    p.at = <int>((<char *>slot - <char *>p.call) // sizeof(void *))
-    p.calls += 1
-    return True
-
-
-cdef inline void read_uint(Pass *p, nvmlDevice_t device, int reading, UintCall *slot) noexcept nogil:
-    cdef unsigned int value = 0
-    if wanted(p, reading) and may(p, slot) and answered(p, slot[0](device, &value)):
-        put(p, reading, value)
-
-
-cdef inline void read_uint_of(Pass *p, nvmlDevice_t device, int reading, unsigned int kind, UintOfKindCall *slot) noexcept nogil:
-    cdef unsigned int value = 0
-    if wanted(p, reading) and may(p, slot) and answered(p, slot[0](device, kind, &value)):
-        put(p, reading, value)
-
-
-cdef inline void read_long(Pass *p, nvmlDevice_t device, int reading, LongCall *slot) noexcept nogil:
-    cdef unsigned long long value = 0
-    if wanted(p, reading) and may(p, slot) and answered(p, slot[0](device, &value)):
-        put(p, reading, value)
-
-
-# ---- fields: all of a GPU's in one call ---------------------------------------------------------------
-
-cdef inline void put_field(Pass *p, int reading, nvmlFieldValue_t *field) noexcept nogil:
-    """Write one field's answer. INVALID_ARGUMENT here is a driver that does not know the id."""
-    p.lacks[reading] = lacking(field.nvmlReturn) or field.nvmlReturn == NVML_ERROR_INVALID_ARGUMENT
-    if p.lacks[reading] or not answered(p, field.nvmlReturn):
-        return
-    if field.valueType == NVML_VALUE_TYPE_DOUBLE:
-        if p.about[reading].is_float:
-            put_float(p, reading, field.value.dVal)
-    elif field.valueType == NVML_VALUE_TYPE_UNSIGNED_INT:
-        put(p, reading, field.value.uiVal)
-    elif field.valueType == NVML_VALUE_TYPE_UNSIGNED_LONG:
-        put(p, reading, field.value.ulVal)
-    elif field.valueType == NVML_VALUE_TYPE_UNSIGNED_LONG_LONG:
-        put(p, reading, field.value.ullVal)
-    elif field.valueType == NVML_VALUE_TYPE_SIGNED_LONG_LONG:
-        put_signed(p, reading, field.value.sllVal)
-    elif field.valueType == NVML_VALUE_TYPE_SIGNED_INT:
-        put_signed(p, reading, field.value.siVal)
-    elif field.valueType == NVML_VALUE_TYPE_UNSIGNED_SHORT:
-        put(p, reading, field.value.usVal)
-
-
-cdef inline void read_fields(Pass *p, nvmlDevice_t device) noexcept nogil:
-    """Ask for all fields at once; where that fails as a whole, each reading's own call is asked."""
-    cdef int i
-    for i in range(p.field_count):
-        p.lacks[p.field_reading[i]] = 1
-        p.fields[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED  # should the driver pass one over
-    if not p.field_count or not may(p, &p.call.nvmlDeviceGetFieldValues):
-        return
-    if answered(p, p.call.nvmlDeviceGetFieldValues(device, p.field_count, p.fields)):
-        for i in range(p.field_count):
-            put_field(p, p.field_reading[i], &p.fields[i])
-
-
-cdef inline void read_instead_of_fields(Pass *p, nvmlDevice_t device) noexcept nogil:
-    """Ask the older calls for what this driver or GPU does not have as a field."""
-    if p.lacks[POWER]:
-        read_uint(p, device, POWER, &p.call.nvmlDeviceGetPowerUsage)
-    if p.lacks[ENERGY]:
-        read_long(p, device, ENERGY, &p.call.nvmlDeviceGetTotalEnergyConsumption)
-    if p.lacks[PCIE_REPLAYS]:
-        read_uint(p, device, PCIE_REPLAYS, &p.call.nvmlDeviceGetPcieReplayCounter)
-    read_ecc(p, device, ECC_CORRECTED_VOLATILE, NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_VOLATILE_ECC)
-    read_ecc(p, device, ECC_UNCORRECTED_VOLATILE, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC)
-    read_ecc(p, device, ECC_CORRECTED_LIFETIME, NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_AGGREGATE_ECC)
-    read_ecc(p, device, ECC_UNCORRECTED_LIFETIME, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_AGGREGATE_ECC)
-
-
-cdef inline void read_ecc(Pass *p, nvmlDevice_t device, int reading, unsigned int type, unsigned int counter) noexcept nogil:
-    cdef unsigned long long value = 0
-    if not p.lacks[reading] or not wanted(p, reading) or not may(p, &p.call.nvmlDeviceGetTotalEccErrors):
-        return
-    if answered(p, p.call.nvmlDeviceGetTotalEccErrors(device, type, counter, &value)):
-        put(p, reading, value)
+from nvml_pass cimport *
 
 
 # ---- version words: NVML_STRUCT_VERSION, sizeof | version << 24 ------------------------------------------
@@ -228,19 +25,24 @@ cdef inline unsigned int margin_version() noexcept nogil:
     return sizeof(nvmlMarginTemperature_t) | 1 << 24
 
 
+cdef inline unsigned int sram_version() noexcept nogil:
+    return sizeof(nvmlEccSramErrorStatus_t) | 1 << 24
+
+
+cdef inline unsigned int sram_places_version() noexcept nogil:
+    return sizeof(nvmlEccSramUniqueUncorrectedErrorCounts_t) | 1 << 24
+
+
+cdef inline unsigned int repair_version() noexcept nogil:
+    return sizeof(nvmlRepairStatus_t) | 1 << 24
+
+
 # ---- calls of their own shape --------------------------------------------------------------------------
-
-cdef inline void read_event_reasons(Pass *p, nvmlDevice_t device) noexcept nogil:
-    """The call was renamed in driver 535; the older name is still exported by most."""
-    if p.call.nvmlDeviceGetCurrentClocksEventReasons != NULL:
-        read_long(p, device, EVENT_REASONS, &p.call.nvmlDeviceGetCurrentClocksEventReasons)
-    else:
-        read_long(p, device, EVENT_REASONS, &p.call.nvmlDeviceGetCurrentClocksThrottleReasons)
-
 
 cdef inline void read_temperature(Pass *p, nvmlDevice_t device) noexcept nogil:
     """Ask the versioned call, and the one it replaces where a driver lacks it or its version."""
     cdef nvmlTemperature_t now
+    cdef unsigned int older = 0
     cdef nvmlReturn_t code = NVML_ERROR_FUNCTION_NOT_FOUND
     if not wanted(p, TEMPERATURE):
         return
@@ -250,8 +52,9 @@ cdef inline void read_temperature(Pass *p, nvmlDevice_t device) noexcept nogil:
         code = p.call.nvmlDeviceGetTemperatureV(device, &now)
         if answered(p, code):
             put_signed(p, TEMPERATURE, now.temperature)
-    if lacking(code):
-        read_uint_of(p, device, TEMPERATURE, NVML_TEMPERATURE_GPU, <UintOfKindCall *>&p.call.nvmlDeviceGetTemperature)
+    if lacking(code) and may(p, &p.call.nvmlDeviceGetTemperature):
+        if answered(p, p.call.nvmlDeviceGetTemperature(device, NVML_TEMPERATURE_GPU, &older)):
+            put(p, TEMPERATURE, older)
 
 
 cdef inline void read_margin(Pass *p, nvmlDevice_t device) noexcept nogil:
@@ -285,9 +88,10 @@ cdef inline void read_memory(Pass *p, nvmlDevice_t device) noexcept nogil:
         if answered(p, p.call.nvmlDeviceGetMemoryInfo_v2(device, &apart)):
             put(p, MEMORY_TOTAL, apart.total)
             put(p, MEMORY_RESERVED, apart.reserved)
-    if wanted(p, MEMORY_USED) or (wanted(p, MEMORY_TOTAL) and not p.valid[MEMORY_TOTAL][p.row]):
+    if wanted(p, MEMORY_USED) or wanted(p, MEMORY_FREE) or (wanted(p, MEMORY_TOTAL) and not p.valid[MEMORY_TOTAL][p.row]):
         if may(p, &p.call.nvmlDeviceGetMemoryInfo) and answered(p, p.call.nvmlDeviceGetMemoryInfo(device, &memory)):
             put(p, MEMORY_USED, memory.used)
+            put(p, MEMORY_FREE, memory.free)
             put(p, MEMORY_TOTAL, memory.total)
 
 
@@ -316,31 +120,138 @@ cdef inline void read_processes(Pass *p, nvmlDevice_t device) noexcept nogil:
         put(p, PROCESSES, count)
 
 
+cdef inline void read_bar1(Pass *p, nvmlDevice_t device) noexcept nogil:
+    cdef nvmlBAR1Memory_t memory
+    memory.bar1Total = memory.bar1Free = memory.bar1Used = 0
+    if not wanted(p, BAR1_USED) or not may(p, &p.call.nvmlDeviceGetBAR1MemoryInfo):
+        return
+    if answered(p, p.call.nvmlDeviceGetBAR1MemoryInfo(device, &memory)):
+        put(p, BAR1_USED, memory.bar1Used)
+        put(p, BAR1_TOTAL, memory.bar1Total)
+
+
+cdef inline void read_histogram(Pass *p, nvmlDevice_t device) noexcept nogil:
+    cdef nvmlRowRemapperHistogramValues_t banks
+    banks.max = banks.high = banks.partial = banks.low = banks.none = 0
+    if not wanted(p, BANKS_NONE) or not may(p, &p.call.nvmlDeviceGetRowRemapperHistogram):
+        return
+    if answered(p, p.call.nvmlDeviceGetRowRemapperHistogram(device, &banks)):
+        put(p, BANKS_MAX, banks.max)
+        put(p, BANKS_HIGH, banks.high)
+        put(p, BANKS_PARTIAL, banks.partial)
+        put(p, BANKS_LOW, banks.low)
+        put(p, BANKS_NONE, banks.none)
+
+
+cdef inline void read_sram(Pass *p, nvmlDevice_t device) noexcept nogil:
+    cdef nvmlEccSramErrorStatus_t sram
+    if not wanted(p, SRAM_THRESHOLD) or not may(p, &p.call.nvmlDeviceGetSramEccErrorStatus):
+        return
+    memset(&sram, 0, sizeof(sram))
+    sram.version = sram_version()
+    if not answered(p, p.call.nvmlDeviceGetSramEccErrorStatus(device, &sram)):
+        return
+    put(p, SRAM_CORRECTED_VOLATILE, sram.volatileCor)
+    put(p, SRAM_PARITY_VOLATILE, sram.volatileUncParity)
+    put(p, SRAM_SECDED_VOLATILE, sram.volatileUncSecDed)
+    put(p, SRAM_CORRECTED_LIFETIME, sram.aggregateCor)
+    put(p, SRAM_PARITY_LIFETIME, sram.aggregateUncParity)
+    put(p, SRAM_SECDED_LIFETIME, sram.aggregateUncSecDed)
+    put(p, SRAM_L2, sram.aggregateUncBucketL2)
+    put(p, SRAM_SM, sram.aggregateUncBucketSm)
+    put(p, SRAM_PCIE, sram.aggregateUncBucketPcie)
+    put(p, SRAM_MCU, sram.aggregateUncBucketMcu)
+    put(p, SRAM_OTHER, sram.aggregateUncBucketOther)
+    put(p, SRAM_THRESHOLD, sram.bThresholdExceeded)
+
+
+cdef inline void read_sram_places(Pass *p, nvmlDevice_t device) noexcept nogil:
+    """Ask how many places lost data, then for all of them: more may have come between the two calls."""
+    cdef nvmlEccSramUniqueUncorrectedErrorCounts_t found
+    cdef nvmlReturn_t code
+    found.version, found.entryCount, found.entries = sram_places_version(), 0, NULL
+    if p.places == NULL or not may(p, &p.call.nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts):
+        return
+    code = p.call.nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts(device, &found)
+    if code != NVML_ERROR_INSUFFICIENT_SIZE and not answered(p, code):
+        return
+    if found.entryCount and found.entryCount <= SRAM_PLACES_MAX:
+        memset(p.places, 0xFF, SRAM_PLACES_MAX * sizeof(p.places[0]))  # an entry that is passed over is blank
+        found.version, found.entryCount, found.entries = sram_places_version(), SRAM_PLACES_MAX, p.places
+        if not may(p, &p.call.nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts):
+            return
+        if not answered(p, p.call.nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts(device, &found)):
+            return
+    if found.entryCount <= SRAM_PLACES_MAX:
+        put_sram_places(p, found.entryCount)
+
+
+cdef inline void put_sram_places(Pass *p, unsigned int count) noexcept nogil:
+    """Write the count and the sums; a sum with an entry that says no number is missing."""
+    cdef uint64_t errors = 0, parity = 0
+    cdef bint known = True, known_parity = True
+    cdef unsigned int i
+    for i in range(count):
+        known = known and not blank(p.places[i].count)
+        known_parity = known_parity and p.places[i].isParity <= 1
+        errors += p.places[i].count
+        parity += p.places[i].isParity
+    put(p, SRAM_PLACES, count)
+    if known:
+        put(p, SRAM_PLACES_ERRORS, errors)
+    if known_parity:
+        put(p, SRAM_PARITY_PLACES, parity)
+
+
+cdef inline void read_repair(Pass *p, nvmlDevice_t device) noexcept nogil:
+    cdef nvmlRepairStatus_t repair
+    repair.version, repair.bChannelRepairPending, repair.bTpcRepairPending = repair_version(), 0, 0
+    if wanted(p, REPAIR_TPC) and may(p, &p.call.nvmlDeviceGetRepairStatus):
+        if answered(p, p.call.nvmlDeviceGetRepairStatus(device, &repair)):
+            put(p, REPAIR_CHANNEL, repair.bChannelRepairPending)
+            put(p, REPAIR_TPC, repair.bTpcRepairPending)
+
+
+cdef inline void read_unrepairable(Pass *p, nvmlDevice_t device) noexcept nogil:
+    """nvml.h (13.1 to 13.5) has the flag alone in its struct, nvidia-ml-py (13.615) has a version word before it.
+
+    So there is room for both, and where the version word was written over, it was the flag's place.
+    """
+    cdef unsigned int room[2]
+    if not wanted(p, UNREPAIRABLE) or not may(p, &p.call.nvmlDeviceGetUnrepairableMemoryFlag_v1):
+        return
+    room[0], room[1] = sizeof(room) | 1 << 24, 0
+    if answered(p, p.call.nvmlDeviceGetUnrepairableMemoryFlag_v1(device, <nvmlUnrepairableMemoryStatus_v1_t *>room)):
+        put(p, UNREPAIRABLE, room[1] if room[0] == (sizeof(room) | 1 << 24) else room[0])
+
+
+cdef inline void read_violation(Pass *p, nvmlDevice_t device) noexcept nogil:
+    cdef nvmlViolationTime_t held
+    held.referenceTime = held.violationTime = 0
+    if not wanted(p, VIOLATION_CHECK) or not may(p, &p.call.nvmlDeviceGetViolationStatus):
+        return
+    if answered(p, p.call.nvmlDeviceGetViolationStatus(device, NVML_PERF_POLICY_THERMAL, &held)):
+        put(p, VIOLATION_CHECK, held.violationTime)
+
+
 # ---- the pass -------------------------------------------------------------------------------------------
 
 cdef inline void read_device(Pass *p, nvmlDevice_t device) noexcept nogil:
     read_fields(p, device)
-    read_instead_of_fields(p, device)
-    read_uint_of(p, device, SM_CLOCK, NVML_CLOCK_SM, <UintOfKindCall *>&p.call.nvmlDeviceGetClockInfo)
-    read_uint_of(p, device, MEMORY_CLOCK, NVML_CLOCK_MEM, <UintOfKindCall *>&p.call.nvmlDeviceGetClockInfo)
-    read_uint_of(p, device, SM_CLOCK_MAX, NVML_CLOCK_SM, <UintOfKindCall *>&p.call.nvmlDeviceGetMaxClockInfo)
-    read_event_reasons(p, device)
-    read_uint(p, device, POWER_LIMIT, &p.call.nvmlDeviceGetEnforcedPowerLimit)
+    make_asks(p, device)
     read_temperature(p, device)
     read_margin(p, device)
-    read_uint_of(
-        p, device, SLOWDOWN, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
-        <UintOfKindCall *>&p.call.nvmlDeviceGetTemperatureThreshold,
-    )
     read_utilization(p, device)
     read_memory(p, device)
-    read_remapped_rows(p, device)
-    read_uint(p, device, PCIE_GENERATION, &p.call.nvmlDeviceGetCurrPcieLinkGeneration)
-    read_uint(p, device, PCIE_GENERATION_MAX, &p.call.nvmlDeviceGetMaxPcieLinkGeneration)
-    read_uint(p, device, PCIE_WIDTH, &p.call.nvmlDeviceGetCurrPcieLinkWidth)
-    read_uint(p, device, PCIE_WIDTH_MAX, &p.call.nvmlDeviceGetMaxPcieLinkWidth)
-    read_uint(p, device, PERFORMANCE_STATE, <UintCall *>&p.call.nvmlDeviceGetPerformanceState)
     read_processes(p, device)
+    read_remapped_rows(p, device)
+    read_bar1(p, device)
+    read_histogram(p, device)
+    read_sram(p, device)
+    read_sram_places(p, device)
+    read_repair(p, device)
+    read_unrepairable(p, device)
+    read_violation(p, device)
 
 
 cdef inline void open_device(Pass *p) noexcept nogil:
@@ -356,27 +267,42 @@ cdef inline void open_device(Pass *p) noexcept nogil:
 
 cdef inline void forget_row(Pass *p) noexcept nogil:
     cdef int reading
-    for reading in range(READING_COUNT):
+    for reading in range(READINGS_MAX):
         if p.valid[reading] != NULL:
             p.valid[reading][p.row] = 0
 
 
+cdef inline void read_row(Pass *p) noexcept nogil:
+    """Fill the row at hand, and say whether its GPU is lost."""
+    if p.devices[p.row] == NULL and p.sweeps % OPEN_EVERY_SWEEPS == 0:
+        open_device(p)
+    if p.devices[p.row] != NULL:
+        read_device(p, p.devices[p.row])
+        if p.lost:
+            forget_row(p)
+        put(p, LOST, p.lost)
+    elif p.opened[p.row] == NVML_ERROR_GPU_IS_LOST:
+        put(p, LOST, 1)
+    elif p.opened[p.row] == NVML_ERROR_NO_PERMISSION:
+        p.refused[p.row] = OPEN_SLOT
+    put(p, CALLS_FAILED, p.failed[p.row])
+    put(p, SLOW_CALLS_FAILED, p.failed[p.row])
+    put(p, SETTINGS_CALLS_FAILED, p.failed[p.row])
+
+
 cdef inline void sweep(Pass *p) noexcept nogil:
-    """Fill every row; a row's error stays in its row."""
+    """Fill every row; a row's error stays in its row. Where NVML itself ended, every row is missing."""
     cdef int row
+    p.ended = NVML_SUCCESS
     for row in range(p.rows):
-        p.row, p.lost = row, False
+        p.row, p.lost, p.mute = row, False, False
+        p.refused[row] = -1
         forget_row(p)
-        if p.devices[row] == NULL and p.sweeps % OPEN_EVERY_SWEEPS == 0:
-            open_device(p)
-        if p.devices[row] != NULL:
-            read_device(p, p.devices[row])
-            if p.lost:
-                forget_row(p)
-            put(p, LOST, p.lost)
-        elif p.opened[row] == NVML_ERROR_GPU_IS_LOST:
-            put(p, LOST, 1)
-        put(p, CALLS_FAILED, p.failed[row])
-        put(p, SLOW_CALLS_FAILED, p.failed[row])
+        if not p.ended:
+            read_row(p)
+    if p.ended:
+        for row in range(p.rows):
+            p.row = row
+            forget_row(p)
     p.sweeps += 1
     p.at = -1

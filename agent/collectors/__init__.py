@@ -6,13 +6,27 @@ from collections.abc import Callable
 
 from ..hardware.roots import Roots
 from ..turn import Collector
+from .clock import ClockTenSeconds
+from .cpu import CpuMinute
 from .disk import Disks, Filesystems
+from .edac import edac_10s
+from .ethtool import NicStatistics
 from .host import HostMinute, HostSecond, HostTenSeconds
-from .net import net_1s, net_10s
-from .numa import NumaCores, numa_10s
-from .pcie import pcie_10s
-from .power import RaplEnergy, hwmon_10s, rapl_10s
+from .kernel_log import KernelLog
+from .link import LinkDetails
+from .lustre import LustreMounts, LustreTargets
+from .net import Bonds, net_1s, net_10s
+from .nfs import NfsMounts
+from .numa import NumaCores, NumaTenSeconds, hugepages_10s
+from .nvme import NvmeControllers, NvmeSmart
+from .pcie import PcieTenSeconds
+from .pcie_settings import PcieMinute
+from .power import RaplEnergy, hwmon_1s, hwmon_10s, rapl_10s
 from .rdma import rdma_1s, rdma_10s
+from .rtnetlink import LinkListener
+from .services import Services
+from .settings import SettingsMinute
+from .tasks import BlockedTasks
 
 __all__ = ["COLLECTORS", "Roots"]
 
@@ -29,23 +43,98 @@ def _gpu_10s(roots: Roots) -> Collector:
     return GpuTenSeconds(roots)
 
 
+def _gpu_60s(roots: Roots) -> Collector:
+    from .gpu import GpuMinute
+
+    return GpuMinute(roots)
+
+
+def _gpu_fast_1s(roots: Roots) -> Collector:
+    from .gpu_fast import GpuFast
+
+    return GpuFast(roots)
+
+
+def _nvlink_10s(roots: Roots) -> Collector:
+    from .nvlink import NvLinks
+
+    return NvLinks(roots)
+
+
+def _c2c_10s(roots: Roots) -> Collector:
+    from .nvlink import C2cLinks
+
+    return C2cLinks(roots)
+
+
+def _mig_10s(roots: Roots) -> Collector:
+    from .mig import Mig
+
+    return Mig(roots)
+
+
+def _gpu_process_1s(roots: Roots) -> Collector:
+    from .gpu_process import GpuProcesses
+
+    return GpuProcesses(roots)
+
+
+def _gpu_fabric_1s(roots: Roots) -> Collector:
+    from .gpu_fabric import GpuFabric
+
+    return GpuFabric(roots)
+
+
+def _nvml_events_10s(roots: Roots) -> Collector:
+    from .nvml_events import NvmlEvents
+
+    return NvmlEvents(roots)
+
+
 #: Every collector by its name: device kind and pace, as in the tables that it fills.
 COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "host_1s": HostSecond,
     "host_10s": HostTenSeconds,
     "host_60s": HostMinute,
-    "numa_10s": numa_10s,
+    "cpu_60s": CpuMinute,
+    "clock_10s": ClockTenSeconds,
+    "settings_60s": SettingsMinute,
+    "edac_10s": edac_10s,
+    "numa_10s": NumaTenSeconds,
     "numa_60s": NumaCores,
-    "pcie_10s": pcie_10s,
+    "hugepages_10s": hugepages_10s,
+    "pcie_10s": PcieTenSeconds,
+    "pcie_60s": PcieMinute,
     "disk_1s": Disks,
     "filesystem_60s": Filesystems,
+    "nvme_10s": NvmeControllers,
+    "nvme_60s": NvmeSmart,
+    "nfs_10s": NfsMounts,
+    "lustre_10s": LustreMounts,
+    "lustre_target_10s": LustreTargets,
+    "tasks_10s": BlockedTasks,
+    "service_60s": Services,
+    "kernel_log_10s": KernelLog,
     "net_1s": net_1s,
     "net_10s": net_10s,
+    "nic_10s": NicStatistics,
+    "link_10s": LinkDetails,
+    "bond_10s": Bonds,
+    "rtnetlink_10s": LinkListener,
     "rdma_1s": rdma_1s,
     "rdma_10s": rdma_10s,
     "rapl_1s": RaplEnergy,
     "rapl_10s": rapl_10s,
+    "hwmon_1s": hwmon_1s,
     "hwmon_10s": hwmon_10s,
     "gpu_1s": _gpu_1s,
     "gpu_10s": _gpu_10s,
+    "gpu_60s": _gpu_60s,
+    "nvlink_10s": _nvlink_10s,
+    "c2c_10s": _c2c_10s,
+    "mig_10s": _mig_10s,
+    "gpu_process_1s": _gpu_process_1s,
+    "gpu_fabric_1s": _gpu_fabric_1s,
+    "nvml_events_10s": _nvml_events_10s,
+    "gpu_fast_1s": _gpu_fast_1s,
 }

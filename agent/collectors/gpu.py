@@ -1,151 +1,189 @@
-"""GPUs, through NVML: what changes within a second, and what changes slowly at 10 s.
+"""GPUs, through NVML: what changes within a second, what changes slowly at 10 s, what somebody sets at 60 s.
 
 Each lane has a sweep of its own over all GPUs (`ext/nvml`): one pass, without the GIL, into blocks
 that were made when the GPUs were found. A GPU is known by its UUID, and by its PCI address when it
-fell off the bus before it could say who it is.
+fell off the bus before it could say who it is. What becomes of the GPUs is noticed and told by the
+lane of 1 s, which also keeps back fields that have not proved what they are.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Sequence
 
-from ...ext.nvml import Device, Nvml, NvmlAbsent, NvmlError, Sweep
-from ...fingerprints.block import Block
-from ...fingerprints.catalogue import PERIOD_SECONDS, TABLES, Pace
-from ..hardware.files import device_key
-from ..hardware.nvml import driver_gpu_uuid, driver_gpus
+from ...ext.nvml import NvmlError
+from ...fingerprints.catalogue import Pace
+from ...fingerprints.nvml_fields import MUST_PROVE
+from ...fingerprints.wire.telemetry_pb2 import HealthEvent
+from ..clock import Clock, SystemClock
+from ..hardware.nvml import driver_gpus, kernel_driver_version
 from ..hardware.roots import Roots
-from ..turn import Blind, NoData
+from .gpu_fields import FieldProofs
+from .gpu_lane import GpuLane
+from .gpu_lifecycle import Change, Lifecycle
 
-LIBRARY = "libnvidia-ml.so.1"
-#: A driver may be loaded, and GPUs may appear, after the agent has started: looked for this often.
-LOOK_AGAIN_SECONDS = 60
+#: Who is where is looked at this often; a GPU that comes back, at once.
+IDENTITY_SECONDS = 60
+#: While a GPU is lost NVML is opened anew, without which it could not come back: after this long, then ever
+#: more rarely, for it disturbs the GPUs that are well.
+REOPEN_SECONDS, REOPEN_SECONDS_MAX = 60, 600
+#: Of these none falls while a GPU and its driver go on.
+NEVER_FALL = (
+    "gpu.energy_joules",
+    "gpu.violation_power_nanoseconds",
+    "gpu.violation_thermal_nanoseconds",
+)
 
-# nvmlReturn_t of nvml.h
-_NO_PERMISSION, _DRIVER_NOT_LOADED, _LOST, _OTHER_VERSION = 4, 9, 15, 18
-
-
-class GpuLane:
-    """The GPU signals of one pace.
-
-    `collect` raises NoData where there is no driver or no GPU, Blind where the agent may not look.
-    A GPU's error is that GPU's missing cells, counted in a signal of its own; never its neighbours'.
-    """
-
-    enters_driver = True
-
-    def __init__(self, pace: Pace, roots: Roots) -> None:
-        """Loads nothing yet: the first `collect` does, in the thread that may be left behind."""
-        self.name = f"gpu_{pace}"
-        self.pace = pace
-        self._roots = roots
-        self._nvml: Nvml | None = None
-        self._sweep: Sweep | None = None
-        self._blocks: tuple[Block, ...] = ()
-        self._nothing: Exception | None = None
-        self._turns_to_wait = 0
-
-    def collect(self) -> Sequence[Block]:
-        """Read every GPU once."""
-        sweep = self._sweep or self._find()
-        sweep.run()
-        return self._blocks
-
-    def whereabouts(self) -> str:
-        """Say, from another thread, which call on which GPU has not returned: a hang is named by it."""
-        sweep = self._sweep
-        return sweep.words() if sweep else "finding the GPUs"
-
-    def release(self) -> None:
-        """Let go of all GPUs, so that they can be reset; the next `collect` opens them again.
-
-        Not while a `collect` runs: a handle cannot be taken from a call that uses it.
-        """
-        if self._nvml:
-            self._nvml.close()
-        self._nvml = self._sweep = self._nothing = None
-        self._blocks = ()
-
-    def _find(self) -> Sweep:
-        """Open NVML and all GPUs; where there are none, say so and look again after a while."""
-        if self._nothing is not None and self._turns_to_wait > 0:
-            self._turns_to_wait -= 1
-            raise self._nothing.with_traceback(None)  # or each raise would make it longer
-        try:
-            self._nvml = _nvml(self._roots)
-            self._blocks, self._sweep = _sweep(self._nvml, self.pace, self._roots)
-        except (NoData, Blind, NvmlError) as reason:
-            self.release()
-            self._nothing = reason
-            self._turns_to_wait = LOOK_AGAIN_SECONDS // PERIOD_SECONDS[self.pace]
-            raise
-        return self._sweep
+log = logging.getLogger(__name__)
 
 
 class GpuSecond(GpuLane):
-    """What changes within a second: clocks and why they are held down, power, heat, use, ECC totals."""
+    """What changes within a second: clocks and why they are held down, power, heat, use, ECC totals.
 
-    def __init__(self, roots: Roots) -> None:
+    Tells `gpu.lost` when a GPU falls off the bus and when it is back, once each, and asks for a new inventory
+    whenever GPUs or the driver are not what they were; a GPU whose counters began anew has another epoch.
+    """
+
+    def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
         super().__init__(Pace.SECOND, roots)
+        self._clock = clock or SystemClock()
+        self._lifecycle = Lifecycle()
+        self._proofs = FieldProofs(MUST_PROVE)
+        self._driver_version = ""
+        self._addresses: Sequence[str] = ()
+        self._in_proc: tuple[str, list[str]] = ("", [])
+        self._turns_to_identity, self._turns_to_reopen = IDENTITY_SECONDS, REOPEN_SECONDS
+        self._reopen_seconds = REOPEN_SECONDS
+
+    def release(self) -> bool:
+        """As ever; and what was released for was a reset or another driver: all counters began anew."""
+        self._lifecycle.restart(self._lifecycle.epochs)
+        return super().release()
+
+    def _opened(self, addresses: Sequence[str], driver_version: str) -> None:
+        self._addresses, self._in_proc = addresses, self._kernels_side()
+        self._turns_to_identity = IDENTITY_SECONDS
+        if (
+            self._driver_version != driver_version
+        ):  # other ids: what was proved or contradicted is void
+            self._proofs, self._driver_version = FieldProofs(MUST_PROVE), driver_version
+        at = dict(zip(self._keys, addresses, strict=True))
+        words = self._lifecycle.found(at, driver_version, self._session.driver_loads)
+        if words:
+            self._renew_inventory("; ".join(words))
+
+    def _look(self) -> None:
+        """Notice who is lost, back, reset or another; hide what is not proved."""
+        changes = self._lifecycle.looked_at(self._lost())
+        for change in changes:
+            self._tell(change)
+        self._turns_to_identity -= 1
+        if self._turns_to_identity <= 0 or any(change.state == "back" for change in changes):
+            self._turns_to_identity = IDENTITY_SECONDS
+            self._look_who_is_where()
+        for row, key in enumerate(self._keys):
+            if self._lifecycle.counted(key, [self._cells.number(name, row) for name in NEVER_FALL]):
+                self._renew_inventory(f"GPU {key} was reset: its counters began anew")
+            if self._lifecycle.began_anew(key):
+                self._proofs.restart([key])
+            self._cells.put("gpu.counter_epoch_count", row, self._lifecycle.epochs[key])
+        self._proofs.judge(self._clock.boottime_ns(), self._keys, self._cells)
+        for words in self._proofs.new_contradictions():
+            log.warning("%s", words, extra={"cause": "gpu.field"})
+        self._open_anew_while_lost()
+
+    def _lost(self) -> dict[str, bool]:
+        """Return who is lost and who answers; who cannot be asked is neither."""
+        states = {
+            key: self._cells.integer("gpu.lost_state", row) for row, key in enumerate(self._keys)
+        }
+        return {key: bool(state) for key, state in states.items() if state is not None}
+
+    def _tell(self, change: Change) -> None:
+        words = "fell off the bus" if change.state == "lost" else "answers again"
+        self._renew_inventory(f"GPU {change.key} at {change.address} {words}")
+        if self._teller:
+            self._teller.tell(
+                HealthEvent(
+                    device_kind="gpu",
+                    device=change.address,
+                    name="gpu.lost",
+                    message=f"GPU {change.key} at {change.address} {words}",
+                    attributes={"state": change.state, "uuid": change.key},
+                )
+            )
+
+    def _look_who_is_where(self) -> None:
+        """Compare each GPU's UUID, the kernel's list of GPUs and its driver with what they were.
+
+        Where they differ this turn's values are not known to be whose they seem, and are thrown away.
+        """
+        assert self._nvml is not None
+        for address, key in zip(self._addresses, self._keys, strict=True):
+            try:
+                uuid = self._nvml.device(address).uuid
+            except NvmlError:
+                continue  # the sweep says what is wrong with it
+            if uuid and key.startswith("GPU-") and uuid != key:
+                self._open_again(
+                    f"GPU {uuid} is where {key} was, at {address}", driver_loaded=False
+                )
+        version, listed = self._kernels_side()
+        if version != self._in_proc[0]:
+            self._open_again(f"the kernel has driver {version or 'none'}", driver_loaded=True)
+        if listed != self._in_proc[1]:
+            self._open_again("the driver lists other GPUs than before", driver_loaded=False)
+
+    def _open_again(self, why: str, *, driver_loaded: bool) -> None:
+        self._session.open_anew(self._seat, driver_loaded=driver_loaded)
+        raise RuntimeError(f"{why}: NVML is opened anew")
+
+    def _open_anew_while_lost(self) -> None:
+        """After this turn, now and then: NVML does not find again what it has lost."""
+        if not self._lifecycle.any_lost:
+            self._reopen_seconds = REOPEN_SECONDS
+            self._turns_to_reopen = REOPEN_SECONDS
+            return
+        self._turns_to_reopen -= 1
+        if self._turns_to_reopen <= 0:
+            self._reopen_seconds = min(2 * self._reopen_seconds, REOPEN_SECONDS_MAX)
+            self._turns_to_reopen = self._reopen_seconds
+            self._session.open_anew(self._seat, driver_loaded=False)
+
+    def _kernels_side(self) -> tuple[str, list[str]]:
+        return kernel_driver_version(self._roots.proc), driver_gpus(self._roots.proc)
+
+    def _renew_inventory(self, why: str) -> None:
+        log.info("%s", why, extra={"cause": "gpu.lifecycle"})
+        if self._teller:
+            self._teller.renew_inventory(why)
 
 
 class GpuTenSeconds(GpuLane):
-    """What changes slowly: limits, lifetime ECC counts, row remapping, the PCIe link."""
+    """What changes slowly: limits, ECC counts by location, row remapping, repairs, the PCIe link, the MIG mode."""
 
     def __init__(self, roots: Roots) -> None:
         super().__init__(Pace.TEN_SECONDS, roots)
+        self._modes: dict[str, int] = {}
+
+    def _look(self) -> None:
+        """Note which GPUs are split, for all lanes; a mode that changed makes another host."""
+        assert self._sweep is not None
+        modes = {
+            key: self._cells.integer("gpu.mig_mode_state", row)
+            for row, key in enumerate(self._keys)
+        }
+        addresses = zip(self._sweep.addresses, self._keys, strict=True)
+        self._session.split = frozenset(address for address, key in addresses if modes[key])
+        known = {key: mode for key, mode in modes.items() if mode is not None}
+        changed = [key for key, mode in known.items() if self._modes.get(key, mode) != mode]
+        self._modes |= known
+        if changed and self._teller:
+            self._teller.renew_inventory(f"MIG was switched on or off at GPU {', '.join(changed)}")
 
 
-def _nvml(roots: Roots) -> Nvml:
-    """Load and initialise NVML, or say in the words of a turn why there is none."""
-    if roots.nvml_library is None and not roots.is_this_machine:
-        raise NoData("this host is a folder: it has no driver")
-    try:
-        return Nvml(roots.nvml_library or LIBRARY)
-    except NvmlAbsent as absent:
-        raise NoData(f"no NVML: {absent}") from None
-    except NvmlError as error:
-        if error.code == _DRIVER_NOT_LOADED:
-            raise NoData("the NVIDIA driver is not loaded") from None
-        if error.code == _NO_PERMISSION:
-            raise Blind(
-                f"{error}; let the agent open /dev/nvidiactl and /dev/nvidia[0-9]*"
-            ) from None
-        if error.code == _OTHER_VERSION:
-            raise NvmlError(f"the driver is being updated: {error}", error.code) from None
-        raise
+class GpuMinute(GpuLane):
+    """What somebody sets, and what the GPU was made with: modes, maximal clocks, limits of power and heat."""
 
-
-def _sweep(nvml: Nvml, pace: Pace, roots: Roots) -> tuple[tuple[Block, ...], Sweep]:
-    """Make the blocks of *pace*, a row for each GPU in order of address, and the sweep that fills them."""
-    devices = sorted(_devices(nvml, roots))
-    if not devices:
-        raise NoData("the NVIDIA driver has no GPU")
-    keys = _keys(devices)
-    blocks = (Block(f"gpu_{pace}", keys), Block(f"gpu_{pace}_changes", keys))
-    targets = {
-        signal.column: (block.cells, block.valid, column)
-        for block in blocks
-        for column, signal in enumerate(TABLES[block.table])
-    }
-    return blocks, Sweep(nvml, [device.address for device in devices], targets)
-
-
-def _devices(nvml: Nvml, roots: Roots) -> Iterator[Device]:
-    """Yield every GPU, also those that the driver lists and NVML answers to be lost."""
-    found = {device.address: device for device in nvml.devices()}
-    yield from found.values()
-    for address in driver_gpus(roots.proc):
-        if address not in found:
-            try:
-                yield nvml.device(address)
-            except NvmlError as error:
-                if error.code == _LOST:  # any other answer: not a GPU that we may see
-                    yield Device(address, driver_gpu_uuid(roots.proc, address), "", "")
-
-
-def _keys(devices: Sequence[Device]) -> list[str]:
-    """Return each GPU's UUID; its address where it has none, or another claims the same."""
-    claims = Counter(device.uuid for device in devices)
-    return [device_key(d.uuid if claims[d.uuid] == 1 and d.uuid else d.address) for d in devices]
+    def __init__(self, roots: Roots) -> None:
+        super().__init__(Pace.MINUTE, roots)

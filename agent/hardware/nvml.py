@@ -9,6 +9,7 @@ from .files import names_in, read_text
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]+)\s*$", re.MULTILINE)
+_KERNEL_VERSION = re.compile(r"^NVRM version:.*?\s(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)\s", re.MULTILINE)
 
 
 def driver_gpus(proc: Path) -> list[str]:
@@ -24,4 +25,15 @@ def driver_gpu_uuid(proc: Path, address: str) -> str:
 def parse_uuid(information: str) -> str:
     """Return the UUID of an `information` file; empty for `GPU-????????-...` (never attached)."""
     found = _UUID.search(information)
+    return found.group(1) if found else ""
+
+
+def kernel_driver_version(proc: Path) -> str:
+    """Return the version of the driver that the kernel has loaded, from /proc/driver/nvidia/version; or nothing."""
+    return parse_kernel_driver_version(read_text(proc / "driver/nvidia/version") or "")
+
+
+def parse_kernel_driver_version(text: str) -> str:
+    """Return `590.48.01` of `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  590.48.01  Release Build ...`."""
+    found = _KERNEL_VERSION.search(text)
     return found.group(1) if found else ""

@@ -20,7 +20,11 @@ from ..hardware.roots import Roots
 
 #: A child that says more than this is ended; a host of 8 GPUs and 100 functions says a tenth of it.
 OUTPUT_BYTES_MAX = 4 << 20
-DEVICES_MAX = 8192
+#: The aggregator refuses a host that registers with more devices, attributes or longer ones.
+DEVICES_MAX = 4096
+ATTRIBUTES_MAX = 64
+NAME_CHARACTERS_MAX = 128
+VALUE_CHARACTERS_MAX = 1024
 #: Of the child's complaints, the end is kept.
 COMPLAINT_BYTES_MAX = 2048
 #: A killed child that has not ended after this long sits in a driver, and is left behind.
@@ -144,4 +148,8 @@ def parse(output: bytes, words: str = "") -> Inventory:
 
 
 def _texts(pairs: Mapping[str, object]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in pairs.items()}
+    """Return the pairs within what the aggregator takes: one file of /sys must not keep a host away."""
+    return {
+        str(name)[:NAME_CHARACTERS_MAX]: str(value)[:VALUE_CHARACTERS_MAX]
+        for name, value in list(pairs.items())[:ATTRIBUTES_MAX]
+    }

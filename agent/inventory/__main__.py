@@ -10,21 +10,25 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..hardware.roots import Roots
 from . import Device, kernel, labels, links
 from .gpus import gpus
 
-#: Those that enter a driver's library come last.
+#: In the order in which they are printed.
 SECTIONS: dict[str, Callable[[Roots], list[Device]]] = {
     "NUMA nodes": kernel.numa_nodes,
     "PCIe functions": kernel.pcie_functions,
     "disks": kernel.disks,
+    "NVMe controllers": kernel.nvme_controllers,
     "filesystems": kernel.filesystems,
     "sensors": kernel.sensors,
-    "RDMA ports": kernel.rdma_ports,
+    "memory modules": kernel.memory_modules,
+    "kernel settings": kernel.kernel_settings,
+    "RDMA ports": links.rdma,
     "network interfaces": links.interfaces,
     "GPUs": gpus,
 }
@@ -36,7 +40,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--sys", type=Path, default=Path("/sys"))
     parser.add_argument("--proc", type=Path, default=Path("/proc"))
     parser.add_argument("--nvml", help="path of the NVML library")
-    parser.add_argument("--seconds", type=float, default=10.0, help="limit of each section")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="limit of all sections together"
+    )
     parser.add_argument(
         "--until-stdin-ends",
         action="store_true",
@@ -67,35 +73,39 @@ def _end_with_stdin() -> None:
 
 
 def look(
-    sections: dict[str, Callable[[Roots], list[Device]]], roots: Roots, seconds_max: float
+    sections: Mapping[str, Callable[[Roots], list[Device]]], roots: Roots, seconds_max: float
 ) -> tuple[list[Device], list[str]]:
-    """Return what the sections found and what was wrong with the others."""
+    """Return what the sections found and what was wrong with the others, within *seconds_max* in all.
+
+    They look at the same time: however many are held fast by drivers, the others' answers are there.
+    """
     found: list[Device] = []
     problems: list[str] = []
-    for name, section in sections.items():
-        devices, problem = _within(section, roots, seconds_max)
+    looks = {name: _Look(section, roots) for name, section in sections.items()}
+    deadline = time.monotonic() + seconds_max
+    for name, section in looks.items():
+        section.join(max(0.0, deadline - time.monotonic()))
+        devices, problem = section.answer or ([], f"no answer within {seconds_max:g} s")
         found += devices
         if problem:
             problems.append(f"{name}: {problem}")
     return found, problems
 
 
-def _within(
-    section: Callable[[Roots], list[Device]], roots: Roots, seconds_max: float
-) -> tuple[list[Device], str]:
-    """Run a section in a thread that can be left behind when a driver does not return."""
-    answer: list[tuple[list[Device], str]] = []
+class _Look(threading.Thread):
+    """A section in a thread of its own, which can be left behind when a driver does not return."""
 
-    def run() -> None:
+    def __init__(self, section: Callable[[Roots], list[Device]], roots: Roots) -> None:
+        super().__init__(daemon=True)
+        self._section, self._roots = section, roots
+        self.answer: tuple[list[Device], str] | None = None
+        self.start()
+
+    def run(self) -> None:
         try:
-            answer.append((section(roots), ""))
+            self.answer = self._section(self._roots), ""
         except Exception as error:  # noqa: BLE001 - one library's trouble must not cost the others
-            answer.append(([], f"{type(error).__name__}: {error}"[:200]))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds_max)
-    return answer[0] if answer else ([], f"no answer within {seconds_max:g} s")
+            self.answer = [], f"{type(error).__name__}: {error}"[:200]
 
 
 if __name__ == "__main__":

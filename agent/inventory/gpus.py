@@ -1,4 +1,6 @@
-"""GPUs, by NVIDIA's own binding: this child has the time and the memory for it."""
+"""GPUs, their MIG devices and the far ends of their NVLinks, by NVIDIA's own binding: this child has the time and
+the memory for it. Each question that has no answer costs only itself. The kind of HBM is not told by NVML, and the
+number of SMs only where it is: neither is guessed."""
 
 from __future__ import annotations
 
@@ -10,13 +12,36 @@ from typing import Any
 from ..hardware.nvml import driver_gpu_uuid, driver_gpus
 from ..hardware.roots import Roots
 from . import Device
+from .platform import fabric, platform
 
 #: More GPUs than a host has; a broken library claimed four billion.
 GPUS_MAX = 256
+LINKS_MAX = 64
+MIG_DEVICES_MAX = 64
+
+#: nvmlDeviceArchitecture_t
+ARCHITECTURES = {
+    2: "Kepler",
+    3: "Maxwell",
+    4: "Pascal",
+    5: "Volta",
+    6: "Turing",
+    7: "Ampere",
+    8: "Ada",
+    9: "Hopper",
+    10: "Blackwell",
+    13: "Rubin",
+}
+#: nvmlIntNvLinkDeviceType_t
+FAR_ENDS = {0: "GPU", 1: "CPU", 2: "switch"}
+_NVLINK_COUNT, _REMOTE_LINK = 91, 146  # field ids
+_OEM, _ECC, _POWER = 0, 1, 2  # nvmlInforomObject_t
+
+Question = Callable[[], object]
 
 
 def gpus(roots: Roots) -> list[Device]:
-    """Return the GPUs by UUID; none without pynvml, the driver or a GPU.
+    """Return the GPUs by UUID, their MIG devices and NVLinks; none without pynvml, the driver or a GPU.
 
     Raises pynvml.NVMLError when the driver is there and refuses.
     """
@@ -51,7 +76,11 @@ def gpus(roots: Roots) -> list[Device]:
 def _answering(pynvml: Any) -> Iterator[Device]:
     for index in range(min(GPUS_MAX, pynvml.nvmlDeviceGetCount())):
         with contextlib.suppress(pynvml.NVMLError):  # one lost GPU must not cost the others
-            yield _gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            gpu = _gpu(pynvml, handle)
+            yield gpu
+            yield from _links(pynvml, handle, gpu.key)
+            yield from _mig_devices(pynvml, handle, gpu.key)
 
 
 def _silent(roots: Roots, seen: Container[str | None]) -> list[Device]:
@@ -68,24 +97,152 @@ def _silent(roots: Roots, seen: Container[str | None]) -> list[Device]:
 
 
 def _gpu(pynvml: Any, handle: object) -> Device:
-    questions: dict[str, Callable[[], object]] = {
-        "name": lambda: pynvml.nvmlDeviceGetName(handle),
-        "serial": lambda: pynvml.nvmlDeviceGetSerial(handle),
-        "pci_address": lambda: sysfs_address(pynvml.nvmlDeviceGetPciInfo(handle).busId),
-        "memory_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-        "vbios": lambda: pynvml.nvmlDeviceGetVbiosVersion(handle),
-        "driver": pynvml.nvmlSystemGetDriverVersion,
-        "compute_capability": lambda: ".".join(
-            map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-        ),
-        "ecc_mode": lambda: pynvml.nvmlDeviceGetEccMode(handle)[0],
-        "persistence_mode": lambda: pynvml.nvmlDeviceGetPersistenceMode(handle),
-    }
     attributes: dict[str, str] = {}
-    for name, question in questions.items():
-        with contextlib.suppress(pynvml.NVMLError):  # not every GPU has an answer to each
-            attributes[name] = as_text(question())
+    for place in (_platform, _fabric):
+        with contextlib.suppress(pynvml.NVMLError, AttributeError):
+            attributes |= place(pynvml, handle)
+    attributes |= _answers(pynvml, _board(pynvml, handle) | _modes(pynvml, handle))
     return Device("gpu", as_text(pynvml.nvmlDeviceGetUUID(handle)), attributes)
+
+
+def _board(pynvml: Any, handle: object) -> dict[str, Question]:
+    """What is built into the board."""
+    nv = pynvml
+    return {
+        "name": lambda: nv.nvmlDeviceGetName(handle),
+        "serial": lambda: nv.nvmlDeviceGetSerial(handle),
+        "pci_address": lambda: sysfs_address(nv.nvmlDeviceGetPciInfo(handle).busId),
+        "board_part_number": lambda: nv.nvmlDeviceGetBoardPartNumber(handle),
+        "board_id": lambda: nv.nvmlDeviceGetBoardId(handle),
+        "architecture": lambda: _named(ARCHITECTURES, nv.nvmlDeviceGetArchitecture(handle)),
+        "compute_capability": lambda: ".".join(
+            map(str, nv.nvmlDeviceGetCudaComputeCapability(handle))
+        ),
+        "cuda_cores": lambda: nv.nvmlDeviceGetNumGpuCores(handle),
+        "sm_count": lambda: nv.nvmlDeviceGetAttributes(handle).multiprocessorCount,
+        "memory_bytes": lambda: nv.nvmlDeviceGetMemoryInfo(handle).total,
+        "memory_bus_bits": lambda: nv.nvmlDeviceGetMemoryBusWidth(handle),
+        "nvlink_count": lambda: _field(nv, handle, _NVLINK_COUNT),
+        "vbios": lambda: nv.nvmlDeviceGetVbiosVersion(handle),
+        "inforom_image": lambda: nv.nvmlDeviceGetInforomImageVersion(handle),
+        "inforom_oem": lambda: nv.nvmlDeviceGetInforomVersion(handle, _OEM),
+        "inforom_ecc": lambda: nv.nvmlDeviceGetInforomVersion(handle, _ECC),
+        "inforom_power": lambda: nv.nvmlDeviceGetInforomVersion(handle, _POWER),
+        "module_id": lambda: nv.nvmlDeviceGetModuleId(handle),
+    }
+
+
+def _modes(pynvml: Any, handle: object) -> dict[str, Question]:
+    """What host and driver made of it."""
+    nv = pynvml
+    return {
+        "driver": nv.nvmlSystemGetDriverVersion,
+        "cuda_driver": lambda: cuda_version(nv.nvmlSystemGetCudaDriverVersion()),
+        "gsp_mode": lambda: nv.nvmlDeviceGetGspFirmwareMode(handle)[0],
+        "gsp_firmware": lambda: nv.nvmlDeviceGetGspFirmwareVersion(handle),
+        "ecc_mode": lambda: nv.nvmlDeviceGetEccMode(handle)[0],
+        "persistence_mode": lambda: nv.nvmlDeviceGetPersistenceMode(handle),
+        "mig_mode": lambda: nv.nvmlDeviceGetMigMode(handle)[0],
+        "mig_mode_pending": lambda: nv.nvmlDeviceGetMigMode(handle)[1],
+        "mig_devices_max": lambda: nv.nvmlDeviceGetMaxMigDeviceCount(handle),
+        "minor_number": lambda: nv.nvmlDeviceGetMinorNumber(handle),
+        "numa_node": lambda: nv.nvmlDeviceGetNumaNodeId(handle),
+        "confidential_computing": lambda: nv.nvmlSystemGetConfComputeState().ccFeature,
+    }
+
+
+def _answers(pynvml: Any, questions: dict[str, Question]) -> dict[str, str]:
+    """Return the answers there are: not every GPU, driver or binding has one to each."""
+    answers: dict[str, str] = {}
+    for name, question in questions.items():
+        with contextlib.suppress(pynvml.NVMLError, AttributeError, ValueError):
+            answers[name] = as_text(question())
+    return {name: answer for name, answer in answers.items() if answer}
+
+
+def _field(pynvml: Any, handle: object, field: int, scope: int = 0) -> int:
+    """Return an unsigned field. Raises NVMLError where there is none."""
+    value = pynvml.nvmlDeviceGetFieldValues(handle, [(field, scope)])[0]
+    if value.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(value.nvmlReturn)
+    wide = value.valueType == pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+    return int(value.value.ullVal if wide else value.value.uiVal)
+
+
+def _platform(pynvml: Any, handle: object) -> dict[str, str]:
+    """Ask for the newer layout, and for the older of a driver that does not know it."""
+    try:
+        info = pynvml.c_nvmlPlatformInfo_v2_t()
+        pynvml.nvmlDeviceGetPlatformInfo(handle, ctypes.byref(info))
+        return platform(bytes(info), 2)
+    except pynvml.NVMLError:
+        info = pynvml.c_nvmlPlatformInfo_v1_t()
+        pynvml.nvmlDeviceGetPlatformInfo(handle, ctypes.byref(info))
+        return platform(bytes(info), 1)
+
+
+def _fabric(pynvml: Any, handle: object) -> dict[str, str]:
+    info = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    return fabric(bytes(info.clusterUuid), info.cliqueId, info.state)
+
+
+def _links(pynvml: Any, handle: object, gpu: str) -> Iterator[Device]:
+    """Yield each NVLink with what is at its far end."""
+    count = 0
+    with contextlib.suppress(pynvml.NVMLError):
+        count = min(LINKS_MAX, _field(pynvml, handle, _NVLINK_COUNT))
+    for link in range(count):
+        yield Device("nvlink", f"{gpu}/link{link}", {"gpu": gpu} | _far_end(pynvml, handle, link))
+
+
+def _far_end(pynvml: Any, handle: object, link: int) -> dict[str, str]:
+    nv = pynvml
+    return _answers(
+        pynvml,
+        {
+            "active": lambda: nv.nvmlDeviceGetNvLinkState(handle, link),
+            "remote_kind": lambda: _named(
+                FAR_ENDS, nv.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
+            ),
+            "remote_pci_address": lambda: sysfs_address(
+                nv.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId
+            ),
+            "remote_link": lambda: _field(nv, handle, _REMOTE_LINK, link),
+        },
+    )
+
+
+def _mig_devices(pynvml: Any, handle: object, gpu: str) -> Iterator[Device]:
+    """Yield the MIG devices; an index without one is no error."""
+    nv, count = pynvml, 0
+    with contextlib.suppress(nv.NVMLError):
+        if nv.nvmlDeviceGetMigMode(handle)[0]:
+            count = min(MIG_DEVICES_MAX, nv.nvmlDeviceGetMaxMigDeviceCount(handle))
+    for index in range(count):
+        with contextlib.suppress(nv.NVMLError):
+            mig = nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            uuid = as_text(nv.nvmlDeviceGetUUID(mig))
+            yield Device("mig", uuid, {"gpu": gpu} | _answers(nv, _instance(nv, mig)))
+
+
+def _instance(nv: Any, mig: object) -> dict[str, Question]:
+    return {
+        "name": lambda: nv.nvmlDeviceGetName(mig),
+        "gpu_instance": lambda: nv.nvmlDeviceGetGpuInstanceId(mig),
+        "compute_instance": lambda: nv.nvmlDeviceGetComputeInstanceId(mig),
+        "memory_bytes": lambda: nv.nvmlDeviceGetMemoryInfo(mig).total,
+        "sm_count": lambda: nv.nvmlDeviceGetAttributes(mig).multiprocessorCount,
+    }
+
+
+def _named(names: dict[int, str], number: int) -> str:
+    return names.get(number, str(number))
+
+
+def cuda_version(number: int) -> str:
+    """Return `12.9` for NVML's 12090."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def as_text(value: object) -> str:

@@ -1,20 +1,32 @@
-"""Network interfaces, bonds and VLANs: from netlink by pyroute2 where it is, else from sysfs."""
+"""Network interfaces, bonds, VLANs and RDMA ports: sysfs, with netlink by pyroute2 where it is."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+from collections.abc import Iterable
 from pathlib import Path
 
-from ..hardware.files import device_key, names_in, read_text
-from ..hardware.network import interfaces_with_device
+from ...ext.ethtool import DriverStatistics
+from ..collectors.rdma import counter_files, unnamed
+from ..hardware.ethtool import LINKMODES_GET, EthtoolNetlink, SupportedMode, parse_supported_modes
+from ..hardware.files import KeptFile, device_key, names_in, read_text
+from ..hardware.network import gids, interfaces_with_device, rdma_ports, read_bond
+from ..hardware.pci import is_asleep
 from ..hardware.roots import Roots
-from . import Device
+from . import VALUE_CHARACTERS_MAX, Device
 from .kernel import link_name, pci_address
+
+#: Of a long list, an attribute names so many.
+NAMED_MAX = 64
 
 
 def interfaces(roots: Roots) -> list[Device]:
     """Return the interfaces with a device of their own, and what is built on them."""
     kinds = _kinds_by_netlink() if roots.is_this_machine else {}
     physical = interfaces_with_device(roots.sys)
+    modes = _modes_by_netlink(roots, physical) if roots.is_this_machine else {}
     folder = roots.sys / "class/net"
     devices: list[Device] = []
     for name in names_in(folder):
@@ -24,8 +36,14 @@ def interfaces(roots: Roots) -> list[Device]:
                 "pci_address": pci_address(folder / name),
                 "driver": link_name(folder / name / "device/driver"),
             }
+            attributes |= _of_driver(folder / name) if roots.is_this_machine else {}
+            attributes |= of_modes(modes.get(name, ()))
         elif attributes.get("link") not in ("bond", "vlan"):
             continue
+        if (folder / name / "bonding").is_dir():
+            attributes |= _of_bond(roots, name)
+        elif attributes.get("link") == "vlan":
+            attributes |= _of_vlan(roots, name)
         filled = {key: value for key, value in attributes.items() if value}
         devices.append(Device("net", device_key(name), filled))
     return devices
@@ -40,17 +58,162 @@ def _of_sysfs(folder: Path) -> dict[str, str]:
         "address": read_text(folder / "address") or "",
         "link": kinds[0] if kinds else "",
         "below": " ".join(below),
-        "mode": read_text(folder / "bonding/mode") or "",
+        "ifindex": read_text(folder / "ifindex") or "",
+        "mtu": read_text(folder / "mtu") or "",
+        "operational": read_text(folder / "operstate") or "",
+        "alias": read_text(folder / "ifalias") or "",
     }
 
 
-def _kinds_by_netlink() -> dict[str, dict[str, str]]:
-    """Return kind and VLAN number of each link of this machine; nothing when pyroute2 is not there."""
-    try:
-        from pyroute2 import IPRoute
-    except ImportError:
+def _of_driver(folder: Path) -> dict[str, str]:
+    """Return what the driver says of itself (ETHTOOL_GDRVINFO); nothing when its device sleeps, which it would end."""
+    if is_asleep(folder / "device"):
         return {}
+    try:
+        _, version, firmware, _ = DriverStatistics().driver(folder.name)
+    except OSError:
+        return {}
+    return {
+        "driver_version": version.decode(errors="replace"),
+        "firmware": firmware.decode(errors="replace"),
+    }
+
+
+def _modes_by_netlink(roots: Roots, names: Iterable[str]) -> dict[str, list[SupportedMode]]:
+    """Return what each interface of this machine could run at; a sleeping one is not asked, which would wake it.
+
+    An interface whose driver cannot say has none; without ethtool netlink (Linux 5.6) there is nothing.
+    """
+    found: dict[str, list[SupportedMode]] = {}
+    with contextlib.suppress(OSError), contextlib.closing(EthtoolNetlink()) as source:
+        for name in names:
+            if is_asleep(roots.sys / "class/net" / name / "device"):
+                continue
+            with contextlib.suppress(OSError):
+                reply = source.ask(LINKMODES_GET, socket.if_nametoindex(name))
+                found[name] = parse_supported_modes(reply)
+    return found
+
+
+def of_modes(modes: Iterable[SupportedMode]) -> dict[str, str]:
+    """Return the highest speed, the most lanes, and the modes' names from the fastest on, as many as fit."""
+    fastest = sorted(modes, key=lambda mode: mode.speed_megabits, reverse=True)
+    if not fastest:
+        return {}
+    names = " ".join(mode.name for mode in fastest)
+    if len(names) > VALUE_CHARACTERS_MAX:
+        names = names[: VALUE_CHARACTERS_MAX + 1].rpartition(" ")[0]
+    return {
+        "speed_max": f"{fastest[0].speed_megabits} Mb/s",
+        "lanes_max": str(max(mode.lanes for mode in fastest)),
+        "link_modes": names,
+    }
+
+
+def _of_bond(roots: Roots, name: str) -> dict[str, str]:
+    """Return how the bond stands, each slave with its state and how often it failed."""
+    bond, folder = read_bond(roots.sys, name), roots.sys / "class/net" / name / "bonding"
+    words = {True: "up", False: "down", None: "unknown"}
+    slaves = [
+        f"{device_key(s.name)}={words[s.up]}" + (f"/{s.failures}" if s.failures else "")
+        for s in bond.slaves
+    ]
+    return {
+        "mode": read_text(folder / "mode") or "",
+        "state": words[bond.up],
+        "active_slave": device_key(bond.active),
+        "slaves": " ".join(slaves),
+        "transmit_hash": read_text(folder / "xmit_hash_policy") or "",
+        "lacp_rate": read_text(folder / "lacp_rate") or "",
+        "lacp_partner": read_text(folder / "ad_partner_mac") or "",
+        "lacp_ports": read_text(folder / "ad_num_ports") or "",
+    }
+
+
+def _of_vlan(roots: Roots, name: str) -> dict[str, str]:
+    """Return the number and the interface below, from /proc/net/vlan, which only root may read."""
+    text = KeptFile(roots.proc / "net/vlan/config").read()
+    for interface, number, below in parse_vlans(text):
+        if interface == device_key(name):
+            return {"vlan": str(number), "below": below}
+    return {}
+
+
+def parse_vlans(text: bytes) -> list[tuple[str, int, str]]:
+    """Return (interface, number, interface below) of each line of /proc/net/vlan/config.
+
+    Its lines are `eth0.100  | 100  | eth0`, below two of headings.
+    """
+    found: list[tuple[str, int, str]] = []
+    for line in text.split(b"\n"):
+        fields = [field.strip() for field in line.split(b"|")]
+        if len(fields) == 3 and fields[0] and fields[1].isdigit() and len(fields[1]) <= 4:
+            names = [device_key(os.fsdecode(field)) for field in (fields[0], fields[2])]
+            found.append((names[0], int(fields[1]), names[1]))
+    return found
+
+
+def rdma(roots: Roots) -> list[Device]:
+    """Ports with firmware, link layer, addresses, and the network interfaces that they belong to."""
+    return [
+        Device("rdma", device_key(name), {k: v for k, v in _port(roots, name, folder).items() if v})
+        for name, folder in rdma_ports(roots.sys).items()
+    ]
+
+
+def _port(roots: Roots, name: str, folder: Path) -> dict[str, str]:
+    device = roots.sys / "class/infiniband" / name.partition("/")[0]
+    table = list(gids(folder))
+    interfaces = {gid.interface for gid in table if gid.interface} | set(
+        names_in(device / "device/net")
+    )
+    hidden = unnamed(counter_files(folder))
+    said = {attribute: read_text(device / file) or "" for attribute, file in _DEVICE_FILES.items()}
+    said |= {attribute: read_text(folder / file) or "" for attribute, file in _PORT_FILES.items()}
+    return said | {
+        "pci_address": pci_address(device),
+        "interfaces": " ".join(sorted(device_key(each) for each in interfaces)),
+        "gids": ", ".join(
+            " ".join(filter(None, (f"{g.index}={g.gid}", g.type, device_key(g.interface))))
+            for g in table[:NAMED_MAX]
+        ),
+        "gids_count": str(len(table)) if table else "",
+        "unnamed_counters": " ".join(device_key(each) for each in hidden[:NAMED_MAX]),
+    }
+
+
+_DEVICE_FILES = {
+    "firmware": "fw_ver",
+    "hca": "hca_type",
+    "board": "board_id",
+    "guid": "node_guid",
+    "image_guid": "sys_image_guid",
+    "description": "node_desc",
+    "numa_node": "device/numa_node",
+}
+_PORT_FILES = {
+    "link_layer": "link_layer",
+    "lid": "lid",
+    "sm_lid": "sm_lid",
+    "lid_mask_count": "lid_mask_count",
+    "capabilities": "cap_mask",
+}
+
+
+def _kinds_by_netlink() -> dict[str, dict[str, str]]:
+    """Return kind and VLAN number of each link of this machine, as far as they can be had.
+
+    Without pyroute2, or where netlink is refused, sysfs alone tells of the interfaces.
+    """
     found: dict[str, dict[str, str]] = {}
+    with contextlib.suppress(Exception):
+        _ask_netlink(found)
+    return found
+
+
+def _ask_netlink(found: dict[str, dict[str, str]]) -> None:
+    from pyroute2 import IPRoute
+
     with IPRoute() as route:
         for message in route.get_links():
             info = message.get_attr("IFLA_LINKINFO")
@@ -60,4 +223,3 @@ def _kinds_by_netlink() -> dict[str, dict[str, str]]:
             told = {"link": kind or "", "vlan": "" if number is None else str(number)}
             name = message.get_attr("IFLA_IFNAME")
             found[name] = {key: value for key, value in told.items() if value}
-    return found

@@ -4,12 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import agent, disk, gpu, host, net, numa, pcie, power, rdma
+from . import (
+    agent,
+    clock,
+    cpu,
+    disk,
+    edac,
+    gpu,
+    gpu_fabric,
+    gpu_fast,
+    gpu_process,
+    host,
+    hugepages,
+    kernel_log,
+    lustre,
+    mig,
+    net,
+    nfs,
+    numa,
+    nvlink,
+    nvme,
+    nvml_events,
+    pcie,
+    power,
+    rdma,
+    service,
+    settings,
+    tasks,
+)
 from .signal import PERIOD_SECONDS, Kind, Pace, Signal
 
 __all__ = [
     "BY_ID",
     "BY_NAME",
+    "PARTS",
     "PERIOD_SECONDS",
     "SIGNALS",
     "TABLES",
@@ -19,11 +47,36 @@ __all__ = [
     "index_of",
 ]
 
-SIGNALS: tuple[Signal, ...] = tuple(
-    signal
-    for part in (agent, host, numa, pcie, disk, net, rdma, power, gpu)
-    for signal in part.SIGNALS
+#: The files of this folder, one per kind of device, in the order that tables are listed in.
+PARTS = (
+    agent,
+    host,
+    kernel_log,
+    cpu,
+    clock,
+    settings,
+    numa,
+    hugepages,
+    pcie,
+    disk,
+    nvme,
+    nfs,
+    lustre,
+    tasks,
+    service,
+    net,
+    rdma,
+    power,
+    edac,
+    gpu,
+    gpu_fabric,
+    gpu_fast,
+    gpu_process,
+    mig,
+    nvlink,
+    nvml_events,
 )
+SIGNALS: tuple[Signal, ...] = tuple(signal for part in PARTS for signal in part.SIGNALS)
 
 
 def _tables(signals: Iterable[Signal]) -> dict[str, tuple[Signal, ...]]:
@@ -40,8 +93,9 @@ BY_NAME: dict[str, Signal] = {s.name: s for s in SIGNALS}
 #: Table name -> its signals, in catalogue order: the columns of a block, a frame and a DuckDB table.
 TABLES: dict[str, tuple[Signal, ...]] = _tables(SIGNALS)
 
+_COLUMNS = {signal.name: i for signals in TABLES.values() for i, signal in enumerate(signals)}
+
 
 def index_of(name: str) -> int:
-    """Return the column of signal *name* within its table. KeyError for an unknown name."""
-    signal = BY_NAME[name]
-    return TABLES[signal.table].index(signal)
+    """Return the column of signal *name* within its table. KeyError for an unknown name, or an event's."""
+    return _COLUMNS[name]

@@ -16,16 +16,19 @@ import pytest
 from gangline.agent.clock import SystemClock
 from gangline.agent.collectors import COLLECTORS, net, pcie, power, rdma
 from gangline.agent.collectors.disk import Filesystems
-from gangline.agent.collectors.folders import U64_MAX, Device, FolderCollector, Plan
+from gangline.agent.collectors.folders import U64_MAX, Device, FolderCollector, Plan, Source
 from gangline.agent.collectors.listing import Listing
 from gangline.agent.hardware.network import rdma_ports
 from gangline.agent.hardware.roots import Roots
 from gangline.agent.turn import Collector, NoData, Outcome, take_turn
+from gangline.ext.counterfiles import WORD
 from gangline.fingerprints.catalogue import BY_NAME, TABLES, Pace
 from tests import hosts
 from tests.hosts.reading import StoppedClock, as_text, collectors_of, read_host, rows_of
 
 ROOT = Path(__file__).parents[2]
+#: What an RDMA collector knows without reading a file.
+NO_NUMBER = Source("", WORD)
 DATA = ROOT / "../shared/data/rdma"
 WITHOUT_DATA = pytest.mark.skipif(
     not DATA.exists(), reason="the recordings of ../shared/data are not here"
@@ -77,11 +80,12 @@ def test_a_turn_gives_the_same_blocks_and_no_more_descriptors(tmp_path: Path) ->
     """Blocks are made once; a descriptor a turn would end the agent within the hour."""
     host = hosts.unpack("h100-ib", tmp_path)
     collectors = collectors_of(host.roots)
-    first = [list(collector.collect()) for collector in collectors]
+    first = [take_turn(collector, StoppedClock()).blocks for collector in collectors]
+    assert sum(map(len, first)) > 30
     gc.collect()
     open_then = len(os.listdir("/proc/self/fd"))
     for _ in range(15):
-        again = [list(collector.collect()) for collector in collectors]
+        again = [take_turn(collector, StoppedClock()).blocks for collector in collectors]
         assert all(
             a is b for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True)
         )
@@ -97,17 +101,17 @@ def devices(collector: Collector) -> tuple[str, ...]:
 
 
 def test_ports_that_come_and_go(tmp_path: Path) -> None:
-    """An HCA was reset: its port went, and came back. Each time within ten turns, no turn failed."""
+    """An HCA was reset: its port went, and came back. Each time in the next turn, no turn failed."""
     host = hosts.unpack("h100-ib", tmp_path)
     collector = rdma.rdma_1s(host.roots)
     link = host.roots.sys / "class/infiniband/mlx5_1"
     target = os.readlink(link)
-    assert devices(collector) == ("mlx5_0/1", "mlx5_1/1", "mlx5_2/1", "mlx5_3/1")
+    whole = devices(collector)
+    assert whole == ("mlx5_0/1", "mlx5_1/1", "mlx5_2/1", "mlx5_3/1")
     link.unlink()
-    seen = [devices(collector) for _ in range(10)]
-    assert seen[-1] == ("mlx5_0/1", "mlx5_2/1", "mlx5_3/1")
+    assert devices(collector) == ("mlx5_0/1", "mlx5_2/1", "mlx5_3/1")
     link.symlink_to(target)
-    assert [devices(collector) for _ in range(10)][-1] == seen[0]
+    assert devices(collector) == whole
 
 
 def test_a_host_that_loses_its_last_device_says_so(tmp_path: Path) -> None:
@@ -168,6 +172,7 @@ def test_rapl_that_only_root_may_read_is_blind() -> None:
                 None,
                 None,
             ]
+        assert "CAP_DAC_READ_SEARCH" in collector.blind_words  # of the two others
 
 
 def test_kernel_names_with_odd_characters(tmp_path: Path) -> None:
@@ -190,7 +195,7 @@ def test_a_pcie_device_that_fell_off_the_bus(tmp_path: Path) -> None:
     gpu = host.roots.sys / "bus/pci/devices/0000:18:00.0"
     (gpu / "current_link_speed").write_text("Unknown\n")
     (gpu / "current_link_width").write_text("63\n")
-    row = dict(rows_of(pcie.pcie_10s(host.roots).collect()[0]))["0000:18:00.0"]
+    row = dict(rows_of(pcie.PcieTenSeconds(host.roots).collect()[0]))["0000:18:00.0"]
     assert row is not None
     assert row["link_width_lanes"] is None and row["link_speed_transfers_per_second"] is None
     assert row["link_width_max_lanes"] == 16
@@ -211,8 +216,56 @@ def test_a_mount_that_goes_before_it_is_asked(tmp_path: Path) -> None:
     assert rows["/scratch disk"] == {
         "size_bytes": None,
         "available_bytes": None,
+        "inodes_count": None,
+        "inodes_available_count": None,
         "read_only_state": 1,
     }
+
+
+def test_a_filesystem_below_a_folder_of_somebody_else(tmp_path: Path) -> None:
+    """/var/lib/kubelet is root's: the room on the volumes below it was missing, and nobody said why."""
+    host = hosts.unpack("h100-ib", tmp_path)
+
+    def statvfs(point: str) -> os.statvfs_result:
+        if point != "/":
+            raise PermissionError(13, "Permission denied", point)
+        return os.statvfs("/")
+
+    turn = take_turn(Filesystems(host.roots, statvfs), StoppedClock())
+    assert turn.outcome is Outcome.BLIND
+    assert "/scratch disk" in turn.words and "CAP_DAC_READ_SEARCH" in turn.words
+    assert dict(rows_of(turn.blocks[0]))["/"]
+
+
+def test_a_zone_without_a_cap_is_no_missing_zone(tmp_path: Path) -> None:
+    """AMD's RAPL measures and cannot be capped: `no RAPL zone` stood beside its energy."""
+    host = hosts.unpack("h200-roce", tmp_path)
+    assert take_turn(power.RaplEnergy(host.roots), StoppedClock()).outcome is Outcome.OK
+    assert (
+        "no RAPL zone with a power cap"
+        in take_turn(power.rapl_10s(host.roots), StoppedClock()).words
+    )
+
+
+def test_a_sensor_that_another_chip_took_the_number_of(tmp_path: Path) -> None:
+    """A NIC was pulled out and its hwmon number given away: its heat was told on for a minute."""
+    host = hosts.unpack("h200-roce", tmp_path)
+    collector = power.hwmon_10s(host.roots)
+    assert "mlx5@0000:04:00.0/temp1" in devices(collector)
+    folder = host.roots.sys / "class/hwmon"
+    (folder / "hwmon4").unlink()
+    (folder / "hwmon5").rename(folder / "hwmon4")
+    assert [d for d in devices(collector) if "mlx5" in d] == ["mlx5@0000:c4:00.0/temp1"]
+
+
+def test_what_may_wait_for_a_driver_is_not_in_the_daemons_own_thread() -> None:
+    """A NIC's firmware did not answer while its driver held the kernel's network lock: `carrier` could not be
+    read, and with it the whole agent stood still. A frequency takes 10 ms a core on Linux 5.15."""
+    made = {name: make(Roots()) for name, make in COLLECTORS.items()}
+    waiting = ["net_1s", "net_10s", "bond_10s", "nic_10s", "link_10s", "rdma_1s", "rdma_10s"]
+    waiting += ["hwmon_1s", "hwmon_10s", "pcie_10s", "pcie_60s", "nvme_60s", "filesystem_60s"]
+    waiting += ["host_10s", "cpu_60s", "settings_60s", "tasks_10s", "service_60s"]
+    assert [name for name in waiting if not made[name].enters_driver] == []
 
 
 def test_a_list_is_made_again_after_its_turns() -> None:
@@ -224,7 +277,9 @@ def test_a_list_is_made_again_after_its_turns() -> None:
     assert listing.value == [2]
 
 
-@pytest.mark.parametrize("sources", [net.SOURCES, rdma.SOURCES, pcie.LINK, pcie.AER])
+@pytest.mark.parametrize(
+    "sources", [net.SOURCES, rdma.SOURCES, pcie.LINK, pcie.AER, pcie.AER_ROOT_PORT]
+)
 def test_sources_name_signals_of_the_catalogue(sources: dict[str, object]) -> None:
     """A misspelt signal would be found by the first host that has the device, far from here."""
     assert set(sources) <= set(BY_NAME)
@@ -243,6 +298,8 @@ def test_ports_of_a_real_h100_host_are_read_raw(tmp_path: Path) -> None:
     assert len(rows) == 9
     assert rows["mlx5_1/1"] is not None and rows["mlx5_1/1"]["link_downed_events"] == 255
     for signal, source in rdma.SOURCES.items():
+        if source.shape == WORD:
+            continue  # read as the number of a word: tests/ext/test_counterfiles.py
         for device in rows:
             name, port = device.split("/")
             path = recorded / name / "ports" / port / source.file
@@ -266,7 +323,7 @@ def test_counters_of_recorded_files_are_numbers_or_missing(tmp_path: Path) -> No
         for block in make(roots).collect():
             for device, row in rows_of(block):
                 for column, value in (row or {}).items():
-                    if value is None:
+                    if value is None or rdma.SOURCES.get(f"rdma.{column}", NO_NUMBER).shape == WORD:
                         continue
                     values += 1
                     assert_as_written(roots, f"rdma.{column}", device, value)

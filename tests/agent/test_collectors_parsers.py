@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gangline.agent.hardware import block_devices, cpu, memory, pci
@@ -19,6 +19,7 @@ from gangline.agent.hardware.files import (
     read_text,
 )
 from gangline.agent.hardware.power import EnergyMeter
+from gangline.fingerprints.counters import BLANK_32
 
 U64_MAX = (1 << 64) - 1
 #: Bytes, with the words that the parsers look for mixed in, so that they get past the first step.
@@ -34,7 +35,8 @@ TEXTS = st.lists(st.sampled_from(WORDS) | st.binary(max_size=8), max_size=40).ma
 def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
     """A kernel of another version writes other lines; what is not understood is missing."""
     stat = cpu.parse_stat(data)
-    for number in (stat.context_switches, stat.runnable, stat.blocked):
+    numbers = (stat.context_switches, stat.runnable, stat.blocked, stat.interrupts, stat.softirqs)
+    for number in numbers:
         assert number is None or 0 <= number <= U64_MAX
     for value in memory.parse_meminfo(data, b"MemTotal", b"some"):
         assert value is None or value >= 0
@@ -143,7 +145,7 @@ def test_meminfo_and_vmstat() -> None:
 def test_pressure() -> None:
     """avg10 in percent; a kernel without `full` for the cpu; a share above 100 % is none."""
     text = b"some avg10=1.84 avg60=0.94 avg300=0.24 total=4498343\n"
-    assert memory.parse_pressure(text) == memory.Pressure(0.0184, None)
+    assert memory.parse_pressure(text) == memory.Pressure(0.0184, None, 4498343, None)
     assert memory.parse_pressure(b"some avg10=101.00\nfull avg10=nan\n").some_ratio is None
 
 
@@ -153,8 +155,9 @@ def test_diskstats_of_an_old_and_a_new_kernel() -> None:
     new = b" 259  0 nvme0n1 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n"
     torn = b"   8 16 sdb 1 2 3 4\n"
     disks = block_devices.parse_diskstats(old + new + torn, {"sda", "sdb", "nvme0n1"})
-    assert disks["sda"] == disks["nvme0n1"]
-    assert disks["sda"] == block_devices.DiskCounters(1, 3 * 512, 4, 5, 7 * 512, 8, 9, 10)
+    eleven = (1, 3 * 512, 4, 5, 7 * 512, 8, 9, 10, 11)
+    assert disks["sda"] == block_devices.DiskCounters(*eleven)
+    assert disks["nvme0n1"] == block_devices.DiskCounters(*eleven, 12, 14 * 512, 15, 16, 17)
     assert "sdb" not in disks
 
 
@@ -181,20 +184,36 @@ def test_mounts_that_are_asked_and_those_that_may_hang() -> None:
     ]
 
 
-@given(st.integers(1, U64_MAX), st.lists(st.integers(0, 1 << 60), max_size=30))
+#: Microjoules of ranges as hardware has them: 2^32 units of 15.3, 61 or 1 uJ, and less one.
+RANGES = st.sampled_from([262143328850, 65712999613, 65532610987]) | st.integers(1 << 34, 1 << 50)
+
+
+@given(RANGES, st.lists(st.integers(0, 1 << 50), max_size=30))
 def test_energy_is_unwrapped_at_its_own_range(range_uj: int, steps: list[int]) -> None:
     """RAPL's range is no power of two; unwrapping at 2^32 gave a gigawatt for a second."""
-    steps = [step % (range_uj + 1) for step in steps]
     meter = EnergyMeter(range_uj)
-    assert meter.add(0) == 0
-    total = 0
-    raw = 0
-    for step in steps:
-        if step == range_uj:  # a whole turn cannot be told from standing still
-            continue
+    raw = total = 0
+    assert meter.add(raw) == 0
+    for step in (step % (range_uj // 8) for step in steps):
         total += step
         raw = (raw + step) % range_uj
+        assume(raw != BLANK_32)
         assert meter.add(raw) == total / 1e6
+
+
+@given(st.none() | RANGES, st.lists(st.none() | st.integers(0, U64_MAX), max_size=30))
+def test_energy_is_never_invented(range_uj: int | None, readings: list[int | None]) -> None:
+    """A driver that was loaded again, a zone that answered garbage: the sum never falls, and in no
+    step rises by more than lay between the two readings on the way up or over the end."""
+    meter, before, last = EnergyMeter(range_uj), 0.0, None
+    for reading in readings:
+        joules = meter.add(reading)
+        assert (joules is None) == (reading is None or 0 < (range_uj or 0) < reading)
+        if joules is None or reading is None:
+            continue
+        rise = 0 if last is None else max(reading - last, (range_uj or 0) // 8)
+        assert 0 <= joules - before <= rise / 1e6 + 1e-6 * max(1.0, joules)
+        before, last = joules, reading
 
 
 def test_energy_without_a_range_or_a_reading() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -16,8 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent import inventory
+from gangline.agent.hardware.ethtool import EthtoolNetlink, SupportedMode, parse_mode
+from gangline.agent.hardware.network import interfaces_with_device
 from gangline.agent.hardware.roots import Roots
 from gangline.agent.inventory import __main__ as child
+from gangline.agent.inventory import links
 from gangline.agent.inventory.gpus import sysfs_address
 from tests import hosts
 from tests.fake_nvml.build import build
@@ -44,7 +48,7 @@ def test_gpus_know_how_near_each_nic_is(h100: inventory.Inventory) -> None:
     gpu = of_kind(h100, "pcie")["0000:18:00.0"]
     assert gpu["parents"] == "0000:17:00.0 0000:16:00.0 0000:15:01.0"
     assert gpu["root"] == "pci0000:15"
-    near = {key.removeprefix("near "): word for key, word in gpu.items() if key.startswith("near")}
+    near = {key.removeprefix("near "): word for key, word in gpu.items() if key.startswith("near ")}
     assert near == {
         "0000:1a:00.0": "same switch",
         "0000:3c:00.0": "same socket",
@@ -53,6 +57,30 @@ def test_gpus_know_how_near_each_nic_is(h100: inventory.Inventory) -> None:
         "0000:02:00.0": "same socket",
         "0000:00:1f.6": "unknown",
     }
+    assert (gpu["nearest_nics"], gpu["nearest_nics_at"]) == ("0000:1a:00.0", "same switch")
+    assert (gpu["nearest_rdma"], gpu["nearest_rdma_at"]) == ("mlx5_0", "same switch")
+    assert (gpu["cpus"], gpu["iommu_group"]) == ("0-3,8-11", "41")
+
+
+def test_memory_modules_bear_the_label_of_their_socket(h100: inventory.Inventory) -> None:
+    """`mc0/dimm1 has errors`: nobody could say which of 32 sockets that is."""
+    modules = of_kind(h100, "edac")
+    assert modules["mc0"]["name"] == "Intel_Sapphire Rapids Server"
+    assert modules["mc0/dimm0"] == {
+        "label": "CPU_SrcID#0_MC#0_Chan#0_DIMM#0",
+        "location": "channel 0 slot 0",
+        "size_megabytes": "65536",
+        "memory": "Registered-DDR5",
+        "ecc": "S4ECD4ED",
+    }
+    assert modules["mc1/csrow0/ch0"] == {"label": "DIMM_A1"}
+
+
+def test_the_kernels_command_line_shows_no_secret(h100: inventory.Inventory) -> None:
+    """A key stood on the command line, and every operator of the fleet could read it."""
+    settings = of_kind(h100, "settings")["host"]
+    assert settings["kernel_flags"] == "intel_iommu=on iommu=pt mitigations=off isolcpus=14-15"
+    assert (settings["clocksource"], settings["cpu_governors"]) == ("tsc", "performance powersave")
 
 
 def test_ports_links_nodes_and_disks(h100: inventory.Inventory) -> None:
@@ -70,7 +98,8 @@ def test_ports_links_nodes_and_disks(h100: inventory.Inventory) -> None:
     assert disk["size_bytes"] == str(7501476528 * 512)
     assert (disk["pci_address"], disk["firmware"]) == ("0000:1e:00.0", "GDC7")
     assert of_kind(h100, "rapl")["intel-rapl:0:0"] == {"label": "dram"}
-    assert of_kind(h100, "hwmon")["hwmon0/temp1"] == {"chip": "coretemp", "label": "Package id 0"}
+    sensor = of_kind(h100, "hwmon")["coretemp@coretemp.0/temp1"]
+    assert sensor == {"chip": "coretemp", "label": "Package id 0"}
 
 
 def test_labels_are_of_the_host_that_was_read(h100: inventory.Inventory) -> None:
@@ -111,6 +140,7 @@ def run(program: str, seconds_max: float = 20.0) -> inventory.Inventory:
 
 def test_a_child_that_hangs_is_ended_in_time() -> None:
     """nvmlInit did not return for 45 s; the daemon's thread waits for its limit and no longer."""
+    gc.collect()  # what an earlier test left behind must not be taken for ours
     before = len(os.listdir("/proc/self/fd"))
     found = run("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()", 0.3)
     assert found == inventory.Inventory(words="the inventory took longer than 0.3 s")
@@ -219,6 +249,88 @@ def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(build(tmp_path_factory.mktemp("fake_nvml")))
+
+
+def test_two_sections_that_hang_cost_no_third() -> None:
+    """Each had its ten seconds, one after the other: the child was killed before it had printed anything."""
+    free, third = threading.Event(), threading.Event()
+
+    def hang(roots: Roots) -> list[inventory.Device]:
+        free.wait(GUARD_SECONDS)
+        return []
+
+    def wait_for_third(roots: Roots) -> list[inventory.Device]:
+        assert third.wait(GUARD_SECONDS)  # not there in time if the sections wait for each other
+        return [inventory.Device("net", "eth0")]
+
+    def answer(roots: Roots) -> list[inventory.Device]:
+        third.set()
+        return [inventory.Device("disk", "sda")]
+
+    sections = {"a driver": hang, "another": hang, "links": wait_for_third, "disks": answer}
+    found, problems = child.look(sections, Roots(), 0.5)
+    free.set()
+    assert [device.key for device in found] == ["eth0", "sda"]
+    assert [problem.partition(":")[0] for problem in problems] == ["a driver", "another"]
+
+
+def test_interfaces_without_netlink_are_those_of_sysfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RestrictAddressFamilies without AF_NETLINK: the kinds of links could not be asked, and no interface was there."""
+
+    def refuse(found: dict[str, dict[str, str]]) -> None:
+        found["lo"] = {"link": "half"}
+        raise PermissionError(97, "Address family not supported by protocol")
+
+    monkeypatch.setattr(links, "_ask_netlink", refuse)
+    physical = interfaces_with_device(Path("/sys"))
+    assert {d.key for d in links.interfaces(Roots())} >= set(physical)
+
+
+def modes(*names: str) -> list[SupportedMode]:
+    return [mode for name in names if (mode := parse_mode(name)) is not None]
+
+
+def test_what_a_card_could_run_at_is_told() -> None:
+    """Eight ports of 400G ran at 200G from the first day on: without what they could do, all was even."""
+    said = links.of_modes(modes("1000baseKX/Full", "400000baseCR4/Full", "200000baseCR4/Full"))
+    assert said == {
+        "speed_max": "400000 Mb/s",
+        "lanes_max": "4",
+        "link_modes": "400000baseCR4/Full 200000baseCR4/Full 1000baseKX/Full",
+    }
+    assert links.of_modes([]) == {}
+
+
+def test_the_text_of_many_modes_ends_at_a_name() -> None:
+    """A kernel of a hundred modes: half a name at the end of the text is a mode that there is not."""
+    names = [f"{speed}baseSR4_X/Full" for speed in range(1000, 1200)]
+    text = links.of_modes(modes(*names))["link_modes"]
+    assert inventory.VALUE_CHARACTERS_MAX - 30 < len(text) <= inventory.VALUE_CHARACTERS_MAX
+    assert text.split(" ") == names[::-1][: len(text.split(" "))]
+
+
+def test_the_interfaces_of_this_machine_are_asked_for_their_modes() -> None:
+    """The real kernel and driver: what it names is a mode, and a driver that cannot say leaves it out."""
+    for device in links.interfaces(Roots()):
+        told = {"speed_max", "lanes_max", "link_modes"} & device.attributes.keys()
+        assert len(told) in (0, 3)
+        if told:
+            named = [parse_mode(name) for name in device.attributes["link_modes"].split()]
+            speeds = [mode.speed_megabits for mode in named if mode is not None]
+            assert len(speeds) == len(named)
+            assert device.attributes["speed_max"] == f"{max(speeds)} Mb/s"
+
+
+def test_without_ethtool_netlink_the_interfaces_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux 5.4 has none: the speeds are missing, and nothing else is."""
+
+    def refuse() -> EthtoolNetlink:
+        raise OSError(errno.ENOENT, "the kernel has no ethtool netlink")
+
+    monkeypatch.setattr(links, "EthtoolNetlink", refuse)
+    found = {d.key: d.attributes for d in links.interfaces(Roots())}
+    assert set(found) >= set(interfaces_with_device(Path("/sys")))
+    assert not any("link_modes" in attributes for attributes in found.values())
 
 
 def test_gpus_by_nvidias_own_binding(

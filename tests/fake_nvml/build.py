@@ -9,14 +9,24 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("fake_nvml.c")
+#: Every .c file of this folder is a part of the one library.
+FOLDER = Path(__file__).parent
 #: What drivers install it as, and what both bindings load.
 SONAME = "libnvidia-ml.so.1"
 
 
 def header_folder() -> Path:
-    """Return the folder of nvml.h; it comes with the development package nvidia-nvml-dev-cu12."""
-    spec = importlib.util.find_spec("nvidia.nvml_dev")
+    """Return the folder of the newest nvml.h; it comes with the development package nvidia-nvml-dev."""
+    return _header_folder("nvidia.cu13")
+
+
+def older_header_folder() -> Path:
+    """Return the folder of the nvml.h of 12.9 (nvidia-nvml-dev-cu12), where some field ids are others."""
+    return _header_folder("nvidia.nvml_dev")
+
+
+def _header_folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
     for place in (spec.submodule_search_locations if spec else None) or ():
         folder = Path(place) / "include"
         if (folder / "nvml.h").exists():
@@ -29,11 +39,12 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CC", "cc"))
 
 
-def build(folder: Path, *, missing: Iterable[str] = ()) -> Path:
+def build(folder: Path, *, missing: Iterable[str] = (), version: str = "") -> Path:
     """Compile into *folder* (made if need be) and return the library's path.
 
     Functions in *missing* are not exported, as by a driver that does not have them yet, or any more;
-    such a library stands in a subfolder of its own. Raises CalledProcessError.
+    such a library stands in a subfolder of its own. A library of a *version* wants a driver of the
+    same (give it a folder of its own). Raises CalledProcessError.
     """
     hidden = sorted(missing)
     place = folder / "-".join(["without", *hidden]) if hidden else folder
@@ -43,14 +54,21 @@ def build(folder: Path, *, missing: Iterable[str] = ()) -> Path:
         f"{{ global: *; local: gangline_none; {''.join(h + '; ' for h in hidden)}}};\n"
     )
     link = f"-shared -pthread -Wl,-soname,{SONAME} -Wl,--version-script={exports}".split()
-    subprocess.run([*compiler(), *link, str(_object(folder)), "-o", str(library)], check=True)
+    objects = [str(_object(folder, source, version)) for source in sorted(FOLDER.glob("*.c"))]
+    subprocess.run([*compiler(), *link, *objects, "-o", str(library)], check=True)
     return library
 
 
-def _object(folder: Path) -> Path:
-    made = folder / "fake_nvml.o"
-    if not made.exists() or made.stat().st_mtime < SOURCE.stat().st_mtime:
-        options = ["-std=gnu11", "-O2", "-Wall", "-Werror", "-fPIC", "-pthread", "-c"]
+def _object(folder: Path, source: Path, version: str) -> Path:
+    """Compile *source*, unless that was done since it or a header last changed."""
+    made = folder / f"{source.stem}.o"
+    changed = max(path.stat().st_mtime for path in (source, *FOLDER.glob("*.h")))
+    if not made.exists() or made.stat().st_mtime < changed:
+        # Hidden: what the parts share among themselves is not the process's business.
+        options = ["-std=gnu11", "-O2", "-Wall", "-Werror", "-fPIC", "-fvisibility=hidden"]
+        if version:
+            options.append(f'-DLIBRARY_VERSION="{version}"')
         include = f"-I{header_folder()}"
-        subprocess.run([*compiler(), *options, include, str(SOURCE), "-o", str(made)], check=True)
+        command = [*compiler(), *options, "-pthread", "-c", include, str(source), "-o", str(made)]
+        subprocess.run(command, check=True)
     return made

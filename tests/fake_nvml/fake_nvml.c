@@ -1,8 +1,7 @@
 /* An NVML that plays a scenario. Compiled against NVIDIA's published nvml.h, so that each prototype and
  * struct is theirs: a slip here does not compile. What a scenario may say: README.md of this folder. */
 
-#define NVML_NO_UNVERSIONED_FUNC_DEFS
-#include <nvml.h>
+#include "fake_nvml.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -15,71 +14,27 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STEPS_MAX 64
-#define FIELDS_MAX 400
-#define GPUS_MAX 64
-#define WAIT_MILLISECONDS_MAX 60000 /* a test that went wrong must end */
-#define EXPORT __attribute__((visibility("default")))
+#ifndef LIBRARY_VERSION
+#define LIBRARY_VERSION "" /* any driver's */
+#endif
 
-/* Every function that can be told to fail or to block. */
-#define CALLS(X) \
-    X(nvmlInitWithFlags) X(nvmlInit_v2) X(nvmlShutdown) X(nvmlSystemGetDriverVersion) X(nvmlDeviceGetCount_v2) \
-    X(nvmlDeviceGetHandleByIndex_v2) X(nvmlDeviceGetHandleByPciBusId_v2) X(nvmlDeviceGetHandleByUUID) \
-    X(nvmlDeviceGetPciInfo_v3) X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetSerial) \
-    X(nvmlDeviceGetFieldValues) X(nvmlDeviceGetClockInfo) X(nvmlDeviceGetMaxClockInfo) \
-    X(nvmlDeviceGetCurrentClocksEventReasons) X(nvmlDeviceGetCurrentClocksThrottleReasons) \
-    X(nvmlDeviceGetPowerUsage) X(nvmlDeviceGetEnforcedPowerLimit) X(nvmlDeviceGetTotalEnergyConsumption) \
-    X(nvmlDeviceGetTemperatureV) X(nvmlDeviceGetTemperature) X(nvmlDeviceGetTemperatureThreshold) \
-    X(nvmlDeviceGetMarginTemperature) X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetMemoryInfo) \
-    X(nvmlDeviceGetMemoryInfo_v2) X(nvmlDeviceGetTotalEccErrors) X(nvmlDeviceGetRemappedRows) \
-    X(nvmlDeviceGetCurrPcieLinkGeneration) X(nvmlDeviceGetMaxPcieLinkGeneration) \
-    X(nvmlDeviceGetCurrPcieLinkWidth) X(nvmlDeviceGetMaxPcieLinkWidth) X(nvmlDeviceGetPcieReplayCounter) \
-    X(nvmlDeviceGetPerformanceState) X(nvmlDeviceGetComputeRunningProcesses_v3)
-
-/* Every value that is not a field, in NVML's own unit. */
-#define VALUES(X) \
-    X(sm_clock) X(memory_clock) X(sm_clock_max) X(memory_clock_max) X(event_reasons) X(power) X(power_limit) \
-    X(energy) X(temperature) X(slowdown) X(margin) X(utilization) X(memory_utilization) X(memory_total) \
-    X(memory_reserved) X(memory_used) X(ecc_corrected_volatile) X(ecc_uncorrected_volatile) \
-    X(ecc_corrected_aggregate) X(ecc_uncorrected_aggregate) X(remapped_correctable) \
-    X(remapped_uncorrectable) X(remap_pending) X(remap_failed) X(pcie_generation) X(pcie_generation_max) \
-    X(pcie_width) X(pcie_width_max) X(pcie_replays) X(performance_state) X(processes)
-
-#define AS_CALL(name) CALL_##name,
-#define AS_VALUE(name) VALUE_##name,
-#define AS_TEXT(name) #name,
-enum { CALLS(AS_CALL) CALL_COUNT };
-enum { VALUES(AS_VALUE) VALUE_COUNT };
 static const char *const call_names[] = {CALLS(AS_TEXT) NULL};
 static const char *const value_names[] = {VALUES(AS_TEXT) NULL};
-static const char *const type_names[] = {"double", "uint", "ulong", "ull", "sll", "int", "ushort", NULL};
+static const char *const type_names[] = {"double", "uint", "ulong", "ull", "sll", "int", "ushort", "unknown", NULL};
 
-/* What is answered at each step; the last holds on. No steps: not supported. */
-struct series {
-    int steps;
-    unsigned char code_set[STEPS_MAX];
-    nvmlReturn_t code[STEPS_MAX];
-    nvmlValue_t value[STEPS_MAX];
-};
-
-struct gpu {
-    char uuid[96], address[32], name[96], serial[30];
-    struct series values[VALUE_COUNT], fields[FIELDS_MAX], errors[CALL_COUNT];
-    nvmlValueType_t types[FIELDS_MAX];
-    char blocks[CALL_COUNT][256]; /* "fifo PATH", "file PATH", "seconds N" */
-};
-
-static struct gpu host, *gpus; /* host: what is said before the first gpu, for calls without one */
+struct gpu host;
+static struct gpu *gpus;
 static unsigned int gpu_count, told_count;
 static int counts_told, users;
-static char driver[80];
+static char drivers[8][80]; /* the version at each step; the last holds on */
+static int driver_count;
 static const char *step_text; /* the step file, mapped: a step costs no system call */
 static unsigned long calls[CALL_COUNT];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static int step(void) { return step_text ? atoi(step_text) : 0; }
+int step(void) { return step_text ? atoi(step_text) : 0; }
 
-static nvmlReturn_t said(const struct series *series, nvmlValue_t *value)
+nvmlReturn_t said(const struct series *series, nvmlValue_t *value)
 {
     if (!series->steps)
         return NVML_ERROR_NOT_SUPPORTED;
@@ -110,11 +65,30 @@ static void wait_for(const char *block)
     }
 }
 
-/* Count the call, block if told to, and answer what the call as a whole is to answer. */
-static nvmlReturn_t enter(struct gpu *gpu, int call)
+/* A fault at one call, whichever that is: counted from when it was asked for. */
+static unsigned long entered, fault_at;
+static int fault_code;
+static char fault_block[256];
+
+EXPORT unsigned long fake_nvml_entered(void) { return entered; }
+
+EXPORT void fake_nvml_fault(unsigned long nth, int code, const char *block)
+{
+    fault_code = code;
+    snprintf(fault_block, sizeof fault_block, "%s", block ? block : "");
+    fault_at = nth ? entered + nth : 0;
+}
+
+nvmlReturn_t enter(struct gpu *gpu, int call)
 {
     nvmlValue_t code = {0};
     __atomic_add_fetch(&calls[call], 1, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&entered, 1, __ATOMIC_RELAXED) == fault_at) {
+        if (*fault_block)
+            wait_for(fault_block);
+        if (fault_code)
+            return (nvmlReturn_t)fault_code;
+    }
     if (*gpu->blocks[call])
         wait_for(gpu->blocks[call]);
     if (gpu->errors[call].steps)
@@ -122,14 +96,23 @@ static nvmlReturn_t enter(struct gpu *gpu, int call)
     return (nvmlReturn_t)code.ullVal;
 }
 
-static nvmlReturn_t enter_device(nvmlDevice_t device, int call)
+EXPORT int fake_nvml_users(void) { return users; }
+
+int gpu_number(nvmlDevice_t device)
 {
     struct gpu *gpu = (struct gpu *)device;
+    if (!gpus || gpu < gpus || gpu >= gpus + gpu_count || ((char *)gpu - (char *)gpus) % sizeof *gpu)
+        return -1;
+    return (int)(gpu - gpus);
+}
+
+nvmlReturn_t enter_device(nvmlDevice_t device, int call)
+{
     if (!users)
         return NVML_ERROR_UNINITIALIZED;
-    if (!gpus || gpu < gpus || gpu >= gpus + gpu_count || ((char *)gpu - (char *)gpus) % sizeof *gpu)
+    if (gpu_number(device) < 0)
         return NVML_ERROR_INVALID_ARGUMENT;
-    return enter(gpu, call);
+    return enter((struct gpu *)device, call);
 }
 
 /* ---- the scenario ---- */
@@ -142,8 +125,7 @@ static int find(const char *const *names, const char *name)
     return -1;
 }
 
-/* `12`, `-3`, `0x40`, `1.5` of a double field; `-`: not supported; `!15`: nvmlReturn 15. */
-static void parse_series(struct series *series, char *rest, int as_double)
+void parse_series(struct series *series, char *rest, int as_double)
 {
     memset(series, 0, sizeof *series);
     for (char *word = strtok(rest, " \t\n"); word && series->steps < STEPS_MAX; word = strtok(NULL, " \t\n")) {
@@ -186,6 +168,20 @@ static int parse_field(struct gpu *gpu, char *rest)
     return 0;
 }
 
+static int parse_drivers(char *rest)
+{
+    driver_count = 0;
+    for (char *word = strtok(rest, " \t\n"); word && driver_count < 8; word = strtok(NULL, " \t\n"))
+        snprintf(drivers[driver_count++], sizeof *drivers, "%s", word);
+    return !driver_count;
+}
+
+static const char *driver(void)
+{
+    int now = step();
+    return drivers[now < driver_count ? now : driver_count - 1];
+}
+
 /* Return 0, or 1 for a line that means nothing. */
 static int parse_line(char *line)
 {
@@ -196,11 +192,16 @@ static int parse_line(char *line)
     if (sscanf(line, " %63s %n", word, &used) < 1)
         return 0;
     char *rest = line + used;
+    int taken = parts_line ? parts_line(gpu, word, rest) : -1;
+    if (taken >= 0)
+        return taken;
     if (!strcmp(word, "gpu"))
         return gpu_count == GPUS_MAX
             || sscanf(rest, "%95s %31s", gpus[gpu_count].uuid, gpus[gpu_count].address) != 2 || !++gpu_count;
     if (!strcmp(word, "driver"))
-        return sscanf(rest, "%79s", driver) != 1;
+        return parse_drivers(rest);
+    if (!strcmp(word, "uuid_at"))
+        return sscanf(rest, "%d %95s", &gpu->other_from, gpu->other_uuid) != 2;
     if (!strcmp(word, "count"))
         return !(counts_told = sscanf(rest, "%u", &told_count) == 1);
     if (!strcmp(word, "name"))
@@ -246,7 +247,10 @@ static nvmlReturn_t load(void)
     memset(gpus, 0, (size_t)gpu_count * sizeof *gpus);
     memset(&host, 0, sizeof host);
     gpu_count = counts_told = 0;
-    strcpy(driver, "590.48.01");
+    if (parts_reset)
+        parts_reset();
+    strcpy(drivers[0], "590.48.01");
+    driver_count = 1;
     int bad = 0;
     for (int number = 1; fgets(line, sizeof line, file); number++)
         if (parse_line(line)) {
@@ -262,6 +266,9 @@ static nvmlReturn_t start(int call)
 {
     pthread_mutex_lock(&lock);
     nvmlReturn_t code = users ? NVML_SUCCESS : load();
+    /* A library of another version than the driver's, as while a driver is being updated. */
+    if (code == NVML_SUCCESS && *LIBRARY_VERSION && strcmp(LIBRARY_VERSION, driver()))
+        code = NVML_ERROR_LIB_RM_VERSION_MISMATCH;
     if (code == NVML_SUCCESS)
         code = enter(&host, call);
     if (code == NVML_SUCCESS)
@@ -271,44 +278,6 @@ static nvmlReturn_t start(int call)
 }
 
 /* ---- NVML ---- */
-
-/* Begin a call on a device: its blocking and its errors, then `gpu`. */
-#define ENTER(call) \
-    struct gpu *gpu = (struct gpu *)device; \
-    nvmlValue_t value = {0}; \
-    nvmlReturn_t code = enter_device(device, CALL_##call); \
-    (void)gpu, (void)value; \
-    if (code != NVML_SUCCESS) \
-        return code
-#define SAY(name) \
-    if ((code = said(&gpu->values[VALUE_##name], &value)) != NVML_SUCCESS) \
-        return code
-
-#define UINT_CALL(call, type, name) \
-    EXPORT nvmlReturn_t call(nvmlDevice_t device, type *out) \
-    { \
-        ENTER(call); \
-        SAY(name); \
-        *out = (type)value.uiVal; \
-        return NVML_SUCCESS; \
-    }
-#define LONG_CALL(call, name) \
-    EXPORT nvmlReturn_t call(nvmlDevice_t device, unsigned long long *out) \
-    { \
-        ENTER(call); \
-        SAY(name); \
-        *out = value.ullVal; \
-        return NVML_SUCCESS; \
-    }
-#define TEXT_CALL(call, member) \
-    EXPORT nvmlReturn_t call(nvmlDevice_t device, char *text, unsigned int length) \
-    { \
-        ENTER(call); \
-        if (!*gpu->member) \
-            return NVML_ERROR_NOT_SUPPORTED; \
-        snprintf(text, length, "%s", gpu->member); \
-        return NVML_SUCCESS; \
-    }
 
 EXPORT unsigned long fake_nvml_calls(const char *name)
 {
@@ -357,7 +326,7 @@ EXPORT nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int lengt
 {
     nvmlReturn_t code = users ? enter(&host, CALL_nvmlSystemGetDriverVersion) : NVML_ERROR_UNINITIALIZED;
     if (code == NVML_SUCCESS)
-        snprintf(version, length, "%s", driver);
+        snprintf(version, length, "%s", driver());
     return code;
 }
 
@@ -421,7 +390,15 @@ EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *
     return NVML_SUCCESS;
 }
 
-TEXT_CALL(nvmlDeviceGetUUID, uuid)
+EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned int length)
+{
+    ENTER(nvmlDeviceGetUUID);
+    if (!*gpu->uuid)
+        return NVML_ERROR_NOT_SUPPORTED;
+    snprintf(text, length, "%s", *gpu->other_uuid && step() >= gpu->other_from ? gpu->other_uuid : gpu->uuid);
+    return NVML_SUCCESS;
+}
+
 TEXT_CALL(nvmlDeviceGetName, name)
 TEXT_CALL(nvmlDeviceGetSerial, serial)
 
@@ -429,19 +406,31 @@ EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvm
 {
     ENTER(nvmlDeviceGetFieldValues);
     for (int i = 0; i < count; i++) {
+        if (parts_field && parts_field(gpu, &values[i]))
+            continue;
         unsigned int id = values[i].fieldId;
-        values[i].nvmlReturn = id >= FIELDS_MAX ? NVML_ERROR_INVALID_ARGUMENT : said(&gpu->fields[id], &values[i].value);
-        values[i].valueType = id >= FIELDS_MAX ? NVML_VALUE_TYPE_UNSIGNED_INT : gpu->types[id];
+        const struct series *series = id < FIELDS_MAX ? &gpu->fields[id] : NULL;
+        if (values[i].scopeId == 1 && id == NVML_FI_DEV_POWER_INSTANT)
+            series = &gpu->values[VALUE_module_power];
+        values[i].nvmlReturn = series ? said(series, &values[i].value) : NVML_ERROR_INVALID_ARGUMENT;
+        values[i].valueType = series ? gpu->types[id] : NVML_VALUE_TYPE_UNSIGNED_INT;
     }
     return NVML_SUCCESS;
 }
 
+static const int clock_values[][2] = {
+    [NVML_CLOCK_GRAPHICS] = {VALUE_graphics_clock, VALUE_graphics_clock_max},
+    [NVML_CLOCK_SM] = {VALUE_sm_clock, VALUE_sm_clock_max},
+    [NVML_CLOCK_MEM] = {VALUE_memory_clock, VALUE_memory_clock_max},
+    [NVML_CLOCK_VIDEO] = {VALUE_video_clock, VALUE_video_clock_max},
+};
+
 EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
 {
     ENTER(nvmlDeviceGetClockInfo);
-    if (type != NVML_CLOCK_SM && type != NVML_CLOCK_MEM)
+    if ((unsigned int)type > NVML_CLOCK_VIDEO)
         return NVML_ERROR_INVALID_ARGUMENT;
-    code = said(&gpu->values[type == NVML_CLOCK_SM ? VALUE_sm_clock : VALUE_memory_clock], &value);
+    code = said(&gpu->values[clock_values[type][0]], &value);
     *clock = value.uiVal;
     return code;
 }
@@ -449,9 +438,9 @@ EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t 
 EXPORT nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
 {
     ENTER(nvmlDeviceGetMaxClockInfo);
-    if (type != NVML_CLOCK_SM && type != NVML_CLOCK_MEM)
+    if ((unsigned int)type > NVML_CLOCK_VIDEO)
         return NVML_ERROR_INVALID_ARGUMENT;
-    code = said(&gpu->values[type == NVML_CLOCK_SM ? VALUE_sm_clock_max : VALUE_memory_clock_max], &value);
+    code = said(&gpu->values[clock_values[type][1]], &value);
     *clock = value.uiVal;
     return code;
 }
@@ -492,12 +481,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatur
 
 EXPORT nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, nvmlTemperatureThresholds_t threshold, unsigned int *temperature)
 {
+    static const int which[] = {VALUE_shutdown, VALUE_slowdown, VALUE_memory_max, VALUE_gpu_max};
     ENTER(nvmlDeviceGetTemperatureThreshold);
-    if (threshold != NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+    if ((unsigned int)threshold > NVML_TEMPERATURE_THRESHOLD_GPU_MAX)
         return NVML_ERROR_NOT_SUPPORTED;
-    SAY(slowdown);
+    code = said(&gpu->values[which[threshold]], &value);
     *temperature = value.uiVal;
-    return NVML_SUCCESS;
+    return code;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMarginTemperature_t *margin)
@@ -580,8 +570,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int 
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)
 {
     ENTER(nvmlDeviceGetComputeRunningProcesses_v3);
-    SAY(processes);
     unsigned int room = *count;
+    if (parts_processes && parts_processes(gpu, 0, count, infos, &code))
+        return code;
+    SAY(processes);
     *count = value.uiVal;
     if (room < value.uiVal)
         return NVML_ERROR_INSUFFICIENT_SIZE;

@@ -1,0 +1,180 @@
+"""What the collectors of a GPU's parts share: finding the GPUs, asking each, and letting go of them.
+
+Each has a library and handles of its own, as the lanes of `gpu.py` have: one that hangs in a driver holds up no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from ...ext.nvml import Nvml, NvmlError
+from ...ext.nvml_parts import Parts
+from ...fingerprints.block import Block
+from ...fingerprints.catalogue import PERIOD_SECONDS, Pace
+from ..hardware.nvidia_capabilities import mig_monitor_line
+from ..hardware.nvml_session import session_of
+from ..hardware.roots import Roots
+from ..turn import Blind, NoData
+from .gpu_lane import LOOK_AGAIN_SECONDS
+from .gpu_open import LOST, NO_PERMISSION, gpus_of, is_complete, keys_of, library_of, open_nvml
+
+Answer = TypeVar("Answer")
+
+
+class PartsLane:
+    """A collector of one kind of part, of all GPUs.
+
+    `collect` raises NoData where there is no driver, no GPU, or none with such a part, Blind where the agent may
+    not look. A GPU that answers with an error is left out of that turn, which its words in `blind_words` say; one
+    that is lost is left out in silence: `gpu.lost_state` says it. Neither costs its neighbours.
+    """
+
+    enters_driver = True
+
+    def __init__(self, name: str, pace: Pace, roots: Roots) -> None:
+        """Loads nothing yet: the first `collect` does, in the thread that may be left behind."""
+        self.name, self.pace = name, pace
+        self.blind_words = ""
+        self._roots = roots
+        self._seat = session_of(library_of(roots)).seat(self._let_go)
+        self._nvml: Nvml | None = None
+        self._parts: Parts | None = None
+        #: Address -> key, of the GPUs that are open.
+        self._gpus: dict[str, str] = {}
+        self._closed = ""  # in words: a GPU that could not be opened
+        self._nothing: Exception | None = None
+        self._turns_to_wait = 0
+        self._sick = False  # some GPU did not answer: all are looked for again after a while
+
+    def collect(self) -> Sequence[Block]:
+        """Read every GPU once."""
+        if not self._seat.begin():
+            raise RuntimeError(f"the turn before has not returned: {self.whereabouts()}")
+        try:
+            return self._collect()
+        finally:
+            self._seat.end()
+
+    def _collect(self) -> Sequence[Block]:
+        if self._sick and self._turns_to_wait == 0:
+            self._let_go()
+        parts = self._parts or self._find()
+        self._turns_to_wait = max(0, self._turns_to_wait - 1)
+        self.blind_words = self._closed
+        try:
+            return self._read(parts)
+        except NoData as reason:
+            self._give_up(reason)
+            raise
+
+    def _prepare(self, parts: Parts) -> None:
+        """Make what a turn needs, once the GPUs are open. May raise NoData."""
+
+    def _read(self, parts: Parts) -> Sequence[Block]:
+        """Fill the blocks."""
+        raise NotImplementedError
+
+    def whereabouts(self) -> str:
+        """Say, from another thread, which call on which GPU has not returned."""
+        nvml, parts = self._nvml, self._parts
+        return (nvml.doing if nvml else "") or (parts.words() if parts else "finding the GPUs")
+
+    def release(self) -> bool:
+        """Let go of all GPUs, so that they can be reset; the next `collect` opens them again.
+
+        During a `collect` this is False, and happens at its end: a handle cannot be taken from a call
+        that uses it.
+        """
+        return self._seat.vacate()
+
+    def _let_go(self) -> None:
+        if self._nvml:
+            self._nvml.close()
+        self._nvml = self._parts = self._nothing = None
+        self._gpus, self._sick, self._turns_to_wait = {}, False, 0
+
+    def _find(self) -> Parts:
+        """Open NVML and all GPUs; where there is nothing to read, say so and look again after a while."""
+        if self._nothing is not None and self._turns_to_wait > 0:
+            self._turns_to_wait -= 1
+            raise self._nothing.with_traceback(None)  # or each raise would make it longer
+        try:
+            self._nvml = open_nvml(self._roots)
+            self._parts = parts = Parts(self._nvml)
+            self._open(self._nvml, parts)
+            self._prepare(parts)
+        except (NoData, Blind, NvmlError) as reason:
+            self._give_up(reason)
+            raise
+        except BaseException:
+            self._let_go()
+            raise
+        return parts
+
+    def _give_up(self, reason: Exception) -> None:
+        """Let go, and give the same answer until it is time to look again."""
+        self._let_go()
+        self._nothing = reason
+        self._wait()
+
+    def _open(self, nvml: Nvml, parts: Parts) -> None:
+        """Find all GPUs and attach them; what could not be attached is named, and tried again after a while."""
+        devices = sorted(gpus_of(nvml, self._roots))
+        if not devices:
+            raise NoData("the NVIDIA driver has no GPU")
+        self._gpus = {d.address: key for d, key in zip(devices, keys_of(devices), strict=True)}
+        self.blind_words = ""
+        opened = self._ask(parts.open)
+        self._closed = self.blind_words
+        if len(opened) < len(devices) or not is_complete(nvml, list(self._gpus.values())):
+            self._fell_sick()
+        self._gpus = {address: self._gpus[address] for address in opened}
+
+    def _ask(
+        self, question: Callable[[str], Answer], addresses: Iterable[str] | None = None
+    ) -> dict[str, Answer]:
+        """Return each GPU's answer by its address. Where none has one, raises Blind or the first one's error."""
+        answers: dict[str, Answer] = {}
+        errors: dict[str, NvmlError] = {}
+        for address in self._gpus if addresses is None else addresses:
+            try:
+                answers[address] = question(address)
+            except NvmlError as error:
+                errors[address] = error
+        self._note(errors)
+        if errors and not answers:
+            if all(error.code == NO_PERMISSION for error in errors.values()):
+                raise Blind(self.blind_words)
+            raise next(iter(errors.values()))
+        return answers
+
+    def _note(self, errors: dict[str, NvmlError]) -> None:
+        """Keep the words of the first GPU that would not answer."""
+        for address, error in errors.items():
+            if error.code != NO_PERMISSION:
+                self._fell_sick()
+            if error.code != LOST and not self.blind_words:
+                said = self.refused_words() if error.code == NO_PERMISSION else str(error)
+                self.blind_words = f"GPU {address}: {said}"
+
+    def refused_words(self) -> str:
+        """Return what to say, and what would open it, where NVML answers `no permission`."""
+        return f"no permission; {mig_monitor_line(self._roots)}"
+
+    def _fell_sick(self) -> None:
+        if not self._sick:
+            self._sick = True
+            self._wait()
+
+    def _wait(self) -> None:
+        self._turns_to_wait = LOOK_AGAIN_SECONDS // PERIOD_SECONDS[self.pace]
+
+
+def remade(block: Block | None, table: str, keys: Iterable[str]) -> Block:
+    """Return *block*, cleared, if it has these rows; else a new one of *table*."""
+    rows = tuple(keys)
+    if block is None or block.devices != rows:
+        return Block(table, rows)
+    block.clear()
+    return block

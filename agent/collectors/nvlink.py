@@ -1,0 +1,179 @@
+"""NVLinks of each GPU, and its C2C links to a Grace CPU: state, speed, errors, traffic, by NVML's field values.
+
+A field is asked for with its link as scope; drivers that do not have it so have, for links 0 to 11, a field of its
+own for each link. Both are asked for, and the first that has a value is taken; what a link does not have is left out
+of the next calls. Ids: nvml.h of NVML 12.9; each has stood since it appeared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...ext.nvml import NvmlError
+from ...ext.nvml_parts import BIT_ERROR_RATIO, FLOAT, INTEGER, FieldPass, Parts
+from ...fingerprints.block import Block
+from ...fingerprints.catalogue import BY_NAME, TABLES, Pace, index_of
+from ..hardware.roots import Roots
+from ..turn import NoData
+from .gpu_parts import PartsLane
+
+_KIB, _MEGABYTE = 1024, 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Where a signal of a link comes from."""
+
+    scoped: int = 0  # field id that takes the link as scope; 0: none
+    by_link: Sequence[int] = ()  # else a field id for each link
+    whole: int = 0  # else one for all links of the GPU
+    form: int = INTEGER
+    multiplier: int = 1
+    raw_max: int = 0  # larger values are not believed; 0: any
+
+    def asks(self, link: int) -> list[tuple[int, int]]:
+        """Return (field id, scope) in the order in which they are believed."""
+        found = [(self.scoped, link)] if self.scoped else []
+        found += [(self.by_link[link], 0)] if link < len(self.by_link) else []
+        return found + ([(self.whole, 0)] if self.whole else [])
+
+
+def _two(first: int, sixth: int) -> tuple[int, ...]:
+    """Ids of links 0-5 and 6-11: the second half came with a later header."""
+    return (*range(first, first + 6), *range(sixth, sixth + 6))
+
+
+NVLINK: Mapping[str, Field] = {
+    "nvlink.transmitted_data_bytes": Field(138, multiplier=_KIB),
+    "nvlink.received_data_bytes": Field(139, multiplier=_KIB),
+    "nvlink.transmitted_bytes": Field(202),
+    "nvlink.received_bytes": Field(204),
+    "nvlink.transmitted_packets": Field(201),
+    "nvlink.received_packets": Field(203),
+    **{f"nvlink.fec_history_{bin_}_count": Field(235 + bin_) for bin_ in range(16)},
+    "nvlink.link_state": Field(165, raw_max=3),
+    "nvlink.version_code": Field(166, raw_max=255),
+    "nvlink.speed_bytes_per_second": Field(
+        164, _two(84, 132), 90, form=FLOAT, multiplier=_MEGABYTE, raw_max=10_000_000
+    ),
+    "nvlink.replay_errors": Field(161, _two(46, 108)),
+    "nvlink.recovery_errors": Field(162, _two(53, 114)),
+    "nvlink.crc_errors": Field(163),
+    "nvlink.crc_flit_errors": Field(by_link=_two(32, 96)),
+    "nvlink.crc_data_errors": Field(by_link=_two(39, 102)),
+    "nvlink.ecc_data_errors": Field(by_link=range(148, 160)),
+    "nvlink.malformed_packets_errors": Field(206),
+    "nvlink.buffer_overrun_errors": Field(207),
+    "nvlink.receive_errors": Field(208),
+    "nvlink.receive_remote_errors": Field(209),
+    "nvlink.receive_general_errors": Field(210),
+    "nvlink.local_link_integrity_errors": Field(211),
+    "nvlink.transmit_discards_packets": Field(212),
+    "nvlink.link_recovery_successful_events": Field(213),
+    "nvlink.link_recovery_failed_events": Field(214),
+    "nvlink.link_recovery_events": Field(215),
+    "nvlink.effective_errors": Field(219),
+    "nvlink.effective_bit_error_ratio": Field(220, form=BIT_ERROR_RATIO),
+    "nvlink.symbol_errors": Field(221),
+    "nvlink.symbol_bit_error_ratio": Field(222, form=BIT_ERROR_RATIO),
+}
+C2C: Mapping[str, Field] = {
+    "c2c.link_state": Field(171, raw_max=1),
+    "c2c.speed_max_bytes_per_second": Field(
+        172, form=FLOAT, multiplier=_MEGABYTE, raw_max=10_000_000
+    ),
+    "c2c.crc_errors": Field(231),
+    "c2c.replay_errors": Field(232),
+    "c2c.replay_back_to_back_errors": Field(233),
+    "c2c.power_state": Field(234, raw_max=1),
+}
+
+
+class LinkLane(PartsLane):
+    """The links of one kind, every 10 s: one call a GPU for all that fits into one."""
+
+    def __init__(
+        self,
+        roots: Roots,
+        kind: str,
+        fields: Mapping[str, Field],
+        count: Callable[[Parts, str], int],
+        nothing: str,
+    ) -> None:
+        """*count* says how many links a GPU has; *nothing* is said where no GPU has any."""
+        super().__init__(f"{kind}_10s", Pace.TEN_SECONDS, roots)
+        self._kind, self._fields, self._count, self._no_link = kind, fields, count, nothing
+        self._blocks: dict[str, Block] = {}
+        self._links: list[tuple[str, int]] = []  # (address, link) of each row
+        self._pass: FieldPass | None = None
+
+    def _prepare(self, parts: Parts) -> None:
+        counts = self._ask(lambda address: self._count(parts, address))
+        self._closed = self._closed or self.blind_words
+        if len(counts) < len(self._gpus) or 0 in counts.values():
+            self._fell_sick()  # a GPU did not say, or has none where others may have some: asked again
+        self._links = [
+            (address, link) for address, count in counts.items() for link in range(count)
+        ]
+        if not self._links:
+            raise NoData(self._no_link)
+        name = "link" if self._kind == "nvlink" else self._kind
+        keys = [f"{self._gpus[address]}/{name}{link}" for address, link in self._links]
+        tables = {BY_NAME[signal].table for signal in self._fields}
+        self._blocks = {table: Block(table, keys) for table in TABLES if table in tables}
+        self._pass = FieldPass(parts)
+        for signal, field in self._fields.items():
+            self._aim(self._pass, self._blocks[BY_NAME[signal].table], index_of(signal), field)
+
+    def _aim(self, fields: FieldPass, block: Block, column: int, field: Field) -> None:
+        for row, (address, link) in enumerate(self._links):
+            cell = column * block.rows + row
+            for number, scope in field.asks(link):
+                fields.ask(
+                    *(address, number, scope, block.cells, block.valid, cell, field.form),
+                    multiplier=field.multiplier,
+                    raw_max=field.raw_max,
+                )
+
+    def _read(self, parts: Parts) -> Sequence[Block]:
+        assert self._pass is not None
+        self._pass.run()
+        self._note(
+            {
+                address: NvmlError(f"nvmlDeviceGetFieldValues: NVML error {code}", code)
+                for address, code in self._pass.codes.items()
+            }
+        )
+        self._fill_in(parts, self._pass.codes)
+        return tuple(self._blocks.values())
+
+    def _fill_in(self, parts: Parts, silent: Mapping[str, int]) -> None:
+        """Ask what has no field in this driver some other way."""
+
+
+class NvLinks(LinkLane):
+    """NVLinks: keyed `GPU-uuid/link0`."""
+
+    def __init__(self, roots: Roots) -> None:
+        super().__init__(roots, "nvlink", NVLINK, Parts.nvlink_count, "no GPU has an NVLink")
+
+    def _fill_in(self, parts: Parts, silent: Mapping[str, int]) -> None:
+        """Drivers before 535 have no field of a link's state."""
+        block, column = self._blocks["nvlink_10s_changes"], index_of("nvlink.link_state")
+        errors: dict[str, NvmlError] = {}
+        for row, (address, link) in enumerate(self._links):
+            if block.valid[column * block.rows + row] or address in silent or address in errors:
+                continue
+            try:
+                block.put_int(column, row, parts.nvlink_state(address, link))
+            except NvmlError as error:
+                errors[address] = error
+        self._note(errors)
+
+
+class C2cLinks(LinkLane):
+    """Links between GPU and Grace CPU: keyed `GPU-uuid/c2c0`."""
+
+    def __init__(self, roots: Roots) -> None:
+        super().__init__(roots, "c2c", C2C, Parts.c2c_count, "no GPU has a C2C link to a CPU")

@@ -1,0 +1,619 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The parts of a GPU by NVML's C ABI: NVLink and C2C fields, MIG, processes, fabric, the event set.
+
+Stands on `nvml`: that one loads the library, looks symbols up and attaches GPUs; this one holds the handles and
+makes the calls, each without the GIL. A symbol that the driver lacks costs its own readings. Counts are bounded:
+a driver that claims four thousand million links or processes is not believed.
+"""
+
+from collections import namedtuple
+
+from libc.stdint cimport uint8_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+
+from nvml_abi cimport *
+from nvml_parts_abi cimport *
+from nvml_parts_fields cimport *
+from nvml_pass cimport blank
+
+from .nvml import NvmlError
+
+#: Counts beyond these are not believed. (NVML 13.5 knows 36 NVLinks, and MIG at most 8 devices a GPU.)
+LINKS_MAX = 64
+MIG_DEVICES_MAX = 64
+PROCESSES_MAX = 4096
+cdef enum:
+    #: Fields that are asked for in one call.
+    FIELDS_PER_CALL_MAX = 512
+    #: A field that a row does not have is asked for again after so many passes: a link may have come up.
+    ASK_AGAIN_PASSES = 30
+    UUID_BYTES = 96
+#: Larger sizes of memory are not believed; nor are larger counts: they are error codes below zero.
+cdef uint64_t BYTES_MAX = <uint64_t>1 << 50, COUNT_MAX = <uint64_t>1 << 62
+
+#: In the order of `PartsCalls` in nvml_parts_abi.pxd (a test compares).
+SYMBOLS = (
+    "nvmlDeviceGetFieldValues", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetUUID",
+    "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetGpuInstanceById",
+    "nvmlGpuInstanceGetInfo", "nvmlDeviceGetAttributes_v2", "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetMemoryErrorCounter", "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetSupportedEventTypes",
+    "nvmlDeviceRegisterEvents", "nvmlEventSetCreate", "nvmlEventSetWait_v2", "nvmlEventSetFree",
+)
+if sizeof(PartsCalls) != len(SYMBOLS) * sizeof(void *):
+    raise ImportError("nvml_parts: SYMBOLS and PartsCalls disagree")
+
+#: How a field's value is written into its cell.
+INTEGER, FLOAT, BIT_ERROR_RATIO = INTEGER_FORM, FLOAT_FORM, BIT_ERROR_RATIO_FORM
+
+#: What a process does on a GPU, as bits.
+COMPUTE, GRAPHICS, MPS = 1, 2, 4
+
+MigDevice = namedtuple("MigDevice", [
+    "uuid", "gpu_instance", "compute_instance", "profile", "placement_start", "placement_slices", "gpu_slices",
+    "compute_slices", "multiprocessors", "memory_total_bytes", "memory_used_bytes", "sram_uncorrected_errors",
+    "refused",
+])
+Process = namedtuple("Process", ["pid", "memory_bytes", "gpu_instance", "compute_instance", "kinds"])
+Fabric = namedtuple("Fabric", ["cluster_uuid", "state", "status", "clique", "health_mask", "health_summary"])
+Event = namedtuple("Event", ["address", "type", "data", "gpu_instance", "compute_instance"])
+
+ctypedef nvmlReturn_t (*ProcessesCall)(nvmlDevice_t, unsigned int *, nvmlProcessInfo_t *) noexcept nogil
+ctypedef nvmlReturn_t (*UintCall)(nvmlDevice_t, unsigned int *) noexcept nogil
+
+
+cdef inline object known(uint64_t value, uint64_t most):
+    """Return the value, None for a blank or one beyond belief."""
+    return None if blank(value) or value > most else value
+
+
+def bit_error_ratio(uint64_t code):
+    cdef double ratio
+    return ratio if decode_bit_error_ratio(code, &ratio) else None
+
+
+cdef class Parts:
+    """The handles of some GPUs, and the calls on them."""
+
+    cdef PartsCalls call
+    cdef object nvml
+    cdef dict handles
+    cdef tuple place
+    cdef nvmlProcessInfo_t *room
+    cdef unsigned int room_entries
+    cdef readonly frozenset missing_symbols
+    cdef int fabric_version
+
+    def __init__(self, nvml):
+        self.nvml, self.handles, self.place, self.fabric_version = nvml, {}, None, 3
+        cdef void **slots = <void **>&self.call
+        missing = []
+        for i, symbol in enumerate(SYMBOLS):
+            slots[<int>i] = <void *><size_t>nvml.symbol_address(symbol)
+            if slots[<int>i] == NULL:
+                missing.append(symbol)
+        self.missing_symbols = frozenset(missing)
+
+    def __dealloc__(self):
+        free(self.room)
+
+    def open(self, str address):
+        self.place = (address, "nvmlDeviceGetHandleByPciBusId_v2")
+        self.handles[address] = self.nvml.handle_address(address)
+        self.place = None
+
+    def words(self):
+        place = self.place
+        return "between calls" if place is None else f"GPU {place[0]} in {place[1]}"
+
+    cdef nvmlDevice_t _device(self, str address) except? NULL:
+        self.nvml._check()  # the library may be unloaded
+        return <nvmlDevice_t><size_t>self.handles[address]
+
+    cdef bint _may(self, str address, const void *slot):
+        """Say whether the driver has the call in *slot*, and note that it is being made."""
+        if (<void **>slot)[0] == NULL:
+            return False
+        self.place = (address, SYMBOLS[(<char *>slot - <char *>&self.call) // sizeof(void *)])
+        return True
+
+    cdef bint _answered(self, nvmlReturn_t code) except -1:
+        """Say whether there is an answer; False where the GPU does not have it. Raises NvmlError."""
+        place, self.place = self.place, None
+        if code == NVML_SUCCESS:
+            return True
+        if lacking(code):
+            return False
+        raise self._error(place[1], code)
+
+    cdef object _error(self, str what, int code):
+        return self.nvml._error(what, code)
+
+    # ---- links ------------------------------------------------------------------------------------
+
+    def nvlink_count(self, str address):
+        count = self._field(address, NVML_FI_DEV_NVLINK_LINK_COUNT)
+        if count is not None and count <= LINKS_MAX:
+            return count
+        link = 0
+        while link < LINKS_MAX and self.nvlink_state(address, link) is not None:
+            link += 1
+        return link
+
+    def c2c_count(self, str address):
+        count = self._field(address, NVML_FI_DEV_C2C_LINK_COUNT) or 0
+        return count if count <= LINKS_MAX else 0
+
+    def nvlink_state(self, str address, unsigned int link):
+        cdef nvmlDevice_t device = self._device(address)
+        cdef nvmlEnableState_t active = 0
+        cdef nvmlReturn_t code
+        if not self._may(address, &self.call.nvmlDeviceGetNvLinkState):
+            return None
+        with nogil:
+            code = self.call.nvmlDeviceGetNvLinkState(device, link, &active)
+        return active if self._answered(code) and active <= 1 else None
+
+    cdef object _field(self, str address, unsigned int field):
+        """Return one field of the GPU as a whole; None where it has none."""
+        cdef nvmlDevice_t device = self._device(address)
+        cdef nvmlFieldValue_t value
+        cdef nvmlReturn_t code
+        cdef uint64_t integer = 0
+        memset(&value, 0, sizeof(value))
+        value.fieldId, value.nvmlReturn = field, NVML_ERROR_NOT_SUPPORTED
+        if not self._may(address, &self.call.nvmlDeviceGetFieldValues):
+            return None
+        with nogil:
+            code = self.call.nvmlDeviceGetFieldValues(device, 1, &value)
+        if not self._answered(code) or value.nvmlReturn != NVML_SUCCESS:
+            return None
+        return integer if integer_of(&value, &integer) and not blank(integer) else None
+
+    # ---- MIG --------------------------------------------------------------------------------------
+
+    def mig_mode(self, str address):
+        cdef nvmlDevice_t device = self._device(address)
+        cdef unsigned int current = 0, pending = 0
+        cdef nvmlReturn_t code
+        if not self._may(address, &self.call.nvmlDeviceGetMigMode):
+            return None
+        with nogil:
+            code = self.call.nvmlDeviceGetMigMode(device, &current, &pending)
+        if not self._answered(code) or current > 1 or pending > 1:
+            return None
+        return current, pending
+
+    def mig_devices_max(self, str address):
+        return self._uint(address, self._device(address), &self.call.nvmlDeviceGetMaxMigDeviceCount)
+
+    def mig_devices(self, str address, unsigned int most):
+        cdef nvmlDevice_t device = self._device(address), mig
+        cdef nvmlReturn_t code
+        cdef unsigned int index
+        found = []
+        for index in range(min(most, <unsigned int>MIG_DEVICES_MAX)):
+            mig = NULL
+            if not self._may(address, &self.call.nvmlDeviceGetMigDeviceHandleByIndex):
+                break
+            with nogil:
+                code = self.call.nvmlDeviceGetMigDeviceHandleByIndex(device, index, &mig)
+            if self._answered(code) and mig != NULL:  # no device has this index: not the end of the list
+                instance = self._mig_device(address, <size_t>device, <size_t>mig)
+                if (_unless_refused([], self._mig_uuid, address, <size_t>mig) or "") == instance.uuid:
+                    found.append(instance)  # else the handle was dealt to another meanwhile
+        return found
+
+    def _mig_device(self, str address, size_t device, size_t mig):
+        """Read one MIG device; what it will not tell is None, and `refused` says that it was not allowed."""
+        refused = []
+        uuid = _unless_refused(refused, self._mig_uuid, address, mig) or ""
+        instance = _unless_refused(refused, self._uint_of, address, mig, True)
+        compute = _unless_refused(refused, self._uint_of, address, mig, False)
+        profile = None
+        if instance is not None:
+            profile = _unless_refused(refused, self._placement, address, device, instance)
+        attributes = _unless_refused(refused, self._attributes, address, mig)
+        memory = _unless_refused(refused, self._memory, address, mig)
+        errors = _unless_refused(refused, self._sram_errors, address, mig)
+        return MigDevice(
+            uuid, instance, compute, *(profile or (None,) * 3), *(attributes or (None,) * 3),
+            *(memory or (None,) * 2), errors, bool(refused),
+        )
+
+    def _mig_uuid(self, str address, size_t mig):
+        cdef char text[UUID_BYTES]
+        cdef nvmlReturn_t code
+        memset(text, 0, sizeof(text))
+        if not self._may(address, &self.call.nvmlDeviceGetUUID):
+            return ""
+        with nogil:
+            code = self.call.nvmlDeviceGetUUID(<nvmlDevice_t>mig, text, sizeof(text))
+        if not self._answered(code):
+            return ""
+        return text[:UUID_BYTES].partition(b"\0")[0].decode(errors="replace")
+
+    def _uint_of(self, str address, size_t mig, bint gpu_instance):
+        if gpu_instance:
+            return self._uint(address, <nvmlDevice_t>mig, &self.call.nvmlDeviceGetGpuInstanceId)
+        return self._uint(address, <nvmlDevice_t>mig, &self.call.nvmlDeviceGetComputeInstanceId)
+
+    cdef object _uint(self, str address, nvmlDevice_t device, UintCall *slot):
+        cdef unsigned int value = 0
+        cdef nvmlReturn_t code
+        if not self._may(address, slot):
+            return None
+        with nogil:
+            code = slot[0](device, &value)
+        return known(value, ~<unsigned int>0) if self._answered(code) else None
+
+    def _placement(self, str address, size_t device, unsigned int instance):
+        """Return profile, first memory slice and number of slices of a GPU instance."""
+        cdef nvmlGpuInstance_t handle = NULL
+        cdef nvmlGpuInstanceInfo_t info
+        cdef nvmlReturn_t code
+        memset(&info, 0, sizeof(info))
+        if self.call.nvmlGpuInstanceGetInfo == NULL or not self._may(address, &self.call.nvmlDeviceGetGpuInstanceById):
+            return None
+        with nogil:
+            code = self.call.nvmlDeviceGetGpuInstanceById(<nvmlDevice_t>device, instance, &handle)
+        if not self._answered(code):
+            return None
+        self._may(address, &self.call.nvmlGpuInstanceGetInfo)
+        with nogil:
+            code = self.call.nvmlGpuInstanceGetInfo(handle, &info)
+        if not self._answered(code):
+            return None
+        return known(info.profileId, 1 << 16), known(info.placement.start, 1 << 10), known(info.placement.size, 1 << 10)
+
+    def _attributes(self, str address, size_t mig):
+        cdef nvmlDeviceAttributes_t found
+        cdef nvmlReturn_t code
+        memset(&found, 0, sizeof(found))
+        if not self._may(address, &self.call.nvmlDeviceGetAttributes_v2):
+            return None
+        with nogil:
+            code = self.call.nvmlDeviceGetAttributes_v2(<nvmlDevice_t>mig, &found)
+        if not self._answered(code):
+            return None
+        return (
+            known(found.gpuInstanceSliceCount, 1 << 10), known(found.computeInstanceSliceCount, 1 << 10),
+            known(found.multiprocessorCount, 1 << 16),
+        )
+
+    def _memory(self, str address, size_t mig):
+        cdef nvmlMemory_t memory
+        cdef nvmlReturn_t code
+        memory.total = memory.free = memory.used = 0
+        if not self._may(address, &self.call.nvmlDeviceGetMemoryInfo):
+            return None
+        with nogil:
+            code = self.call.nvmlDeviceGetMemoryInfo(<nvmlDevice_t>mig, &memory)
+        return (known(memory.total, BYTES_MAX), known(memory.used, BYTES_MAX)) if self._answered(code) else None
+
+    def _sram_errors(self, str address, size_t mig):
+        cdef unsigned long long count = 0
+        cdef nvmlReturn_t code
+        if not self._may(address, &self.call.nvmlDeviceGetMemoryErrorCounter):
+            return None
+        with nogil:
+            code = self.call.nvmlDeviceGetMemoryErrorCounter(
+                <nvmlDevice_t>mig, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, NVML_MEMORY_LOCATION_SRAM,
+                &count,
+            )
+        return known(count, ~<uint64_t>0) if self._answered(code) else None
+
+    # ---- processes ----------------------------------------------------------------------------------
+
+    def processes(self, str address):
+        found = self._processes(address, &self.call.nvmlDeviceGetComputeRunningProcesses_v3, COMPUTE)
+        found += self._processes(address, &self.call.nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS)
+        return found + self._processes(address, &self.call.nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS)
+
+    cdef list _processes(self, str address, ProcessesCall *slot, int kind):
+        cdef nvmlDevice_t device = self._device(address)
+        cdef nvmlReturn_t code = NVML_ERROR_INSUFFICIENT_SIZE
+        cdef unsigned int count = 0
+        cdef int attempt
+        for attempt in range(4):  # more may have come between two calls
+            if code != NVML_ERROR_INSUFFICIENT_SIZE:
+                break
+            if not self._may(address, slot):
+                return []
+            self._make_room(count)
+            count = self.room_entries
+            memset(self.room, 0, count * sizeof(nvmlProcessInfo_t))
+            with nogil:
+                code = slot[0](device, &count, self.room)
+        if code == NVML_ERROR_INSUFFICIENT_SIZE:
+            what, self.place = self.place[1], None
+            raise NvmlError(f"{what}: {count} processes, of which at most {PROCESSES_MAX} are believed", code)
+        if not self._answered(code):
+            return []
+        return [_process(&self.room[i], kind) for i in range(min(count, self.room_entries)) if self.room[i].pid]
+
+    cdef int _make_room(self, unsigned int entries) except -1:
+        """Hold room for *entries* and a few more, never beyond PROCESSES_MAX."""
+        cdef unsigned int wanted = min(max(entries, 48u) + 16u, <unsigned int>PROCESSES_MAX)
+        cdef nvmlProcessInfo_t *room
+        if wanted > self.room_entries:
+            room = <nvmlProcessInfo_t *>realloc(self.room, wanted * sizeof(nvmlProcessInfo_t))
+            if room == NULL:
+                raise MemoryError
+            self.room, self.room_entries = room, wanted
+        return 0
+
+    # ---- fabric -------------------------------------------------------------------------------------
+
+    def fabric(self, str address):
+        cdef nvmlDevice_t device = self._device(address)
+        cdef nvmlGpuFabricInfo_v3_t info
+        cdef nvmlReturn_t code
+        cdef int version
+        for version in range(self.fabric_version, 1, -1):  # version 2 is version 3 without its last member
+            memset(&info, 0, sizeof(info))
+            info.version = fabric_version(version)
+            if not self._may(address, &self.call.nvmlDeviceGetGpuFabricInfoV):
+                break
+            with nogil:
+                code = self.call.nvmlDeviceGetGpuFabricInfoV(device, &info)
+            if self._answered(code):
+                uuid = <bytes>(<char *>info.clusterUuid)[:NVML_GPU_FABRIC_UUID_LEN]
+                summary = info.healthSummary if version == 3 else None
+                return Fabric(uuid, info.state, info.status, info.cliqueId, info.healthMask, summary)
+            if code != NVML_ERROR_ARGUMENT_VERSION_MISMATCH:
+                break
+            self.fabric_version = 2  # this driver's newest: asked for first from now on
+        return self._fabric_without_health(address, <size_t>device)
+
+    cdef object _fabric_without_health(self, str address, size_t device):
+        """Ask the call that came before the versioned one."""
+        cdef nvmlGpuFabricInfo_t info
+        cdef nvmlReturn_t code
+        memset(&info, 0, sizeof(info))
+        if not self._may(address, &self.call.nvmlDeviceGetGpuFabricInfo):
+            return None
+        with nogil:
+            code = self.call.nvmlDeviceGetGpuFabricInfo(<nvmlDevice_t>device, &info)
+        if not self._answered(code):
+            return None
+        uuid = <bytes>(<char *>info.clusterUuid)[:NVML_GPU_FABRIC_UUID_LEN]
+        return Fabric(uuid, info.state, info.status, info.cliqueId, None, None)
+
+
+cdef unsigned int fabric_version(int version):
+    """Return NVML_STRUCT_VERSION(GpuFabricInfo, version)."""
+    return (sizeof(nvmlGpuFabricInfo_v3_t) if version == 3 else sizeof(nvmlGpuFabricInfo_v2_t)) | version << 24
+
+
+def _unless_refused(refused, question, *arguments):
+    """Return the answer; None where it was not given, and note where it was not allowed."""
+    try:
+        return question(*arguments)
+    except NvmlError as error:
+        if error.code == NVML_ERROR_NO_PERMISSION:
+            refused.append(error)
+        return None
+
+
+cdef object _process(nvmlProcessInfo_t *info, int kind):
+    return Process(
+        info.pid, known(info.usedGpuMemory, BYTES_MAX), known(info.gpuInstanceId, 1 << 16),
+        known(info.computeInstanceId, 1 << 16), kind,
+    )
+
+
+# ---- fields of many links in few calls -------------------------------------------------------------------
+
+cdef class FieldPass:
+    """Fields of many links: one call a GPU, as long as they fit one."""
+
+    cdef Parts parts
+    cdef Ask *asks
+    cdef int count
+    cdef uint64_t passes
+    cdef list addresses
+    cdef dict held
+    cdef readonly dict codes
+    cdef nvmlFieldValue_t values[FIELDS_PER_CALL_MAX]
+    cdef int asked[FIELDS_PER_CALL_MAX]
+
+    def __init__(self, Parts parts not None):
+        self.parts, self.addresses, self.held, self.codes = parts, [], {}, {}
+
+    def __dealloc__(self):
+        free(self.asks)
+
+    def ask(
+        self, str address, unsigned int field, unsigned int scope, cells, valid, Py_ssize_t cell,
+        int form=INTEGER_FORM, uint64_t multiplier=1, uint64_t raw_max=0,
+    ):
+        cdef size_t first_cell, first_valid
+        cdef Py_ssize_t rows
+        first_cell, first_valid, rows = self._hold(cells, valid)
+        if cell < 0 or cell >= rows:
+            raise ValueError(f"cell {cell} lies outside its memory")
+        cdef Ask *asks = <Ask *>realloc(self.asks, (self.count + 1) * sizeof(Ask))
+        if asks == NULL:
+            raise MemoryError
+        self.asks = asks
+        if address not in self.addresses:
+            self.addresses.append(address)
+        cdef uint64_t most = raw_max or COUNT_MAX // max(multiplier, <uint64_t>1)
+        asks[self.count] = Ask(
+            self.addresses.index(address), field, scope, form, multiplier, most,
+            <uint64_t *>first_cell + cell, <uint8_t *>first_valid + cell, True,
+        )
+        self.count += 1
+
+    def _hold(self, cells, valid):
+        """Return where the memory begins and how many cells it has; it stays there as long as this lives."""
+        cdef uint8_t[::1] cell_bytes
+        cdef uint8_t[::1] valid_bytes
+        cdef size_t first_cell = 0, first_valid = 0
+        known = self.held.get(id(valid))
+        if known is None:
+            cell_bytes, valid_bytes = cells, valid
+            rows = min(cell_bytes.shape[0] // 8, valid_bytes.shape[0])
+            if rows:
+                first_cell, first_valid = <size_t>&cell_bytes[0], <size_t>&valid_bytes[0]
+            known = (first_cell, first_valid, rows, memoryview(cells), memoryview(valid))
+            self.held[id(valid)] = known
+        return known[:3]
+
+    def run(self):
+        cdef int i, first, device
+        cdef nvmlDevice_t handle
+        cdef nvmlReturn_t code
+        for i in range(self.count):
+            self.asks[i].valid[0] = 0
+        self.codes = {}
+        for device, address in enumerate(self.addresses):
+            handle, first = self.parts._device(address), 0
+            while first < self.count and self.parts._may(address, &self.parts.call.nvmlDeviceGetFieldValues):
+                with nogil:
+                    code = self._call(handle, device, &first)
+                if code != NVML_SUCCESS:
+                    self.codes[address] = code
+                    self._forget(device)
+                    break
+        self.parts.place = None
+        self.passes += 1
+
+    cdef nvmlReturn_t _call(self, nvmlDevice_t handle, int device, int *first) noexcept nogil:
+        """Ask for the next fields of a GPU, write them, and set *first* behind the last of them."""
+        cdef int i, count = 0
+        cdef Ask *ask
+        cdef nvmlReturn_t code
+        while first[0] < self.count and count < FIELDS_PER_CALL_MAX:
+            ask = &self.asks[first[0]]
+            if ask.device == device and (ask.has or self.passes % ASK_AGAIN_PASSES == 0):
+                memset(&self.values[count], 0, sizeof(nvmlFieldValue_t))
+                self.values[count].fieldId, self.values[count].scopeId = ask.field, ask.scope
+                self.values[count].nvmlReturn = NVML_ERROR_NOT_SUPPORTED  # should the driver pass one over
+                self.asked[count] = first[0]
+                count += 1
+            first[0] += 1
+        if not count:
+            return NVML_SUCCESS
+        code = self.parts.call.nvmlDeviceGetFieldValues(handle, count, self.values)
+        if code == NVML_SUCCESS:
+            for i in range(count):
+                put(&self.asks[self.asked[i]], &self.values[i])
+                if self.values[i].nvmlReturn == NVML_ERROR_GPU_IS_LOST:
+                    code = NVML_ERROR_GPU_IS_LOST
+        return code
+
+    cdef void _forget(self, int device) noexcept:
+        """A GPU whose fields could not be had is missing: also what it said before it was lost."""
+        cdef int i
+        for i in range(self.count):
+            if self.asks[i].device == device:
+                self.asks[i].valid[0] = 0
+
+
+# ---- events ------------------------------------------------------------------------------------------------
+
+cdef class EventSet:
+    """NVML's events of some GPUs. One thread makes it, waits on it and closes it."""
+
+    cdef Parts parts
+    cdef nvmlEventSet_t events
+    cdef dict addresses
+
+    def __init__(self, Parts parts not None):
+        cdef nvmlReturn_t code = NVML_ERROR_FUNCTION_NOT_FOUND
+        parts.nvml._check()
+        self.parts, self.addresses, self.events = parts, {}, NULL
+        if parts.call.nvmlEventSetWait_v2 != NULL and parts._may("", &parts.call.nvmlEventSetCreate):
+            with nogil:
+                code = parts.call.nvmlEventSetCreate(&self.events)
+        parts.place = None
+        if code != NVML_SUCCESS:
+            raise parts._error("nvmlEventSetCreate", code)
+
+    def register(self, str address, unsigned long long wanted):
+        cdef nvmlDevice_t device = self.parts._device(address)
+        cdef unsigned long long types = 0
+        cdef nvmlReturn_t code
+        if not self.parts._may(address, &self.parts.call.nvmlDeviceGetSupportedEventTypes):
+            return 0
+        with nogil:
+            code = self.parts.call.nvmlDeviceGetSupportedEventTypes(device, &types)
+        types &= wanted
+        if not self.parts._answered(code) or not types:
+            return 0
+        if not self.parts._may(address, &self.parts.call.nvmlDeviceRegisterEvents):
+            return 0
+        with nogil:
+            code = self.parts.call.nvmlDeviceRegisterEvents(device, types, self.events)
+        if not self.parts._answered(code):
+            return 0
+        self.addresses[<size_t>device] = address
+        return types
+
+    def wait(self, unsigned int milliseconds):
+        cdef nvmlEventData_t data
+        cdef nvmlReturn_t code
+        if self.events == NULL:
+            raise NvmlError("the event set was closed", NVML_ERROR_UNINITIALIZED)
+        self.parts.nvml._check()
+        memset(&data, 0, sizeof(data))
+        self.parts._may("", &self.parts.call.nvmlEventSetWait_v2)
+        with nogil:
+            code = self.parts.call.nvmlEventSetWait_v2(self.events, &data, milliseconds)
+        self.parts.place = None
+        if code == NVML_ERROR_TIMEOUT:
+            return None
+        if code != NVML_SUCCESS:
+            raise self.parts._error("nvmlEventSetWait", code)
+        return Event(
+            self.addresses.get(<size_t>data.device, ""), data.eventType, data.eventData,
+            known(data.gpuInstanceId, 1 << 16), known(data.computeInstanceId, 1 << 16),
+        )
+
+    def close(self):
+        cdef nvmlEventSet_t events = self.events
+        self.events = NULL
+        if events != NULL and self.parts.nvml.initialised and self.parts.call.nvmlEventSetFree != NULL:
+            with nogil:
+                self.parts.call.nvmlEventSetFree(events)
+
+
+def abi():
+    cdef nvmlGpuInstanceInfo_t instance
+    cdef nvmlDeviceAttributes_t attributes
+    cdef nvmlGpuFabricInfo_t fabric
+    cdef nvmlGpuFabricInfo_v2_t fabric2
+    cdef nvmlGpuFabricInfo_v3_t fabric3
+    cdef nvmlEventData_t event
+    return {
+        "sizeof(nvmlGpuInstancePlacement_t)": sizeof(nvmlGpuInstancePlacement_t),
+        "sizeof(nvmlGpuInstanceInfo_t)": sizeof(instance),
+        "offsetof(nvmlGpuInstanceInfo_t, profileId)": _at(&instance, &instance.profileId),
+        "offsetof(nvmlGpuInstanceInfo_t, placement)": _at(&instance, &instance.placement),
+        "sizeof(nvmlDeviceAttributes_t)": sizeof(attributes),
+        "offsetof(nvmlDeviceAttributes_t, gpuInstanceSliceCount)": _at(&attributes, &attributes.gpuInstanceSliceCount),
+        "offsetof(nvmlDeviceAttributes_t, memorySizeMB)": _at(&attributes, &attributes.memorySizeMB),
+        "sizeof(nvmlGpuFabricInfo_t)": sizeof(fabric),
+        "offsetof(nvmlGpuFabricInfo_t, cliqueId)": _at(&fabric, &fabric.cliqueId),
+        "offsetof(nvmlGpuFabricInfo_t, state)": _at(&fabric, &fabric.state),
+        "nvmlGpuFabricInfo_v2": fabric_version(2),
+        "nvmlGpuFabricInfo_v3": fabric_version(3),
+        "sizeof(nvmlGpuFabricInfoV_t)": sizeof(fabric3),
+        "offsetof(nvmlGpuFabricInfo_v3_t, healthMask)": _at(&fabric3, &fabric3.healthMask),
+        "offsetof(nvmlGpuFabricInfo_v3_t, healthSummary)": _at(&fabric3, &fabric3.healthSummary),
+        "offsetof(nvmlGpuFabricInfo_v2_t, status)": _at(&fabric2, &fabric2.status),
+        "offsetof(nvmlGpuFabricInfo_v2_t, state)": _at(&fabric2, &fabric2.state),
+        "offsetof(nvmlGpuFabricInfo_v2_t, healthMask)": _at(&fabric2, &fabric2.healthMask),
+        "sizeof(nvmlEventData_t)": sizeof(event),
+        "offsetof(nvmlEventData_t, eventType)": _at(&event, &event.eventType),
+        "offsetof(nvmlEventData_t, gpuInstanceId)": _at(&event, &event.gpuInstanceId),
+    }
+
+
+cdef Py_ssize_t _at(const void *whole, const void *member):
+    return <const char *>member - <const char *>whole

@@ -1,0 +1,275 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""What a pass over the GPUs works with: its memory, what an answer is worth, and the calls of a common shape.
+
+What NVML does not say is missing, never zero: an error, a blank (all ones, or DCGM's 2^63-16 and up), a value
+beyond what the reading can be. C only, no Python object.
+"""
+
+from libc.math cimport fabs, isfinite
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from nvml_abi cimport *
+
+cdef enum:
+    FIELDS_MAX = 96
+    ASKS_MAX = 64
+    READINGS_MAX = 192
+    ADDRESS_BYTES = 32
+    #: More places of lost data in SRAM than this are not believed: 112 KiB of entries.
+    SRAM_PLACES_MAX = 4096
+    #: A GPU that could not be opened is tried again after so many sweeps: an attach may take seconds.
+    OPEN_EVERY_SWEEPS = 60
+    #: Where nvmlDeviceGetHandleByPciBusId_v2 stands in Calls (nvml.pyx compares).
+    OPEN_SLOT = 7
+
+# Readings that a call of a shape of its own gives; the others are numbered as they are declared in nvml.pyx.
+cdef enum:
+    TEMPERATURE, MARGIN, UTILIZATION, MEMORY_UTILIZATION
+    MEMORY_USED, MEMORY_FREE, MEMORY_TOTAL, MEMORY_RESERVED, BAR1_USED, BAR1_TOTAL
+    REMAPPED_CORRECTABLE, REMAPPED_UNCORRECTABLE, REMAP_PENDING, REMAP_FAILED
+    BANKS_MAX, BANKS_HIGH, BANKS_PARTIAL, BANKS_LOW, BANKS_NONE
+    SRAM_CORRECTED_VOLATILE, SRAM_PARITY_VOLATILE, SRAM_SECDED_VOLATILE
+    SRAM_CORRECTED_LIFETIME, SRAM_PARITY_LIFETIME, SRAM_SECDED_LIFETIME
+    SRAM_L2, SRAM_SM, SRAM_PCIE, SRAM_MCU, SRAM_OTHER, SRAM_THRESHOLD
+    SRAM_PLACES, SRAM_PLACES_ERRORS, SRAM_PARITY_PLACES
+    REPAIR_CHANNEL, REPAIR_TPC, UNREPAIRABLE, VIOLATION_CHECK, PROCESSES
+    CALLS_FAILED, SLOW_CALLS_FAILED, SETTINGS_CALLS_FAILED, LOST
+    NAMED_COUNT
+
+# How a call is made: (device, uint *), (device, kind, uint *), (device, ulonglong *), (device, uint *, uint *),
+# (device, kind, kind, ulonglong *).
+cdef enum:
+    AS_UINT, AS_UINT_OF_KIND, AS_LONG, AS_PAIR, AS_LONG_OF_KINDS
+
+# What NVML's unit is multiplied with and divided by (x / 1000 is exact where x * 0.001 is not), the largest
+# raw value that is believed (0: any), whether it may be below zero.
+cdef struct About:
+    double multiplier
+    double divisor
+    uint64_t raw_max
+    bint is_float
+    bint is_signed
+
+# A call of a common shape, and the readings it gives; `second` is -1 where it gives one. It is made unless a
+# field has given them: the first slot that the driver exports, of up to two names of one call.
+cdef struct Ask:
+    int slot
+    int other_slot
+    int shape
+    unsigned int kind
+    unsigned int kind2
+    int reading
+    int second
+
+# What a sweep needs, made before it begins. `cells` and `valid` stand at a reading's row 0; NULL: not wanted.
+cdef struct Pass:
+    Calls *call
+    int rows
+    char *addresses  # ADDRESS_BYTES a row
+    nvmlDevice_t *devices  # NULL: not open
+    nvmlReturn_t *opened  # the last answer to opening it
+    uint64_t *failed  # calls, of each row, since the sweep was made
+    int *refused  # slot of the last call of this pass that was not permitted, of each row; -1: none
+    uint64_t *cells[READINGS_MAX]
+    uint8_t *valid[READINGS_MAX]
+    About about[READINGS_MAX]
+    nvmlFieldValue_t fields[FIELDS_MAX]
+    int field_reading[FIELDS_MAX]
+    int field_count
+    Ask asks[ASKS_MAX]
+    int ask_count
+    uint64_t sweeps
+    uint64_t calls
+    int row  # the row at hand
+    int at  # slot in Calls of the call being made, -1 between calls: what a hang is named by
+    bint lost  # the GPU of this row
+    bint mute  # this row's GPU says that NVML itself is gone, and NVML does not: it is asked no more
+    nvmlReturn_t ended  # not 0: NVML itself is gone (uninitialised, unloaded, of another version)
+    nvmlEccSramUniqueUncorrectedErrorEntry_v1_t *places  # SRAM_PLACES_MAX; NULL: not wanted
+    uint8_t lacks[READINGS_MAX]  # this row has no such field: the reading's own call is asked
+
+ctypedef nvmlReturn_t (*UintCall)(nvmlDevice_t, unsigned int *) noexcept nogil
+ctypedef nvmlReturn_t (*UintOfKindCall)(nvmlDevice_t, unsigned int, unsigned int *) noexcept nogil
+ctypedef nvmlReturn_t (*LongCall)(nvmlDevice_t, unsigned long long *) noexcept nogil
+ctypedef nvmlReturn_t (*PairCall)(nvmlDevice_t, unsigned int *, unsigned int *) noexcept nogil
+ctypedef nvmlReturn_t (*LongOfKindsCall)(nvmlDevice_t, unsigned int, unsigned int, unsigned long long *) noexcept nogil
+
+
+# ---- what an answer is worth -------------------------------------------------------------------------
+
+cdef inline bint lacking(nvmlReturn_t code) noexcept nogil:
+    """Say whether the answer means `this driver or GPU does not have it`, which is no failure."""
+    return code in (
+        NVML_ERROR_NOT_SUPPORTED,
+        NVML_ERROR_FUNCTION_NOT_FOUND,
+        NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        NVML_ERROR_DEPRECATED,
+    )
+
+
+cdef inline bint of_nvml(nvmlReturn_t code) noexcept nogil:
+    """Say whether the answer is of NVML as a whole: the driver was unloaded, or is being updated."""
+    return code in (NVML_ERROR_UNINITIALIZED, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+
+cdef inline void note_end(Pass *p, nvmlReturn_t code) noexcept nogil:
+    """Ask NVML itself whether it is gone: one GPU's word does not cost its neighbours."""
+    cdef unsigned int count = 0
+    if of_nvml(p.call.nvmlDeviceGetCount_v2(&count)):
+        p.ended = code
+    else:
+        p.mute = True
+        p.failed[p.row] += 1
+
+
+cdef inline bint answered(Pass *p, nvmlReturn_t code) noexcept nogil:
+    """Say whether there is a value; note a loss, a refusal, an end; count a failure."""
+    if code == NVML_SUCCESS:
+        return True
+    if code == NVML_ERROR_GPU_IS_LOST:
+        p.lost = True
+    elif code == NVML_ERROR_NO_PERMISSION:
+        p.refused[p.row] = p.at
+    elif of_nvml(code):
+        note_end(p, code)
+    elif not lacking(code):
+        p.failed[p.row] += 1
+    return False
+
+
+cdef inline bint blank(uint64_t value) noexcept nogil:
+    """Say whether a driver writes this where it has no value (`unsigned` -1 of 32 or 64 bits, DCGM's blanks)."""
+    cdef uint64_t all_ones = ~<uint64_t>0
+    return value == all_ones >> 32 or value == all_ones or value >> 4 == all_ones >> 5
+
+
+cdef inline void put_float(Pass *p, int reading, double value) noexcept nogil:
+    """Write a gauge; what is not finite, beyond belief or below what it can be stays missing."""
+    cdef About *about = &p.about[reading]
+    if p.cells[reading] == NULL or not isfinite(value) or (about.raw_max and fabs(value) > about.raw_max):
+        return
+    if value < 0 and not about.is_signed:
+        return
+    (<double *>p.cells[reading])[p.row] = value * about.multiplier / about.divisor
+    p.valid[reading][p.row] = 1
+
+
+cdef inline void put(Pass *p, int reading, uint64_t value) noexcept nogil:
+    """Write an unsigned answer in the reading's unit; a blank or an unbelievable one stays missing."""
+    cdef About *about = &p.about[reading]
+    if p.cells[reading] == NULL or blank(value):
+        return
+    if about.is_float:
+        put_float(p, reading, <double>value)
+    elif not about.raw_max or value <= about.raw_max:
+        p.cells[reading][p.row] = value
+        p.valid[reading][p.row] = 1
+
+
+cdef inline void put_signed(Pass *p, int reading, int64_t value) noexcept nogil:
+    """Write a signed answer. Only a margin is ever below zero: what else is, is an error code."""
+    if p.about[reading].is_float:
+        put_float(p, reading, <double>value)
+    elif value >= 0:
+        put(p, reading, <uint64_t>value)
+
+
+# ---- calls of one shape ------------------------------------------------------------------------------
+
+cdef inline bint wanted(Pass *p, int reading) noexcept nogil:
+    return p.cells[reading] != NULL
+
+
+cdef inline bint may(Pass *p, const void *slot) noexcept nogil:
+    """Say whether the call in *slot* of Calls can be made now, and note that it is being made."""
+    if p.lost or p.mute or p.ended or (<void **>slot)[0] == NULL:
+        return False
+    p.at = <int>((<char *>slot - <char *>p.call) // sizeof(void *))
+    p.calls += 1
+    return True
+
+
+cdef inline void make(Pass *p, nvmlDevice_t device, Ask *ask) noexcept nogil:
+    """Make one call of a common shape, and write what it gives."""
+    cdef void **slot = <void **>p.call + ask.slot
+    cdef unsigned int value = 0, second = 0
+    cdef unsigned long long large = 0
+    cdef nvmlReturn_t code
+    if slot[0] == NULL and ask.other_slot >= 0:
+        slot = <void **>p.call + ask.other_slot
+    if not may(p, slot):
+        return
+    if ask.shape == AS_UINT:
+        code = (<UintCall>slot[0])(device, &value)
+    elif ask.shape == AS_UINT_OF_KIND:
+        code = (<UintOfKindCall>slot[0])(device, ask.kind, &value)
+    elif ask.shape == AS_PAIR:
+        code = (<PairCall>slot[0])(device, &value, &second)
+    elif ask.shape == AS_LONG:
+        code = (<LongCall>slot[0])(device, &large)
+    else:
+        code = (<LongOfKindsCall>slot[0])(device, ask.kind, ask.kind2, &large)
+    if answered(p, code):
+        if ask.shape == AS_LONG or ask.shape == AS_LONG_OF_KINDS:
+            put(p, ask.reading, large)
+        else:
+            put(p, ask.reading, value)
+        if ask.second >= 0:
+            put(p, ask.second, second)
+
+
+cdef inline void make_asks(Pass *p, nvmlDevice_t device) noexcept nogil:
+    """Make the calls whose readings no field of this row has given."""
+    cdef int i
+    cdef Ask *ask
+    for i in range(p.ask_count):
+        ask = &p.asks[i]
+        if p.lacks[ask.reading] or (ask.second >= 0 and p.lacks[ask.second]):
+            make(p, device, ask)
+
+
+# ---- fields: all of a GPU's in one call ---------------------------------------------------------------
+
+cdef inline void put_field(Pass *p, int reading, nvmlFieldValue_t *field) noexcept nogil:
+    """Write one field's answer. INVALID_ARGUMENT here is a driver that does not know the id."""
+    p.lacks[reading] = lacking(field.nvmlReturn) or field.nvmlReturn == NVML_ERROR_INVALID_ARGUMENT
+    if p.lacks[reading] or not answered(p, field.nvmlReturn):
+        return
+    if field.valueType == NVML_VALUE_TYPE_DOUBLE:
+        if p.about[reading].is_float:
+            put_float(p, reading, field.value.dVal)
+    elif field.valueType == NVML_VALUE_TYPE_UNSIGNED_INT:
+        put(p, reading, field.value.uiVal)
+    elif field.valueType == NVML_VALUE_TYPE_UNSIGNED_LONG:
+        put(p, reading, field.value.ulVal)
+    elif field.valueType == NVML_VALUE_TYPE_UNSIGNED_LONG_LONG:
+        put(p, reading, field.value.ullVal)
+    elif field.valueType == NVML_VALUE_TYPE_SIGNED_LONG_LONG:
+        put_signed(p, reading, field.value.sllVal)
+    elif field.valueType == NVML_VALUE_TYPE_SIGNED_INT:
+        put_signed(p, reading, field.value.siVal)
+    elif field.valueType == NVML_VALUE_TYPE_UNSIGNED_SHORT:
+        put(p, reading, field.value.usVal)
+
+
+cdef inline void read_fields(Pass *p, nvmlDevice_t device) noexcept nogil:
+    """Ask for all fields at once; where the driver does not have that, each reading's own call is asked.
+
+    After an error it is not: power by field is of this moment, by its own call of a second, and one must not stand
+    in for the other now and then. A value type that is unknown leaves the reading missing.
+    """
+    cdef int i
+    cdef nvmlReturn_t code
+    for i in range(READINGS_MAX):
+        p.lacks[i] = p.cells[i] != NULL
+    for i in range(p.field_count):
+        p.fields[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED  # should the driver pass one over
+    if not p.field_count or not may(p, &p.call.nvmlDeviceGetFieldValues):
+        return
+    code = p.call.nvmlDeviceGetFieldValues(device, p.field_count, p.fields)
+    if answered(p, code):
+        for i in range(p.field_count):
+            put_field(p, p.field_reading[i], &p.fields[i])
+    elif not lacking(code):
+        for i in range(p.field_count):
+            p.lacks[p.field_reading[i]] = False

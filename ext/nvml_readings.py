@@ -1,0 +1,234 @@
+"""Every reading that a sweep can give: its unit, what is believed of it, and the call that gives it.
+
+Names are the catalogue's columns of the GPU tables. A reading may also be given by a field, whose id depends
+on the driver (`fingerprints/nvml_fields.py`); then the call here is made only where the driver or the GPU does
+not have the field. Calls of a shape of their own (structs) are written out in `nvml_sweep.pxd`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: In the order of the enum in nvml_pass.pxd: readings that a call of a shape of its own gives.
+NAMED = (
+    "temperature_celsius", "temperature_margin_celsius", "utilization_ratio", "memory_utilization_ratio",
+    "memory_used_bytes", "memory_free_bytes", "memory_total_bytes", "memory_reserved_bytes",
+    "bar1_used_bytes", "bar1_total_bytes",
+    "remapped_correctable_rows", "remapped_uncorrectable_rows", "remap_pending_state", "remap_failed_state",
+    "remap_banks_max_count", "remap_banks_high_count", "remap_banks_partial_count", "remap_banks_low_count",
+    "remap_banks_none_count",
+    "sram_corrected_volatile_errors", "sram_parity_volatile_errors", "sram_secded_volatile_errors",
+    "sram_corrected_lifetime_errors", "sram_parity_lifetime_errors", "sram_secded_lifetime_errors",
+    "sram_l2_lifetime_errors", "sram_sm_lifetime_errors", "sram_pcie_lifetime_errors",
+    "sram_microcontroller_lifetime_errors", "sram_other_lifetime_errors", "sram_threshold_exceeded_state",
+    "sram_unique_uncorrected_count", "sram_unique_uncorrected_errors", "sram_unique_parity_count",
+    "repair_channel_pending_state", "repair_tpc_pending_state", "unrepairable_memory_state",
+    "violation_thermal_check_nanoseconds", "processes_count",
+    "calls_failed_errors", "slow_calls_failed_errors", "settings_calls_failed_errors", "lost_state",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One reading. `raw_max` is the largest value in NVML's unit that is believed; 0: any.
+
+    `calls`: the NVML function, and an older name of the same; `kinds`: what it is told besides the GPU, as
+    constants of nvml.h. `second`: the reading that the same call gives in its second answer.
+    """
+
+    name: str
+    is_float: bool
+    multiplier: float = 1
+    divisor: float = 1
+    raw_max: int = 0
+    is_signed: bool = False  # it may be below zero
+    calls: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    shape: str = "uint"  # uint, long; with kinds of kind; pair
+    second: str = ""
+
+
+def _clock(name: str, call: str, clock: str) -> Reading:
+    """Return a clock's reading; NVML says MHz."""
+    return Reading(name, True, 1e6, 1, 100_000, calls=(call,), kinds=(f"NVML_CLOCK_{clock}",))
+
+
+def _watts(name: str, *calls: str, second: str = "") -> Reading:
+    """Return a power's reading; NVML says mW."""
+    shape = "pair" if second else "uint"
+    return Reading(name, True, 1, 1e3, 100_000_000, calls=calls, shape=shape, second=second)
+
+
+def _celsius(name: str, threshold: str = "", *, is_signed: bool = False) -> Reading:
+    calls = ("nvmlDeviceGetTemperatureThreshold",) if threshold else ()
+    kinds = (f"NVML_TEMPERATURE_THRESHOLD_{threshold}",) if threshold else ()
+    return Reading(name, True, raw_max=1_000, is_signed=is_signed, calls=calls, kinds=kinds)
+
+
+def _percent(name: str, call: str = "") -> Reading:
+    """Return a share's reading; NVML says percent, and the period it was sampled in, which nobody needs."""
+    return Reading(name, True, 1, 100, 100, calls=(call,) if call else (), shape="pair")
+
+
+def _bytes(name: str) -> Reading:
+    return Reading(name, True, raw_max=1 << 50)
+
+
+def _small(name: str, *calls: str, raw_max: int = 64) -> Reading:
+    """Return the reading of a generation, a width: a gauge that is small."""
+    return Reading(name, True, raw_max=raw_max, calls=calls)
+
+
+def _state(
+    name: str, *calls: str, raw_max: int = 1, shape: str = "uint", second: str = ""
+) -> Reading:
+    return Reading(name, False, raw_max=raw_max, calls=calls, shape=shape, second=second)
+
+
+#: More than any counter counts: what is above is an error code below zero. Nanoseconds come to 2 ** 62 in 146 years.
+_COUNT_MAX = 1 << 62
+
+
+def _count(name: str, raw_max: int = _COUNT_MAX) -> Reading:
+    return Reading(name, False, raw_max=raw_max)
+
+
+def _ecc_total(name: str, error: str, counter: str) -> Reading:
+    kinds = (f"NVML_MEMORY_ERROR_TYPE_{error}", f"NVML_{counter}_ECC")
+    calls = ("nvmlDeviceGetTotalEccErrors",)
+    return Reading(name, False, raw_max=_COUNT_MAX, calls=calls, kinds=kinds, shape="long")
+
+
+_CLOCKS = (
+    _clock("sm_clock_hertz", "nvmlDeviceGetClockInfo", "SM"),
+    _clock("memory_clock_hertz", "nvmlDeviceGetClockInfo", "MEM"),
+    _clock("graphics_clock_hertz", "nvmlDeviceGetClockInfo", "GRAPHICS"),
+    _clock("video_clock_hertz", "nvmlDeviceGetClockInfo", "VIDEO"),
+    _clock("sm_clock_max_hertz", "nvmlDeviceGetMaxClockInfo", "SM"),
+    _clock("memory_clock_max_hertz", "nvmlDeviceGetMaxClockInfo", "MEM"),
+    _clock("graphics_clock_max_hertz", "nvmlDeviceGetMaxClockInfo", "GRAPHICS"),
+    _clock("video_clock_max_hertz", "nvmlDeviceGetMaxClockInfo", "VIDEO"),
+    _clock("sm_application_clock_hertz", "nvmlDeviceGetApplicationsClock", "SM"),
+    _clock("memory_application_clock_hertz", "nvmlDeviceGetApplicationsClock", "MEM"),
+    Reading(
+        "clock_event_reasons_flags", False, shape="long",
+        # renamed in driver 535; the older name is still exported by most
+        calls=("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+    ),
+    *(
+        _count(f"violation_{cause}_nanoseconds")
+        for cause in (
+            "power", "thermal", "sync_boost", "board_limit", "low_utilization", "reliability", "base_clocks",
+            "sw_thermal", "hw_thermal", "hw_power_brake",
+        )
+    ),
+    _count("violation_thermal_check_nanoseconds"),
+    _state("performance_state", "nvmlDeviceGetPerformanceState", raw_max=15),  # 32: NVML_PSTATE_UNKNOWN
+)  # fmt: skip
+_POWER = (
+    _watts("power_watts", "nvmlDeviceGetPowerUsage"),
+    _watts("power_average_watts"),
+    _watts("module_power_watts"),
+    _watts("power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit"),
+    _watts("power_limit_requested_watts", "nvmlDeviceGetPowerManagementLimit"),
+    _watts("power_limit_default_watts", "nvmlDeviceGetPowerManagementDefaultLimit"),
+    _watts(
+        "power_limit_min_watts",
+        "nvmlDeviceGetPowerManagementLimitConstraints",
+        second="power_limit_max_watts",
+    ),
+    _watts("power_limit_max_watts"),
+    Reading(
+        # 300 years at a kilowatt: a garbled value, and the true one after it, would look like a reset
+        "energy_joules",
+        True,
+        1,
+        1e3,
+        10**16,
+        calls=("nvmlDeviceGetTotalEnergyConsumption",),
+        shape="long",
+    ),
+    _celsius("temperature_celsius"),
+    _celsius("memory_temperature_celsius"),
+    _celsius("temperature_margin_celsius", is_signed=True),
+    _celsius("temperature_slowdown_celsius", "SLOWDOWN"),
+    _celsius("temperature_shutdown_celsius", "SHUTDOWN"),
+    _celsius("temperature_max_celsius", "GPU_MAX"),
+    _celsius("memory_temperature_max_celsius", "MEM_MAX"),
+    *(
+        _celsius(f"margin_at_{at}_celsius", is_signed=True)
+        for at in ("shutdown", "slowdown", "memory_max", "max")
+    ),
+)
+_USE = (
+    _percent("utilization_ratio"),
+    _percent("memory_utilization_ratio"),
+    _percent("encoder_utilization_ratio", "nvmlDeviceGetEncoderUtilization"),
+    _percent("decoder_utilization_ratio", "nvmlDeviceGetDecoderUtilization"),
+    _percent("jpeg_utilization_ratio", "nvmlDeviceGetJpgUtilization"),
+    _percent("optical_flow_utilization_ratio", "nvmlDeviceGetOfaUtilization"),
+    *(_bytes(f"memory_{what}_bytes") for what in ("used", "free", "total", "reserved")),
+    *(_bytes(f"bar1_{what}_bytes") for what in ("used", "total")),
+    _small("processes_count", raw_max=65_536),
+)
+_MEMORY_ERRORS = (
+    _ecc_total("ecc_corrected_volatile_errors", "CORRECTED", "VOLATILE"),
+    _ecc_total("ecc_uncorrected_volatile_errors", "UNCORRECTED", "VOLATILE"),
+    _ecc_total("ecc_corrected_lifetime_errors", "CORRECTED", "AGGREGATE"),
+    _ecc_total("ecc_uncorrected_lifetime_errors", "UNCORRECTED", "AGGREGATE"),
+    *(
+        _count(f"ecc_{kind}_{span}_{place}_errors")
+        for span in ("volatile", "lifetime")
+        for kind in ("corrected", "uncorrected")
+        for place in ("l1", "l2", "device", "register", "texture", "cbu")
+        if (kind, place) != ("corrected", "cbu")
+    ),
+    *(_count(name) for name in NAMED if name.startswith("sram_") and name.endswith("_errors")),
+    _count("sram_unique_uncorrected_count", 4096),
+    _count("sram_unique_parity_count", 4096),
+    _state("sram_threshold_exceeded_state"),
+    _count("remapped_correctable_rows", 1 << 24),
+    _count("remapped_uncorrectable_rows", 1 << 24),
+    _state("remap_pending_state"),
+    _state("remap_failed_state"),
+    *(_small(name, raw_max=1 << 24) for name in NAMED if name.startswith("remap_banks")),
+    _count("retired_corrected_pages", 1 << 24),
+    _count("retired_uncorrected_pages", 1 << 24),
+    _state("retirement_pending_state"),
+    _state("repair_channel_pending_state"),
+    _state("repair_tpc_pending_state"),
+    _state("unrepairable_memory_state"),
+    _state("recovery_action_state", raw_max=255),
+)
+_PCIE = (
+    _small("pcie_generation_number", "nvmlDeviceGetCurrPcieLinkGeneration", raw_max=16),
+    _small("pcie_generation_max_number", "nvmlDeviceGetMaxPcieLinkGeneration", raw_max=16),
+    _small("pcie_width_lanes", "nvmlDeviceGetCurrPcieLinkWidth"),
+    _small("pcie_width_max_lanes", "nvmlDeviceGetMaxPcieLinkWidth"),
+    Reading("pcie_replays_count", False, raw_max=_COUNT_MAX, calls=("nvmlDeviceGetPcieReplayCounter",)),
+    *(
+        _count(f"pcie_{what}")
+        for what in (
+            "replay_rollovers_count", "recoveries_count", "naks_received_count", "naks_sent_count",
+            "correctable_errors", "nonfatal_errors", "fatal_errors", "unsupported_request_errors",
+            "receiver_errors", "bad_tlp_errors", "bad_dllp_errors", "lcrc_errors",
+            "transmitted_bytes", "received_bytes",
+        )
+    ),
+)  # fmt: skip
+_SETTINGS = (
+    _state("ecc_mode_state", "nvmlDeviceGetEccMode", shape="pair", second="ecc_mode_pending_state"),
+    _state("ecc_mode_pending_state"),
+    _state("mig_mode_state", "nvmlDeviceGetMigMode", shape="pair", second="mig_mode_pending_state"),
+    _state("mig_mode_pending_state"),
+    _state("persistence_mode_state", "nvmlDeviceGetPersistenceMode"),
+    _state("compute_mode_state", "nvmlDeviceGetComputeMode", raw_max=3),
+)
+_OF_THE_SWEEP = (
+    _count("calls_failed_errors"),
+    _count("slow_calls_failed_errors"),
+    _count("settings_calls_failed_errors"),
+    _count("lost_state"),
+)
+
+ROWS = (*_CLOCKS, *_POWER, *_USE, *_MEMORY_ERRORS, *_PCIE, *_SETTINGS, *_OF_THE_SWEEP)

@@ -1,0 +1,120 @@
+"""A host with GPUs that a test plays: the stand-in library, what the kernel lists, a clock, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds
+from gangline.agent.collectors.gpu_lane import GpuLane
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.listening import Teller
+from gangline.agent.turn import Turn, take_turn
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import BY_ID
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from tests.fake_nvml.scenario import Gpu, Scenario
+
+SECOND = 1_000_000_000
+#: As /proc/driver/nvidia/gpus/ADDRESS/information of driver 590 has it; the irq and the rest are of no use here.
+INFORMATION = (
+    "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 130\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\n"
+)
+VERSION = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (dvs-builder@U22)\n"
+    "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)\n"
+)
+
+
+Lane = TypeVar("Lane", bound=GpuLane)
+
+
+class HandedClock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000 * SECOND
+
+    def boottime_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns
+
+
+class GpuHost:
+    """The host. Lanes that were made let go of their GPUs at `close`."""
+
+    def __init__(self, folder: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.roots = Roots(
+            sys=folder / "sys", proc=folder / "proc", dev=folder / "dev", nvml_library=library
+        )
+        self.roots.proc.mkdir()
+        self.clock = HandedClock()
+        self.events: list[HealthEvent] = []
+        self.teller = Teller(self.clock, self, lambda: None)
+        self._scenario = folder / "scenario"
+        self._lanes: list[GpuLane] = []
+        self._monkeypatch = monkeypatch
+
+    def put(self, event: HealthEvent) -> None:
+        """Take an event, as the agent's queue does."""
+        self.events.append(event)
+
+    def play(self, devices: Iterable[Gpu] = (), *, host: str = "") -> Scenario:
+        """Write a scenario; the library reads it when NVML is opened by the first of its users."""
+        self._monkeypatch.setenv("GANGLINE_FAKE_NVML", str(self._scenario))
+        return Scenario(self._scenario, devices, host=host)
+
+    def list_in_proc(self, devices: Iterable[Gpu], version: str = "590.48.01") -> None:
+        """Make the kernel's side of the driver list these GPUs and no others."""
+        driver = self.roots.proc / "driver/nvidia"
+        listed = {gpu.address: gpu.uuid for gpu in devices}
+        for address, uuid in listed.items():
+            (driver / "gpus" / address).mkdir(parents=True, exist_ok=True)
+            (driver / "gpus" / address / "information").write_text(INFORMATION.format(uuid=uuid))
+        for folder in (driver / "gpus").iterdir():
+            if folder.name not in listed:
+                (folder / "information").unlink()
+                folder.rmdir()
+        (driver / "version").write_text(VERSION.format(version=version))
+
+    def second(self) -> GpuSecond:
+        """Return a lane of 1 s on this host's clock, that tells."""
+        return self._listening(GpuSecond(self.roots, self.clock))
+
+    def ten_seconds(self) -> GpuTenSeconds:
+        return self._listening(GpuTenSeconds(self.roots))
+
+    def minute(self) -> GpuMinute:
+        return self._listening(GpuMinute(self.roots))
+
+    def _listening(self, lane: Lane) -> Lane:
+        lane.listen(self.teller)
+        self._lanes.append(lane)
+        return lane
+
+    def turn(self, lane: GpuLane) -> Turn:
+        """Take a turn, a second after the one before."""
+        self.clock.now_ns += SECOND
+        return take_turn(lane, self.clock)
+
+    def read(self, lane: GpuLane) -> dict[str, dict[str, float | int | None]]:
+        """Take a turn and return GPU -> column -> value."""
+        return read(self.turn(lane).blocks)
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.release()
+
+
+def read(blocks: Iterable[Block]) -> dict[str, dict[str, float | int | None]]:
+    """Return GPU -> column -> value of all blocks together."""
+    said: dict[str, dict[str, float | int | None]] = {}
+    for block in blocks:
+        for row, key in enumerate(block.devices):
+            said.setdefault(key, {}).update((BY_ID[i].column, v) for i, v in block.values(row))
+    return said

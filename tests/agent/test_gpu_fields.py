@@ -1,0 +1,276 @@
+"""Field ids that moved between drivers: no wrong quantity is ever published, whatever the driver's version says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.agent.collectors.gpu_fields import (
+    CONFIRMATIONS_MIN,
+    REASONLESS_STEPS_MAX,
+    FieldProof,
+    FieldState,
+)
+from gangline.agent.turn import Outcome
+from tests.agent.gpu_host import GpuHost
+from tests.fake_nvml.build import build
+from tests.fake_nvml.drivers import CAUSES, COUNTERS_AT, SECOND, Throttling, behave_as, throttling
+from tests.fake_nvml.scenario import gpus
+
+STEPS = 50
+FLAG = 0x40
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(build(tmp_path_factory.mktemp("fake_nvml")))
+
+
+@pytest.fixture
+def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuHost]:
+    made = GpuHost(tmp_path, library, monkeypatch)
+    yield made
+    made.close()
+
+
+# ---- one field ------------------------------------------------------------------------------------
+
+#: A second of a true counter: share of it held down, and whether the flag is seen at its end.
+EPISODES = st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40)
+
+
+def sample(
+    proof: FieldProof, values: Sequence[int | None], flags: Sequence[int | None]
+) -> list[int | None]:
+    """Take a sample a second, and return what was published of each."""
+    return [
+        value if proof.observe((1 + i) * SECOND, value, reasons) else None
+        for i, (value, reasons) in enumerate(zip(values, flags, strict=True))
+    ]
+
+
+def state(proof: FieldProof) -> FieldState:
+    return proof.state
+
+
+def test_it_is_published_once_it_has_proved_itself() -> None:
+    """At boot every candidate is zero, so that agreement proves nothing."""
+    proof = FieldProof(FLAG)
+    assert state(proof) is FieldState.UNSUPPORTED  # never seen
+    rest = sample(proof, [0, 0, 0], [4, 4, 4])
+    assert (rest, state(proof)) == ([None] * 3, FieldState.UNVERIFIED)
+    held = [n * SECOND // 2 for n in range(1, CONFIRMATIONS_MIN + 2)]
+    published = [proof.observe((4 + i) * SECOND, value, 4 | FLAG) for i, value in enumerate(held)]
+    assert published == [False] * (CONFIRMATIONS_MIN - 1) + [True, True]
+    assert state(proof) is FieldState.VERIFIED
+
+
+CONTRADICTIONS = {
+    "fell": ([5, 4], [0, 0]),
+    "faster": ([0, 3 * SECOND], [FLAG, FLAG]),
+    "reason": (
+        [n * SECOND for n in range(2 + REASONLESS_STEPS_MAX)],
+        [0] * (2 + REASONLESS_STEPS_MAX),
+    ),
+}
+
+
+@pytest.mark.parametrize("words", CONTRADICTIONS)
+def test_what_contradicts_is_out_for_good(words: str) -> None:
+    """A setting that an operator lowered, a count of something else."""
+    proof = FieldProof(FLAG)
+    values, flags = CONTRADICTIONS[words]
+    sample(proof, list(values), list(flags))
+    assert words in proof.contradiction
+    sample(proof, [0] * 3 + [n * SECOND // 2 for n in range(9)], [0] * 3 + [FLAG] * 9)
+    assert state(proof) is FieldState.UNSUPPORTED
+    proof.restart()
+    assert state(proof) is FieldState.UNSUPPORTED
+
+
+def test_a_jump_is_no_time_however_long_the_agent_runs() -> None:
+    """A ramp rate was set to a billion: within what had passed since the start, but not within a second."""
+    proof = FieldProof(FLAG)
+    sample(proof, [0] * 1000, [0] * 1000)
+    assert not proof.observe(1001 * SECOND, 900 * SECOND, FLAG)
+    assert "faster" in proof.contradiction
+
+
+def test_a_count_that_comes_late_is_no_contradiction() -> None:
+    """The driver renews its counts once a second: what was throttled shows when the flag is down again."""
+    proof = FieldProof(FLAG)
+    values: list[int | None] = [0, 0]
+    flags: list[int | None] = [0, 0]
+    for episode in range(50):
+        total = 2 * episode * SECOND
+        values += [total, total + SECOND, total + 2 * SECOND, total + 2 * SECOND]
+        flags += [FLAG, 0, 0, 0]
+    sample(proof, values, flags)
+    assert (proof.contradiction, state(proof)) == ("", FieldState.VERIFIED)
+
+
+def test_in_months_of_throttling_chance_is_no_contradiction() -> None:
+    """Three throttles in a year fell between two samples, and the field was out for good."""
+    proof, total = FieldProof(FLAG), 0
+    values: list[int | None] = [0, 0]
+    flags: list[int | None] = [0, 0]
+    for minute in range(200):
+        for second in range(30):
+            between = second == 25 and minute % 9 == 0
+            total += SECOND if second < 20 else 6 * SECOND // 10 if between else 0
+            values.append(total)
+            flags.append(FLAG * (second < 20))
+    sample(proof, values, flags)
+    assert (proof.contradiction, state(proof)) == ("", FieldState.VERIFIED)
+
+
+def test_after_a_reset_it_proves_itself_again() -> None:
+    """A reset GPU counts from zero: that is no contradiction, when the reset was noticed."""
+    proof = FieldProof(FLAG)
+    sample(proof, [0, 0, *(n * SECOND for n in range(1, 6))], [0, 0] + [FLAG] * 5)
+    assert state(proof) is FieldState.VERIFIED
+    proof.restart()
+    assert sample(proof, [0, 0], [0, 0]) == [None, None]
+    assert state(proof) is FieldState.UNVERIFIED
+
+
+def test_a_value_that_is_missing_now_and_then_changes_nothing() -> None:
+    """A field that fails once in a while must neither be judged by the gap nor forgotten."""
+    proof = FieldProof(FLAG)
+    values = [0, None, 0, SECOND, None, 3 * SECOND, 4 * SECOND, None]
+    published = sample(proof, values, [0, 0, 0, FLAG, FLAG, FLAG, FLAG, FLAG])
+    assert published == [None] * 6 + [4 * SECOND, None]
+    assert state(proof) is FieldState.VERIFIED
+
+
+@given(EPISODES)
+def test_a_true_counter_is_never_taken_for_another(episodes: list[tuple[float, bool]]) -> None:
+    """Short throttles fall between two samples of the flags; the counter is none the worse for it."""
+    proof, total = FieldProof(FLAG), 0
+    values: list[int | None] = [0]
+    flags: list[int | None] = [0]
+    for share, seen in episodes:
+        # held for more than half of a second, it is seen at one end at least
+        total += int(share * SECOND)
+        values.append(total)
+        flags.append(FLAG if share > 0 and (seen or share >= 0.5) else 0)
+    published = sample(proof, values, flags)
+    assert not proof.contradiction
+    assert all(said in (None, value) for said, value in zip(published, values, strict=True))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**63), st.sampled_from([0, FLAG, None])), max_size=60))
+def test_a_setting_is_never_published(changes: list[tuple[int, int | None]]) -> None:
+    """A value that was set, be it to what it may, and changed as often as there are confirmations less one."""
+    proof = FieldProof(FLAG)
+    values: list[int | None] = []
+    changed = 0
+    for value, _ in changes:
+        is_other = bool(values) and value != values[-1]
+        if is_other and changed == CONFIRMATIONS_MIN - 1:
+            value = values[-1]  # type: ignore[assignment]
+        changed += is_other
+        values.append(value)
+    assert sample(proof, values, [flags for _, flags in changes]) == [None] * len(values)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**63), st.sampled_from([0, 4, 0x23, None])), max_size=60))
+def test_nothing_is_published_whose_reason_was_never_set(
+    samples: list[tuple[int, int | None]],
+) -> None:
+    """Whatever it counts, it is not what the flag stands for."""
+    proof = FieldProof(FLAG)
+    values: list[int | None] = [value for value, _ in samples]
+    assert sample(proof, values, [flags for _, flags in samples]) == [None] * len(values)
+
+
+def test_nothing_is_said_of_a_field_that_could_not_be_asked_for(host: GpuHost) -> None:
+    """`unsupported` was said of a driver that has the field, because the GPU was lost as the agent started."""
+    devices = gpus(2)
+    devices[0].lines.append("error * 0 15 0")
+    scenario = host.play(devices)
+    lane = host.second()
+    for step, expected in ((0, (1, 1)), (1, (None, 1)), (2, (1, 1))):
+        scenario.step(step)
+        rows = host.read(lane)
+        states = tuple(rows[gpu.uuid]["violation_hw_thermal_field_state"] for gpu in devices)
+        assert states == expected, step
+
+
+# ---- drivers --------------------------------------------------------------------------------------
+
+
+def played(
+    host: GpuHost, says: str, behaves: str, course: Throttling
+) -> list[dict[str, float | int | None]]:
+    """Run a GPU that says it has one driver and behaves as another; return its rows, step by step."""
+    gpu = behave_as(gpus(1)[0], behaves, course)
+    scenario = host.play([gpu], host=f"driver {says}")
+    lane = host.second()
+    rows = []
+    for step in range(STEPS):
+        scenario.step(step)
+        rows.append(host.read(lane)[gpu.uuid])
+    return rows
+
+
+@pytest.mark.parametrize("behaves", COUNTERS_AT)
+@pytest.mark.parametrize("says", COUNTERS_AT)
+def test_no_wrong_quantity_is_published(says: str, behaves: str, host: GpuHost) -> None:
+    """`580` is ambiguous, and a wrong id answers SUCCESS: minutes of thermal throttling that were a percentage."""
+    course = throttling(STEPS)
+    rows = played(host, says, behaves, course)
+    for cause in CAUSES:
+        published = [row[f"violation_{cause}_nanoseconds"] for row in rows]
+        for step, value in enumerate(published):
+            assert value in (None, course.counters[cause][step])
+        right = COUNTERS_AT[says] == COUNTERS_AT[behaves] != 0
+        assert (published[-1] is not None) == right
+        states = [row[f"violation_{cause}_field_state"] for row in rows]
+        assert states[-1] == FieldState.VERIFIED if right else FieldState.VERIFIED not in states
+
+
+@pytest.mark.parametrize("says", ["", "garbage", "999.12.34", "580.65", "600.1.2"])
+@pytest.mark.parametrize("behaves", COUNTERS_AT)
+def test_a_driver_nobody_knows_must_prove_itself_too(
+    says: str, behaves: str, host: GpuHost
+) -> None:
+    """A branch that comes after this table was written, and a version that is none."""
+    course = throttling(STEPS)
+    rows = played(host, says or "x", behaves, course)
+    for cause in CAUSES:
+        for step, row in enumerate(rows):
+            assert row[f"violation_{cause}_nanoseconds"] in (None, course.counters[cause][step])
+
+
+def test_the_stable_fields_are_published_at_once(host: GpuHost) -> None:
+    """Power, heat and sync boost kept their ids in every branch: they wait for nothing."""
+    rows = played(host, "580.65.06", "590.48.01", throttling(STEPS))
+    assert rows[0]["violation_power_nanoseconds"] == 10_000_000_000
+    assert rows[0]["violation_thermal_nanoseconds"] == 6_000_000_001
+
+
+def test_a_contradiction_is_said_once(host: GpuHost, caplog: pytest.LogCaptureFixture) -> None:
+    """An operator is told which field lies on which GPU, and not every second for a year."""
+    course = throttling(STEPS)
+    falling = Throttling(course.flags, course.counters | {"hw_thermal": tuple(range(STEPS, 0, -1))})
+    devices = gpus(2)
+    behave_as(devices[0], "590.48.01", falling)
+    behave_as(devices[1], "590.48.01", course)
+    scenario = host.play(devices)
+    lane = host.second()
+    for step in range(STEPS):
+        scenario.step(step)
+        turn = host.turn(lane)
+        assert turn.outcome is Outcome.OK
+    said = [r.getMessage() for r in caplog.records if "is not published" in r.getMessage()]
+    field = "gpu.violation_hw_thermal_nanoseconds is not published"
+    assert said == [f"GPU {devices[0].uuid}: {field}: it fell, and nothing was reset"]
+    rows = host.read(lane)
+    assert rows[devices[0].uuid]["violation_hw_thermal_field_state"] == FieldState.UNSUPPORTED
+    assert rows[devices[0].uuid]["violation_sw_thermal_field_state"] == FieldState.VERIFIED
+    assert rows[devices[1].uuid]["violation_hw_thermal_field_state"] == FieldState.VERIFIED

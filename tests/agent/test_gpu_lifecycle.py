@@ -1,0 +1,448 @@
+"""GPUs that fall off the bus, come back, move, are exchanged or reset, and drivers that are replaced under them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.agent.collectors.gpu import (
+    IDENTITY_SECONDS,
+    REOPEN_SECONDS,
+    REOPEN_SECONDS_MAX,
+    GpuSecond,
+)
+from gangline.agent.collectors.gpu_lane import LOOK_AGAIN_SECONDS
+from gangline.agent.collectors.gpu_lifecycle import Change, Lifecycle
+from gangline.agent.hardware.nvml import parse_kernel_driver_version
+from gangline.agent.turn import Outcome
+from gangline.ext.nvml import Nvml, Sweep
+from tests.agent.gpu_host import SECOND, VERSION, GpuHost
+from tests.fake_nvml.build import build
+from tests.fake_nvml.scenario import Gpu, gpus
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(build(tmp_path_factory.mktemp("fake_nvml")))
+
+
+@pytest.fixture
+def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuHost]:
+    made = GpuHost(tmp_path, library, monkeypatch)
+    yield made
+    made.close()
+
+
+def epochs(rows: dict[str, dict[str, float | int | None]]) -> dict[str, float | int | None]:
+    return {key: row["counter_epoch_count"] for key, row in rows.items()}
+
+
+def told(host: GpuHost) -> list[tuple[str, str, str]]:
+    """Return the events so far: name, address, state."""
+    return [(event.name, event.device, event.attributes["state"]) for event in host.events]
+
+
+# ---- lost and back --------------------------------------------------------------------------------
+
+
+def test_a_loss_is_told_at_once_and_once(host: GpuHost) -> None:
+    """XID 79: the event was sent every second for a night, and hid a second GPU that fell."""
+    devices = gpus(3)
+    devices[1].lines.append("error * 0 15 15 15 0")
+    scenario = host.play(devices)
+    lane = host.second()
+    assert epochs(host.read(lane)) == {gpu.uuid: 0 for gpu in devices}
+    assert host.events == []
+    for step in (1, 2, 3):
+        scenario.step(step)
+        assert host.read(lane)[devices[1].uuid]["lost_state"] == 1
+    assert told(host) == [("gpu.lost", devices[1].address, "lost")]
+    assert host.events[0].attributes["uuid"] == devices[1].uuid
+    assert (host.events[0].code, host.events[0].device_kind) == (0, "gpu")
+    assert "fell off the bus" in host.teller.inventory_wanted()
+    scenario.step(4)
+    rows = host.read(lane)
+    assert told(host)[1:] == [("gpu.lost", devices[1].address, "back")]
+    assert epochs(rows) == {devices[0].uuid: 0, devices[1].uuid: 1, devices[2].uuid: 0}
+    assert "answers again" in host.teller.inventory_wanted()
+    assert host.read(lane)[devices[1].uuid]["lost_state"] == 0
+    assert len(host.events) == 2
+
+
+def test_a_gpu_that_is_lost_from_the_start_is_told(host: GpuHost) -> None:
+    """The agent was restarted by the very reboot that did not bring the GPU back."""
+    devices = gpus(2)
+    devices[0].lines.append("error * 15")
+    host.play(devices)
+    host.list_in_proc(devices)
+    rows = host.read(host.second())
+    assert rows[devices[0].uuid]["lost_state"] == 1
+    assert told(host) == [("gpu.lost", devices[0].address, "lost")]
+
+
+def test_what_nvml_lost_is_found_again_by_opening_it_anew(host: GpuHost) -> None:
+    """NVML answers `lost` for ever after a reset; an agent that never closed it had to be restarted."""
+    devices = gpus(2)
+    devices[1].lines.append("error * 0 15")
+    scenario = host.play(devices)
+    host.list_in_proc(devices)
+    fast, slow = host.second(), host.ten_seconds()
+    host.turn(slow)
+    host.turn(fast)
+    scenario.step(1)
+    assert host.read(fast)[devices[1].uuid]["lost_state"] == 1
+    host.play(gpus(2)).step(1)  # the GPU is well; whoever opens NVML anew sees it
+    for _ in range(REOPEN_SECONDS - 1):
+        assert host.read(fast)[devices[1].uuid]["lost_state"] == 1
+    rows = host.read(fast)
+    assert rows[devices[1].uuid]["lost_state"] == 0
+    assert rows[devices[1].uuid]["temperature_celsius"] == 67
+    assert epochs(rows) == {devices[0].uuid: 0, devices[1].uuid: 1}
+    assert told(host) == [
+        ("gpu.lost", devices[1].address, "lost"),
+        ("gpu.lost", devices[1].address, "back"),
+    ]
+    assert host.turn(slow).outcome is Outcome.OK
+
+
+def test_a_gpu_that_stays_lost_disturbs_the_others_ever_more_rarely(
+    host: GpuHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening anew attaches eight GPUs; until the repair is done that may be a week."""
+    devices = gpus(2)
+    devices[1].lines.append("error * 15")
+    host.play(devices)
+    host.list_in_proc(devices)
+    lane = host.second()
+    opened: list[int] = []
+    original = type(lane)._make_sweep
+
+    def noted(self: GpuSecond, nvml: Nvml) -> Sweep:
+        opened.append(host.clock.now_ns // SECOND)
+        return original(self, nvml)
+
+    monkeypatch.setattr(type(lane), "_make_sweep", noted)
+    for _ in range(3000):
+        assert epochs(host.read(lane))[devices[0].uuid] == 0
+    gaps = [after - before for before, after in pairwise(opened)]
+    assert gaps == [60, 120, 240, 480, REOPEN_SECONDS_MAX, REOPEN_SECONDS_MAX, REOPEN_SECONDS_MAX]
+    assert len(host.events) == 1
+
+
+# ---- the driver -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [1, 9])
+def test_a_driver_that_was_loaded_again(code: int, host: GpuHost) -> None:
+    """`Uninitialized` for ever: the agent had to be restarted on four hundred hosts after a driver update."""
+    devices = gpus(2)
+    for gpu in devices:
+        gpu.lines.append(f"error * 0 {code}")
+    lines = f"driver 580.65.06\nerror nvmlDeviceGetCount_v2 0 {code}"
+    scenario = host.play(devices, host=lines)
+    lane, slow = host.second(), host.ten_seconds()
+    host.turn(lane)
+    host.turn(slow)
+    scenario.step(1)
+    gone = host.turn(lane)
+    assert (gone.blocks, host.events) == ((), [])  # nothing stale, and nobody is lost
+    assert gone.outcome is (Outcome.NO_DATA if code == 9 else Outcome.ERROR)
+    fresh = gpus(2)
+    for gpu in fresh:
+        gpu.fields[83] = ("ull", 1000)
+        gpu.fields[74] = ("ull", 0)
+    host.play(fresh, host="driver 590.48.01").step(1)
+    rows = host.read(lane)
+    assert epochs(rows) == {gpu.uuid: 1 for gpu in devices}
+    assert rows[devices[0].uuid]["energy_joules"] == 1.0
+    assert "driver 580.65.06 is now 590.48.01" in host.teller.inventory_wanted()
+    assert host.turn(slow).outcome is Outcome.OK
+    assert host.events == []
+
+
+def test_library_and_driver_of_two_versions_is_an_update(host: GpuHost) -> None:
+    """`GPU lost` was reported by a whole fleet while its driver was being updated."""
+    devices = gpus(2)
+    for gpu in devices:
+        gpu.lines.append("error * 0 18")
+    scenario = host.play(devices, host="error nvmlDeviceGetCount_v2 0 18")
+    host.list_in_proc(devices, "595.45.04")
+    lane = host.second()
+    host.turn(lane)
+    scenario.step(1)
+    updating = host.turn(lane)
+    assert updating.outcome is Outcome.ERROR
+    assert "the driver is being updated" in updating.words
+    assert "the kernel has 595.45.04 loaded" in updating.words
+    assert host.events == []
+
+
+def test_the_new_library_is_taken_up_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that is loaded stays loaded: the old one never fits the new driver, whatever lies on the disk."""
+    older = build(tmp_path / "older", version="580.65.06")
+    newer = build(tmp_path / "newer", version="590.48.01")
+    installed = tmp_path / "libnvidia-ml.so.1"
+    shutil.copy(older, installed)
+    host = GpuHost(tmp_path, str(installed), monkeypatch)
+    host.play(gpus(1), host="driver 580.65.06")
+    lane = host.second()
+    assert host.turn(lane).outcome is Outcome.OK
+    assert lane.release()  # the operator replaces the driver
+    host.play(gpus(1), host="driver 590.48.01")
+    assert "is being updated" in host.turn(lane).words
+    shutil.copy(newer, tmp_path / "new")
+    (tmp_path / "new").rename(installed)
+    for _ in range(LOOK_AGAIN_SECONDS):
+        assert "is being updated" in host.turn(lane).words
+    assert host.turn(lane).outcome is Outcome.OK
+    assert "driver 580.65.06 is now 590.48.01" in host.teller.inventory_wanted()
+    host.close()
+
+
+def test_a_kernel_with_another_driver_is_noticed(host: GpuHost) -> None:
+    """The library went on with what it had, and its field ids were those of the driver before."""
+    devices = gpus(1)
+    host.play(devices)
+    host.list_in_proc(devices, "590.48.01")
+    lane = host.second()
+    host.turn(lane)
+    host.list_in_proc(devices, "595.45.04")
+    assert "the kernel has driver 595.45.04" in noticed(host, lane)
+    assert epochs(host.read(lane)) == {devices[0].uuid: 1}
+    assert "the driver was loaded again" in host.teller.inventory_wanted()
+
+
+# ---- other GPUs -----------------------------------------------------------------------------------
+
+
+def noticed(host: GpuHost, lane: GpuSecond) -> str:
+    """Take turns until who is where is looked at; return the words in which it was noticed."""
+    for _ in range(IDENTITY_SECONDS):
+        turn = host.turn(lane)
+        if turn.outcome is Outcome.ERROR:  # what was read in it is of nobody
+            assert turn.blocks == ()
+            return turn.words
+    raise AssertionError("not noticed")
+
+
+def opened_anew(
+    host: GpuHost, before: list[Gpu], after: list[Gpu]
+) -> dict[str, dict[str, float | int | None]]:
+    """Read *before*, then *after* was plugged in, until that is seen; return what is read then."""
+    host.play(before)
+    host.list_in_proc(before)
+    lane = host.second()
+    assert set(host.read(lane)) == {gpu.uuid for gpu in before}
+    host.play(after)
+    host.list_in_proc(after)
+    noticed(host, lane)
+    return host.read(lane)
+
+
+def test_a_gpu_in_another_slot_is_the_same_gpu(host: GpuHost) -> None:
+    """Two GPUs were exchanged to see whether the fault moves with the board: their histories did not."""
+    before = gpus(2)
+    after = [replace(before[0], address="0000:9b:00.0"), before[1]]
+    rows = opened_anew(host, before, after)
+    assert epochs(rows) == {before[0].uuid: 1, before[1].uuid: 0}
+    words = host.teller.inventory_wanted()
+    assert f"GPU {before[0].uuid} moved from {before[0].address} to 0000:9b:00.0" in words
+
+
+def test_another_gpu_in_the_slot_is_another_gpu(host: GpuHost) -> None:
+    """A replaced board went on under the name, and with the error history, of the broken one."""
+    before = gpus(2)
+    other = "GPU-99999999-1111-2222-3333-444444444444"
+    after = [replace(before[0], uuid=other, address="0000:9b:00.0"), before[1]]
+    rows = opened_anew(host, before, after)
+    assert set(rows) == {other, before[1].uuid}
+    words = host.teller.inventory_wanted()
+    assert f"GPU {other} appeared" in words
+    assert f"GPU {before[0].uuid} is gone" in words
+
+
+def test_another_gpu_at_the_same_address_is_noticed(host: GpuHost) -> None:
+    """Same slot, same handle, another board: only its UUID tells."""
+    devices = gpus(2)
+    other = "GPU-99999999-1111-2222-3333-444444444444"
+    devices[0].lines.append(f"uuid_at 1 {other}")
+    scenario = host.play(devices)
+    lane = host.second()
+    host.turn(lane)
+    scenario.step(1)
+    assert f"GPU {other} is where {devices[0].uuid} was" in noticed(host, lane)
+    assert set(host.read(lane)) == {other, devices[1].uuid}
+
+
+def test_a_reset_gpu_has_another_epoch(host: GpuHost) -> None:
+    """Its counters fell to zero, and the rate over the gap was 18 quintillion joules a second."""
+    devices = gpus(2)
+    devices[0].fields[83] = ("ull", (5_000_000, 5_100_000, 200, 900))
+    scenario = host.play(devices)
+    lane = host.second()
+    seen = []
+    for step in range(4):
+        scenario.step(step)
+        seen.append([epochs(host.read(lane))[gpu.uuid] for gpu in devices])
+    assert seen == [[0, 0], [0, 0], [1, 0], [1, 0]]
+    assert f"GPU {devices[0].uuid} was reset" in host.teller.inventory_wanted()
+
+
+def test_after_a_release_every_epoch_is_another(host: GpuHost) -> None:
+    """`gangline release` is there for resets and driver updates: what was counted before is over."""
+    devices = gpus(2)
+    host.play(devices)
+    lane = host.second()
+    host.turn(lane)
+    assert lane.release()
+    assert epochs(host.read(lane)) == {gpu.uuid: 1 for gpu in devices}
+
+
+# ---- what is not shown ----------------------------------------------------------------------------
+
+
+def test_a_gpu_that_nvml_does_not_show_is_said(host: GpuHost) -> None:
+    """A container that was given seven of eight GPUs reported a complete host."""
+    devices = gpus(3)
+    host.list_in_proc(devices)
+    host.play(devices[:2])
+    turn = host.turn(host.second())
+    assert turn.outcome is Outcome.BLIND
+    assert (
+        turn.words
+        == f"NVML does not show GPU {devices[2].address}; let the agent open /dev/nvidia[0-9]*"
+    )
+    assert turn.blocks[0].devices == tuple(gpu.uuid for gpu in devices[:2])
+
+
+def test_a_refused_call_is_blind_with_the_line_that_opens_it(host: GpuHost) -> None:
+    """SRAM counts need a capability: `no errors` was read where nothing was."""
+    devices = gpus(2)
+    devices[1].lines.append("error nvmlDeviceGetSramEccErrorStatus 4")
+    host.play(devices)
+    turn = host.turn(host.ten_seconds())
+    assert turn.outcome is Outcome.BLIND
+    assert (
+        f"GPU {devices[1].address}: no permission for nvmlDeviceGetSramEccErrorStatus" in turn.words
+    )
+    assert "CAP_SYS_ADMIN" in turn.words
+    assert len(turn.blocks) == 2
+
+
+def test_a_split_gpu_names_the_capability_to_grant(host: GpuHost) -> None:
+    """Under MIG an unprivileged agent is blind to the whole GPU, and reported a GPU without memory."""
+    devices = gpus(2)
+    devices[1].values |= {
+        "mig_mode": 1,
+        "memory_used": "!4",
+        "memory_total": "!4",
+        "ecc_mode": "!3",
+    }
+    scenario = host.play(devices)
+    slow, fast = host.ten_seconds(), host.second()
+    for lane in (slow, fast):
+        turn = host.turn(lane)
+        assert turn.outcome is Outcome.BLIND
+        assert f"GPU {devices[1].address} is split (MIG)" in turn.words
+        assert "driver/nvidia/capabilities/mig/monitor" in turn.words
+    monitor = host.roots.proc / "driver/nvidia/capabilities/mig/monitor"
+    monitor.parent.mkdir(parents=True)
+    monitor.write_text("DeviceFileMinor: 2\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+    node = host.roots.dev / "nvidia-caps/nvidia-cap2"
+    node.parent.mkdir(parents=True)
+    node.touch()  # granted: what is missing now is not ours to ask for
+    assert "MIG" not in host.turn(fast).words
+    scenario.step(1)
+
+
+def test_a_mig_mode_that_changed_renews_the_inventory(host: GpuHost) -> None:
+    """A GPU was split while the scheduler still placed whole-GPU jobs on it."""
+    devices = gpus(2)
+    devices[0].values["mig_mode"] = (0, 1)
+    scenario = host.play(devices)
+    slow = host.ten_seconds()
+    host.turn(slow)
+    assert host.teller.inventory_wanted() == ""
+    scenario.step(1)
+    host.turn(slow)
+    assert host.teller.inventory_wanted() == f"MIG was switched on or off at GPU {devices[0].uuid}"
+    host.turn(slow)
+    assert host.teller.inventory_wanted() == ""
+
+
+# ---- the machine ----------------------------------------------------------------------------------
+
+KEYS: list[str] = ["GPU-a", "GPU-b", "GPU-c"]
+FINDS = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(["1", "2", "3"]), max_size=3)
+LOOKS = st.dictionaries(st.sampled_from(KEYS), st.booleans(), max_size=3)
+
+
+@given(st.lists(FINDS | LOOKS, max_size=30))
+def test_epochs_never_fall_and_losses_alternate(
+    history: list[dict[str, str] | dict[str, bool]],
+) -> None:
+    """An epoch that fell would let two different counts be subtracted."""
+    machine, seen, states = Lifecycle(), dict.fromkeys(KEYS, 0), dict.fromkeys(KEYS, "back")
+    for step in history:
+        if any(isinstance(value, bool) for value in step.values()):
+            for change in machine.looked_at({key: bool(lost) for key, lost in step.items()}):
+                assert change.state != states[change.key]
+                states[change.key] = change.state
+        else:
+            machine.found({key: str(at) for key, at in step.items()}, "590.48.01", 0)
+        for key, epoch in machine.epochs.items():
+            assert epoch >= seen[key]
+            seen[key] = epoch
+
+
+def test_finds_in_words() -> None:
+    """What an operator reads in the log when a board was moved."""
+    machine = Lifecycle()
+    assert machine.found({"GPU-a": "1", "GPU-b": "2"}, "580.65.06", 0) == []
+    assert machine.found({"GPU-b": "2", "GPU-a": "1"}, "580.65.06", 0) == []
+    assert machine.found({"GPU-a": "2", "GPU-c": "1"}, "580.65.06", 0) == [
+        "GPU GPU-a moved from 1 to 2",
+        "GPU GPU-c appeared at 1",
+        "GPU GPU-b is gone from 2",
+    ]
+    assert machine.found({"GPU-a": "2"}, "590.48.01", 1) == [
+        "driver 580.65.06 is now 590.48.01",
+        "the driver was loaded again",
+        "GPU GPU-c is gone from 1",
+    ]
+    assert machine.looked_at({"GPU-a": True, "GPU-b": False}) == [Change("GPU-a", "2", "lost")]
+    assert machine.epochs == {"GPU-a": 2, "GPU-b": 0, "GPU-c": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (VERSION.format(version="590.48.01"), "590.48.01"),
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23 2025\n",
+            "570.86.15",
+        ),
+        ("GCC version: 13.3.0 (Ubuntu)\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_kernels_driver_version(text: str, version: str) -> None:
+    """The open and the closed kernel module word it differently."""
+    assert parse_kernel_driver_version(text) == version
+
+
+@given(st.text())
+def test_a_kernels_version_is_one_or_none(text: str) -> None:
+    """Whatever stands in that file, the agent goes on."""
+    for read in (text, VERSION.format(version=text)):
+        assert re.fullmatch(r"(\d{1,4}(\.\d{1,4}){1,2})?", parse_kernel_driver_version(read))

@@ -1,0 +1,195 @@
+"""What the inventory says of GPUs, MIG devices and the far ends of links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.agent import inventory
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.inventory.gpus import cuda_version
+from gangline.agent.inventory.platform import fabric, platform, text_or_hex
+from tests.fake_nvml.build import build
+from tests.fake_nvml.parts_scenario import (
+    host_lines,
+    mig_device,
+    with_fabric,
+    with_inventory,
+    with_links,
+    with_mig,
+)
+from tests.fake_nvml.scenario import Gpu, Scenario, gpus
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(build(tmp_path_factory.mktemp("fake_nvml")))
+
+
+def read(
+    devices: list[Gpu], library: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> inventory.Inventory:
+    """Return the inventory of a host with these GPUs and nothing else."""
+    Scenario(folder / "scenario", devices, host=host_lines(devices))
+    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(folder / "scenario"))
+    return inventory.read(Roots(folder / "sys", folder / "proc", library))
+
+
+def of_kind(found: inventory.Inventory, kind: str) -> dict[str, dict[str, str]]:
+    return {d.key: dict(d.attributes) for d in found.devices if d.kind == kind}
+
+
+def test_a_gpu_says_all_that_an_operator_asks_for(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two GPUs of one gang had different VBIOSes; nobody could see it without a shell on each host."""
+    gpu = with_inventory(with_fabric(with_links(gpus(1)[0], 18)))
+    found = read([gpu], library, tmp_path, monkeypatch)
+    assert found.words == ""
+    said = of_kind(found, "gpu")[gpu.uuid]
+    assert (
+        said.items()
+        >= {
+            "name": "NVIDIA H100 80GB HBM3",
+            "pci_address": "0000:19:00.0",
+            "board_part_number": "692-2G520-0200-000",
+            "board_id": "6400",
+            "architecture": "Hopper",
+            "compute_capability": "9.0",
+            "cuda_cores": "16896",
+            "memory_bytes": "85520809984",
+            "memory_bus_bits": "5120",
+            "nvlink_count": "18",
+            "vbios": "96.00.74.00.01",
+            "inforom_image": "G520.0200.00.05",
+            "inforom_oem": "2.1",
+            "inforom_ecc": "7.16",
+            "module_id": "4",
+            "driver": "590.48.01",
+            "cuda_driver": "12.9",
+            "gsp_mode": "1",
+            "gsp_firmware": "590.48.01",
+            "ecc_mode": "1",
+            "persistence_mode": "1",
+            "minor_number": "2",
+            "numa_node": "1",
+            "confidential_computing": "0",
+            "fabric_cluster": "6c3f0d1a-2b4c-4d5e-8f90-112233445566",
+            "fabric_clique": "1",
+            "chassis_serial": "1820325191305",
+            "slot": "24",
+            "tray": "13",
+            "host_index": "1",
+            "peer_type": "switch",
+            "platform_guid": "0102030405060708",
+        }.items()
+    )
+    assert "sm_count" not in said  # NVML tells it of MIG devices only: it is not guessed
+    assert said["nvswitch_errors"].startswith("no-data: ")
+
+
+def test_links_say_what_is_at_their_far_end(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that goes bad is the GPU's, the cable's or the switch's: the far end has to be known."""
+    gpu = with_links(gpus(1)[0], 3)
+    gpu.lines += ["scoped 2 146 uint 33", "error nvmlDeviceGetNvLinkState 0"]
+    links = of_kind(read([gpu], library, tmp_path, monkeypatch), "nvlink")
+    assert list(links) == [f"{gpu.uuid}/link{i}" for i in range(3)]
+    assert links[f"{gpu.uuid}/link2"] == {
+        "gpu": gpu.uuid,
+        "active": "1",
+        "remote_kind": "switch",
+        "remote_pci_address": "0000:c1:00.0",
+        "remote_link": "33",
+    }
+
+
+def test_mig_devices_know_their_gpu(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A MIG UUID alone does not say on which board it is."""
+    gpu = with_mig(gpus(1)[0])
+    found = of_kind(read([gpu, mig_device(0, 1)], library, tmp_path, monkeypatch), "mig")
+    assert (
+        found["MIG-00000000-0001-0009-0000-000000000000"].items()
+        >= {
+            "gpu": gpu.uuid,
+            "gpu_instance": "1",
+            "compute_instance": "0",
+            "sm_count": "60",
+            "memory_bytes": "42000000000",
+        }.items()
+    )
+
+
+def test_what_one_gpu_does_not_say_costs_only_itself(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An InfoROM that was corrupted took the whole host's inventory with it."""
+    devices = [with_inventory(gpu) for gpu in gpus(3)]
+    devices[0].lines.append("error nvmlDeviceGetInforomImageVersion 14")
+    devices[1].lines.append("error * 999")
+    found = of_kind(read(devices, library, tmp_path, monkeypatch), "gpu")
+    assert set(found) == {devices[0].uuid, devices[2].uuid}
+    assert set(found[devices[2].uuid]) - set(found[devices[0].uuid]) == {"inforom_image"}
+
+
+def test_garbage_counts_are_bounded(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four thousand million links are no inventory."""
+    gpu = with_mig(with_links(gpus(1)[0], 18))
+    gpu.fields[91] = ("uint", 4_294_967_294)
+    gpu.values["mig_devices_max"] = 4_294_967_294
+    found = read([gpu, mig_device(0, 1)], library, tmp_path, monkeypatch)
+    assert len(of_kind(found, "nvlink")) == 64
+    assert len(of_kind(found, "mig")) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(12090, "12.9"), (13010, "13.1"), (11080, "11.8"), (12000, "12.0")]
+)
+def test_cuda_versions(number: int, text: str) -> None:
+    """12090 is no version that anybody would recognise."""
+    assert cuda_version(number) == text
+
+
+def test_the_older_layout_has_a_rack_instead_of_a_chassis() -> None:
+    """Version 1 gives a GUID of 13 bytes that is a serial number on some racks and none on others."""
+    data = bytes(4) + bytes(16) + b"\xde\xad\xbe\xef" + bytes(12) + bytes([1, 2, 3, 0, 5])
+    assert platform(data, 1) == {
+        "rack_guid": "deadbeef",
+        "slot": "1",
+        "tray": "2",
+        "host_index": "3",
+        "peer_type": "direct",
+        "module_id": "5",
+    }
+
+
+@given(st.binary(max_size=80), st.integers(0, 4))
+def test_any_platform_bytes_are_text(data: bytes, version: int) -> None:
+    """Firmware writes what it likes into sixteen bytes; an inventory is JSON."""
+    said = platform(data, version)
+    assert all(value and value.isprintable() and value.isascii() for value in said.values())
+    assert (not said) == (len(data) < 41 or version not in (1, 2))
+
+
+@given(st.binary(max_size=32))
+def test_serials_are_told_apart(data: bytes) -> None:
+    """Two racks whose GUIDs are no text must not become one rack of question marks."""
+    said = text_or_hex(data)
+    raw = data.rstrip(b"\0")
+    assert said in (raw.hex(), raw.decode("ascii", errors="replace").strip())
+
+
+@given(st.binary(max_size=20), st.integers(0, 2**32 - 1), st.integers(0, 255))
+def test_a_fabric_is_told_when_it_is_one(cluster: bytes, clique: int, state: int) -> None:
+    """Cluster and clique of a registration that is not completed belong to nobody."""
+    said = fabric(cluster, clique, state)
+    assert bool(said) == (state == 3 and len(cluster) == 16)
+    assert ("fabric_cluster" in said) == (bool(said) and any(cluster))

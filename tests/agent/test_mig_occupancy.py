@@ -1,0 +1,199 @@
+"""Occupancy of MIG instances: each of its own, from one turn to the next, as instances come and go."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline.agent.collectors.mig import Mig
+from gangline.agent.collectors.mig_occupancy import SHARES
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.turn import Outcome, take_turn
+from gangline.ext.nvml_gpm import MIG_SYMBOL
+from tests.agent.gpu_host import SECOND, HandedClock, read
+from tests.fake_nvml.build import build
+from tests.fake_nvml.parts_scenario import host_lines, mig_device, with_gpm, with_mig
+from tests.fake_nvml.scenario import Gpu, Scenario, gpus
+
+COLUMNS = {name for _, _, name in SHARES}
+#: What an instance says at each step: idle, at work.
+IDLE, WORK = (0.0, 0.0, 0.0, 0.01), (0.97, 0.22, 0.51, 0.38)
+
+Play = Callable[[Iterable[Gpu]], Scenario]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(build(tmp_path_factory.mktemp("fake_nvml")))
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Return a function that writes a scenario and makes the library play it."""
+
+    def write(devices: Iterable[Gpu]) -> Scenario:
+        monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+        listed = list(devices)
+        return Scenario(tmp_path / "scenario", listed, host=host_lines(listed))
+
+    return write
+
+
+class Host:
+    """The collector, on a clock that goes on by ten seconds a turn."""
+
+    def __init__(self, folder: Path, library: str) -> None:
+        self.clock = HandedClock()
+        roots = Roots(folder / "sys", folder / "proc", nvml_library=library, dev=folder / "dev")
+        self.mig = Mig(roots, self.clock)
+        self.outcome, self.words = Outcome.OK, ""
+
+    def turn(self, seconds: int = 10) -> dict[int, tuple[float, ...] | None]:
+        """Take a turn, and return the shares of each instance by its number; None where none is there."""
+        self.clock.now_ns += seconds * SECOND
+        said = take_turn(self.mig, self.clock)
+        self.outcome, self.words = said.outcome, said.words
+        shares: dict[int, tuple[float, ...] | None] = {}
+        for row in read(said.blocks).values():
+            values = tuple(row[name] for _, _, name in SHARES)
+            number = row["gpu_instance_number"]
+            assert isinstance(number, int)
+            shares[number] = tuple(float(v) for v in values if v is not None) or None
+        return shares
+
+
+@pytest.fixture
+def host(tmp_path: Path, library: str) -> Iterator[Host]:
+    made = Host(tmp_path, library)
+    yield made
+    made.mig.release()
+    assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
+
+
+def hopper(lines: Iterable[str] = ()) -> Gpu:
+    """Return a GPU in MIG mode that has GPM."""
+    gpu = with_gpm(with_mig(gpus(1)[0]))
+    gpu.lines += lines
+    return gpu
+
+
+def instance(number: int, **where: int) -> Gpu:
+    """Return a GPU instance that waits at step 0 and works from step 1 on."""
+    return with_gpm(mig_device(0, number, **where))
+
+
+def test_each_instance_has_its_own_mean(host: Host, play: Play) -> None:
+    """Seven tenants on one GPU, of which the whole said `63 % busy`: which of them waited, nobody knew."""
+    idle = instance(2, start=4)
+    idle.values |= dict.fromkeys(idle.values.keys() & {"gpm_sm_util", "gpm_tensor_util"}, 0)
+    idle.values |= {"gpm_sm_occupancy": 0, "gpm_dram_util": 1}
+    play([hopper(), instance(1), idle]).step(1)
+    assert host.turn() == {1: None, 2: None}
+    assert host.turn() == {1: WORK, 2: IDLE}
+    assert (host.outcome, host.words) == (Outcome.OK, "")
+
+
+def test_the_shares_are_those_that_the_whole_gpu_has() -> None:
+    """An instance and its GPU are laid side by side: the names must be the same."""
+    assert {
+        "sm_active_ratio",
+        "sm_occupancy_ratio",
+        "tensor_active_ratio",
+        "memory_bandwidth_ratio",
+    } == COLUMNS
+
+
+def test_turns_that_are_too_close_say_nothing(host: Host, play: Play) -> None:
+    """Two turns in one moment, after a hang: over no time GPM's mean is noise (nvml.h: 100 ms)."""
+    play([hopper(), instance(1)])
+    host.turn()
+    assert host.turn(0) == {1: None}
+    assert host.turn() == {1: IDLE}
+
+
+def test_instances_that_come_and_go_begin_anew(host: Host, play: Play, library: str) -> None:
+    """The instance was made anew with another tenant; its first mean held the work of the one before."""
+    alive = ctypes.CDLL(library).fake_nvml_gpm_samples
+    scenario = play(
+        [hopper(), instance(1, last=0), instance(1, first=1, profile=5), instance(2, last=1)]
+    )
+    host.turn()
+    assert (host.turn(), alive()) == ({1: IDLE, 2: IDLE}, 4)
+    scenario.step(1)
+    assert (host.turn(), alive()) == ({1: None, 2: WORK}, 4)  # the neighbour lost nothing
+    scenario.step(2)
+    assert (host.turn(), alive()) == ({1: WORK}, 2)
+    assert (host.outcome, host.words) == (Outcome.OK, "")
+
+
+def test_what_is_not_permitted_is_said_once_and_costs_the_shares_alone(
+    host: Host, play: Play
+) -> None:
+    """Without mig/monitor the occupancy is not shown; `0 % busy` would have moved the tenant."""
+    devices = [hopper(["error nvmlGpmMigSampleGet 4"]), instance(1), instance(2)]
+    play(devices)
+    host.turn()
+    assert host.turn() == {1: None, 2: None}
+    assert host.outcome is Outcome.BLIND
+    assert host.words.startswith(f"GPU {devices[0].address}: no permission; ")
+    assert host.words.count("no permission") == 1
+
+
+def test_what_is_permitted_later_is_seen_without_a_restart(host: Host, play: Play) -> None:
+    """mig/monitor was granted to the running agent, and the instances stayed dark until somebody restarted it."""
+    scenario = play([hopper(["error nvmlGpmQueryDeviceSupport 4 0"]), instance(1)])
+    host.turn()
+    assert (host.turn(), host.outcome) == ({1: None}, Outcome.BLIND)
+    scenario.step(1)
+    assert [host.turn(), host.turn()] == [{1: None}, {1: WORK}]
+    assert (host.outcome, host.words) == (Outcome.OK, "")
+
+
+@pytest.mark.parametrize("line", ["gpm_supported 0", "error nvmlGpmMigSampleGet 3"])
+def test_a_gpu_without_gpm_has_the_rest_and_nothing_to_open(
+    line: str, host: Host, play: Play
+) -> None:
+    """An A100 was reported blind for ever, with nothing that anybody could have granted."""
+    play([hopper([line]), instance(1)])
+    host.turn()
+    assert host.turn() == {1: None}
+    assert (host.outcome, host.words) == (Outcome.OK, "")
+
+
+@pytest.mark.parametrize("code", [999, 15])
+def test_a_sample_that_fails_costs_its_gpu_alone(code: int, host: Host, play: Play) -> None:
+    """One GPU was reset between two turns; its neighbour's instances went on as if nothing had been."""
+    sick, well = hopper([f"error nvmlGpmMigSampleGet 0 {code} 0"]), with_gpm(with_mig(gpus(2)[1]))
+    scenario = play([sick, well, instance(1), with_gpm(mig_device(1, 3))])
+    host.turn()
+    scenario.step(1)
+    assert host.turn() == {1: None, 3: WORK}
+    named = f"GPU {sick.address}: GPM: " if code == 999 else ""
+    assert host.words.startswith(named) and bool(host.words) == bool(named)
+    scenario.step(2)
+    assert host.turn() == {1: None, 3: WORK}
+    assert host.turn() == {1: WORK, 3: WORK}
+
+
+def test_a_driver_without_the_function_costs_the_shares_alone(tmp_path: Path, play: Play) -> None:
+    """Drivers of before 520 have MIG and no GPM."""
+    (tmp_path / "older").mkdir()
+    older = Host(tmp_path, str(build(tmp_path / "older", missing=[MIG_SYMBOL])))
+    play([hopper(), instance(1)])
+    older.turn()
+    assert older.turn() == {1: None}
+    assert (older.outcome, older.words) == (Outcome.OK, "")
+    older.mig.release()
+
+
+def test_letting_go_frees_the_samples_and_begins_anew(host: Host, play: Play, library: str) -> None:
+    """A GPU was reset with the samples of before still held: they are the library's, and it was gone."""
+    play([hopper(), instance(1)])
+    host.turn()
+    assert host.turn() == {1: IDLE}
+    assert host.mig.release()
+    assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
+    assert [host.turn(), host.turn()] == [{1: None}, {1: IDLE}]

@@ -1,0 +1,60 @@
+"""A sweep over GPUs that a test plays, and what it read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Self
+
+from gangline.ext.nvml import READINGS, Nvml, Sweep
+from gangline.fingerprints.nvml_fields import fields_of
+from tests.fake_nvml.scenario import Gpu, Scenario
+
+#: What NVML gives; the rest is what the sweep says of NVML.
+OF_THE_SWEEP = {"calls_failed_errors", "slow_calls_failed_errors", "settings_calls_failed_errors"}
+LIBRARY_READINGS = set(READINGS) - OF_THE_SWEEP - {"lost_state"}
+
+Play = Callable[..., Scenario]
+
+
+class Sweeping:
+    """A sweep of every reading of some GPUs, with memory of its own."""
+
+    def __init__(
+        self, library: str, addresses: Iterable[str], readings: Iterable[str] = READINGS
+    ) -> None:
+        self.addresses, self.readings = list(addresses), list(readings)
+        count = len(self.addresses) * len(self.readings)
+        self.cells, self.valid = bytearray(8 * count), bytearray(count)
+        self.nvml = Nvml(library)
+        targets = {name: (self.cells, self.valid, i) for i, name in enumerate(self.readings)}
+        self.sweep = Sweep(self.nvml, self.addresses, targets, fields_of("590.48.01"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.nvml.close()
+
+    def read(self) -> list[dict[str, float | int | None]]:
+        """Sweep once, and return what each GPU says."""
+        self.sweep.run()
+        return [self.row(i) for i in range(len(self.addresses))]
+
+    def row(self, row: int) -> dict[str, float | int | None]:
+        """Return one GPU's readings as they stand in memory."""
+        ints, floats = memoryview(self.cells).cast("Q"), memoryview(self.cells).cast("d")
+        said: dict[str, float | int | None] = {}
+        for column, name in enumerate(self.readings):
+            cell = column * len(self.addresses) + row
+            cells: memoryview[float] | memoryview[int] = floats if READINGS[name] is float else ints
+            said[name] = cells[cell] if self.valid[cell] else None
+        return said
+
+
+def missing(said: Mapping[str, float | int | None]) -> set[str]:
+    """Return the names of the readings without a value."""
+    return {name for name, value in said.items() if value is None}
+
+
+def addresses(devices: Iterable[Gpu]) -> list[str]:
+    return [gpu.address for gpu in devices]

@@ -1,0 +1,412 @@
+"""What an NVML answer is worth: blanks, garbage, errors and losses stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gangline.ext.nvml import READINGS
+from gangline.ext.nvml_readings import NAMED, ROWS
+from tests.ext.sweeping import LIBRARY_READINGS, OF_THE_SWEEP, Play, Sweeping, addresses, missing
+from tests.fake_nvml.build import build
+from tests.fake_nvml.scenario import Gpu, Scenario, gpus
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fake_nvml")
+
+
+@pytest.fixture(scope="module")
+def library(folder: Path) -> str:
+    return str(build(folder))
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Return a function that writes a scenario and makes the library play it."""
+
+    def write(devices: Iterable[Gpu] = (), *, host: str = "") -> Scenario:
+        monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+        return Scenario(tmp_path / "scenario", devices, host=host)
+
+    return write
+
+
+# ---- what an answer is worth -----------------------------------------------------------------------
+
+BLANKS = {2**32 - 1, 2**64 - 1, *range(2**63 - 16, 2**63)}
+UNSIGNED = (
+    st.integers(0, 2**64 - 1) | st.sampled_from(sorted(BLANKS)) | st.integers(2**32 - 3, 2**32 + 3)
+)
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(values=st.lists(UNSIGNED, min_size=1, max_size=64))
+def test_a_blank_is_missing_and_all_else_is_kept(
+    values: list[int], library: str, play: Play
+) -> None:
+    """An ECC count of 18446744073709551615 drained a healthy node."""
+    gpu = gpus(1)[0]
+    gpu.fields = {4: ("ull", values)}
+    scenario = play([gpu])
+    with Sweeping(library, [gpu.address], ["ecc_uncorrected_volatile_errors"]) as sweeping:
+        for step, value in enumerate(values):
+            scenario.step(step)
+            said = sweeping.read()[0]["ecc_uncorrected_volatile_errors"]
+            assert said == (None if value in BLANKS or value > 2**62 else value)
+
+
+@pytest.mark.parametrize(
+    ("line", "reading"),
+    [
+        ("sm_clock 4294967295", "sm_clock_hertz"),
+        ("utilization 255", "utilization_ratio"),
+        ("temperature 4294967295", "temperature_celsius"),
+        ("temperature 2147483647", "temperature_celsius"),
+        ("performance_state 32", "performance_state"),
+        ("processes 4000000000", "processes_count"),
+        ("pcie_width 4294967295", "pcie_width_lanes"),
+        ("pcie_generation 255", "pcie_generation_number"),
+        ("remapped_correctable 4294967294", "remapped_correctable_rows"),
+        ("remap_pending 2", "remap_pending_state"),
+        ("event_reasons 0xFFFFFFFFFFFFFFFF", "clock_event_reasons_flags"),
+        ("field 186 uint 4294967295", "power_watts"),
+        ("field 186 double nan", "power_watts"),
+        ("field 82 double inf", "memory_temperature_celsius"),
+        ("field 74 sll -1", "violation_power_nanoseconds"),
+        ("field 75 double 1.5", "violation_thermal_nanoseconds"),
+        ("field 82 uint 4294967295", "memory_temperature_celsius"),
+        ("field 82 int -7", "memory_temperature_celsius"),
+        ("field 83 sll -2147483648000", "energy_joules"),
+        ("field 83 ull 18446744073709551611", "energy_joules"),
+        ("field 185 double -0.5", "power_average_watts"),
+        ("field 177 ull 18446744073709551611", "pcie_naks_sent_count"),
+        ("field 77 ull 9223372036854775900", "violation_board_limit_nanoseconds"),
+        ("field 230 uint 4000", "recovery_action_state"),
+    ],
+)
+def test_what_cannot_be_is_missing(line: str, reading: str, library: str, play: Play) -> None:
+    """A broken sensor says the largest number it has; as a temperature it would be the sun's."""
+    gpu = gpus(1)[0]
+    gpu.lines.append(line)
+    play([gpu])
+    with Sweeping(library, [gpu.address]) as sweeping:
+        said = sweeping.read()[0]
+    assert missing(said) == {reading}
+    assert said["calls_failed_errors"] == 0
+
+
+def test_a_margin_of_minus_one_is_a_value(library: str, play: Play) -> None:
+    """One degree past its limit is when the margin matters, and -1 is everyone else's blank."""
+    gpu = gpus(1)[0]
+    gpu.values["margin"] = -1
+    play([gpu])
+    with Sweeping(library, [gpu.address]) as sweeping:
+        assert sweeping.read()[0]["temperature_margin_celsius"] == -1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("int", "-7", -7.0),
+        ("sll", "-9", -9.0),
+        ("ushort", "65", 65.0),
+        ("ulong", "66", 66.0),
+        ("double", "67.5", 67.5),
+    ],
+)
+def test_a_field_may_come_as_any_type(
+    kind: str, text: str, value: float, library: str, play: Play
+) -> None:
+    """The value type belongs to the driver; read by another member of the union it is noise."""
+    gpu = gpus(1)[0]
+    gpu.fields[196] = (kind, text)
+    play([gpu])
+    with Sweeping(library, [gpu.address]) as sweeping:
+        assert sweeping.read()[0]["margin_at_max_celsius"] == value
+
+
+# ---- errors stay where they are ------------------------------------------------------------------
+
+
+def test_not_supported_is_missing_and_no_failure(library: str, play: Play) -> None:
+    """A GPU without HBM sensors must not look like one whose driver is failing."""
+    devices = gpus(2)
+    devices[1].values, devices[1].fields = {}, {}
+    play(devices)
+    with Sweeping(library, addresses(devices)) as sweeping:
+        full, empty = sweeping.read()
+    assert missing(full) == set()
+    assert missing(empty) == LIBRARY_READINGS
+    assert (empty["lost_state"], empty["calls_failed_errors"]) == (0, 0)
+
+
+@pytest.mark.parametrize("error", [14, 16, 21, 999])
+def test_an_error_costs_its_reading_and_is_counted(error: int, library: str, play: Play) -> None:
+    """One InfoROM gone bad must hide neither the rest of that GPU nor its neighbours."""
+    devices = gpus(3)
+    devices[1].lines.append(f"error nvmlDeviceGetClockInfo 0 {error}")
+    devices[1].fields[82] = ("uint", f"48 !{error}")
+    scenario = play(devices)
+    with Sweeping(library, addresses(devices)) as sweeping:
+        assert [missing(row) for row in sweeping.read()] == [set(), set(), set()]
+        scenario.step(1)
+        before, sick, after = sweeping.read()
+        assert missing(before) == missing(after) == set()
+        clocks = {f"{name}_clock_hertz" for name in ("sm", "memory", "graphics", "video")}
+        assert missing(sick) == clocks | {"memory_temperature_celsius"}
+        assert [row["calls_failed_errors"] for row in sweeping.read()] == [0, 10, 0]
+        assert (sweeping.sweep.ended, sweeping.sweep.refusals()) == (0, {})
+
+
+def test_what_is_not_permitted_is_named_and_no_failure(library: str, play: Play) -> None:
+    """An agent without a capability counted ten failures a minute, and its host looked sick."""
+    devices = gpus(2)
+    devices[1].lines.append("error nvmlDeviceGetSramEccErrorStatus 4 4 0")
+    scenario = play(devices)
+    with Sweeping(library, addresses(devices)) as sweeping:
+        full, blind = sweeping.read()
+        assert missing(full) == set()
+        assert missing(blind) == {
+            name for name in READINGS if name.startswith("sram_") and "unique" not in name
+        }
+        assert blind["calls_failed_errors"] == 0
+        refused = {devices[1].address: "nvmlDeviceGetSramEccErrorStatus"}
+        assert sweeping.sweep.refusals() == refused
+        scenario.step(2)
+        sweeping.sweep.run()
+        assert sweeping.sweep.refusals() == {}
+
+
+@pytest.mark.parametrize("code", [1, 9, 18])
+def test_an_end_of_nvml_is_no_gpus_fault(code: int, library: str, play: Play) -> None:
+    """The driver was unloaded under the agent: eight GPUs seemed to fall off the bus in one second."""
+    devices = gpus(3)
+    for gpu in devices:
+        gpu.lines.append(f"error * 0 {code} 0")
+    scenario = play(devices, host=f"error nvmlDeviceGetCount_v2 0 {code} 0")
+    with Sweeping(library, addresses(devices)) as sweeping:
+        sweeping.read()
+        before = sweeping.sweep.calls
+        scenario.step(1)
+        assert [missing(row) for row in sweeping.read()] == [set(READINGS)] * 3
+        assert (sweeping.sweep.ended, sweeping.sweep.calls - before) == (code, 1)
+        scenario.step(2)
+        assert [missing(row) for row in sweeping.read()] == [set()] * 3
+        assert sweeping.sweep.ended == 0
+
+
+@pytest.mark.parametrize("code", [1, 9, 18])
+def test_one_gpus_garbage_does_not_end_nvml(code: int, library: str, play: Play) -> None:
+    """A GPU whose every answer was `Uninitialized` would have silenced seven others."""
+    devices = gpus(3)
+    devices[1].lines.append(f"error nvmlDeviceGetClockInfo {code}")
+    play(devices)
+    with Sweeping(library, addresses(devices)) as sweeping:
+        before, sick, after = sweeping.read()
+    assert missing(before) == missing(after) == set()
+    assert sick["violation_power_nanoseconds"] == 10_000_000_000  # said before it went mad
+    assert sick["temperature_celsius"] is None
+    assert (sick["calls_failed_errors"], sick["lost_state"]) == (1, 0)
+
+
+GARBAGE = [
+    "error nvmlDeviceGetFieldValues 0 999",
+    "processes 4294967295",
+    "memory_total 18446744073709551615",
+    "field 3 double nan",
+    "field 4 sll -9223372036854775808",
+    "field 83 double inf",
+    "temperature -2147483648",
+    "margin 2147483647",
+    "bar1_used 18446744073709551614",
+    "banks_none 4294967294",
+    "mig_mode 77",
+]
+
+
+@pytest.mark.parametrize("line", GARBAGE)
+def test_garbage_of_one_gpu_costs_no_neighbour(line: str, library: str, play: Play) -> None:
+    """The value of one GPU's broken InfoROM was once written over its neighbour's."""
+    devices = gpus(3)
+    healthy = gpus(3)
+    play(healthy)
+    with Sweeping(library, addresses(healthy)) as sweeping:
+        expected = sweeping.read()
+    word = line.split()[0]
+    devices[1].values.pop(word, None)
+    devices[1].fields.pop(int(line.split()[1]) if word == "field" else 0, None)
+    devices[1].lines.append(line)
+    play(devices)
+    with Sweeping(library, addresses(devices)) as sweeping:
+        said = sweeping.read()
+    assert (said[0], said[2]) == (expected[0], expected[2])
+    wrong = {n: v for n, v in said[1].items() if v is not None and v != expected[1][n]}
+    assert set(wrong) <= OF_THE_SWEEP | {"power_average_watts"}
+
+
+@pytest.mark.parametrize("versioned", [0, 1])
+@pytest.mark.parametrize("flag", [0, 1])
+def test_memory_beyond_repair_is_read_in_either_layout(
+    versioned: int, flag: int, library: str, play: Play
+) -> None:
+    """NVIDIA's header and NVIDIA's Python binding disagree about this struct: one of them is never told."""
+    gpu = gpus(1)[0]
+    gpu.values |= {"unrepairable": flag, "unrepairable_versioned": versioned}
+    play([gpu])
+    with Sweeping(library, [gpu.address]) as sweeping:
+        assert sweeping.read()[0]["unrepairable_memory_state"] == flag
+
+
+@pytest.mark.parametrize(
+    ("places", "parity", "each", "said"),
+    [
+        (0, 0, 0, (0, 0, 0)),
+        (1, 1, 2**32 - 2, (1, 2**32 - 2, 1)),
+        (4096, 4096, 1000, (4096, 4_096_000, 4096)),
+        (4097, 0, 1, (None, None, None)),
+        (2**32 - 1, 0, 1, (None, None, None)),
+        (3, 1, 2**32 - 1, (3, None, 1)),
+    ],
+)
+def test_places_of_lost_data_are_counted_within_bounds(
+    places: int, parity: int, each: int, said: tuple[int | None, ...], library: str, play: Play
+) -> None:
+    """A driver claimed four thousand million places; the room for them would have been 120 GB."""
+    devices = gpus(2)
+    devices[0].values |= {"sram_unique": places, "sram_unique_parity": parity}
+    devices[0].values["sram_unique_each"] = each
+    play(devices)
+    names = ("uncorrected_count", "uncorrected_errors", "parity_count")
+    with Sweeping(library, addresses(devices)) as sweeping:
+        sick, neighbour = sweeping.read()
+    assert tuple(sick[f"sram_unique_{name}"] for name in names) == said
+    assert tuple(neighbour[f"sram_unique_{name}"] for name in names) == (0, 0, 0)
+    assert (sick["calls_failed_errors"], missing(neighbour)) == (0, set())
+
+
+def test_a_place_that_the_driver_passes_over_is_no_zero(library: str, play: Play) -> None:
+    """Three places were told, and two of their counts: the third stood for none, and the sum was wrong."""
+    gpu = gpus(1)[0]
+    gpu.values |= {"sram_unique": 3, "sram_unique_passed": 1}
+    play([gpu])
+    with Sweeping(library, [gpu.address]) as sweeping:
+        said = sweeping.read()[0]
+    assert said["sram_unique_uncorrected_count"] == 3
+    assert said["sram_unique_uncorrected_errors"] is said["sram_unique_parity_count"] is None
+
+
+@pytest.mark.parametrize(
+    ("more", "said"), [(2, (5, 35, 4)), (4094, (None, None, None))], ids=["a few", "no end"]
+)
+def test_places_that_come_between_the_two_calls(
+    more: int, said: tuple[int | None, ...], library: str, play: Play
+) -> None:
+    """Data was lost in a new place while the driver was asked how many there are: all counts went missing."""
+    gpu = gpus(1)[0]
+    gpu.values |= {"sram_unique": 3, "sram_unique_more": more, "sram_unique_parity": 4}
+    play([gpu])
+    with Sweeping(library, [gpu.address]) as sweeping:
+        row = sweeping.read()[0]
+    names = ("uncorrected_count", "uncorrected_errors", "parity_count")
+    assert tuple(row[f"sram_unique_{name}"] for name in names) == said
+
+
+@pytest.mark.parametrize("blank", [2**32 - 1, 2**64 - 1, 2**63 - 13])
+def test_a_blank_is_missing_wherever_it_stands(blank: int, library: str, play: Play) -> None:
+    """`N/A` is written as all ones in one call and as a count in another: 4294967295 W were drawn."""
+    gpu = gpus(1)[0]
+    gpu.values = dict.fromkeys(gpu.values, blank)
+    gpu.fields = {number: ("ull", blank) for number in gpu.fields}
+    play([gpu])
+    with Sweeping(library, [gpu.address]) as sweeping:
+        said = sweeping.read()[0]
+    narrow = {  # of 32 bits: they cannot hold the larger blanks, and say something else then
+        row.name for row in ROWS if row.shape != "long" or row.name in NAMED
+    }
+    # a margin may be -1; the stand-in adds what is used and what is reserved
+    present = LIBRARY_READINGS - missing(said) - {"temperature_margin_celsius", "memory_used_bytes"}
+    assert present <= (narrow if blank > 2**32 else set())
+    assert all(said[name] != blank for name in present)
+
+
+def test_a_value_type_that_nobody_knows_is_missing(library: str, play: Play) -> None:
+    """A newer driver answered with a type of its own; its bits were taken for a count."""
+    gpu = gpus(1)[0]
+    gpu.fields[4] = ("unknown", 12)
+    play([gpu])
+    with Sweeping(library, [gpu.address]) as sweeping:
+        assert sweeping.read()[0]["ecc_uncorrected_volatile_errors"] is None
+
+
+LOSSES = [
+    "error * 0 15 0",
+    "error nvmlDeviceGetComputeRunningProcesses_v3 0 15 0",
+    "field 230 uint 0 !15 0",
+]
+
+
+@pytest.mark.parametrize("line", LOSSES)
+def test_a_lost_gpu_is_lost_and_nothing_else(line: str, library: str, play: Play) -> None:
+    """XID 79: the GPU fell off the bus in the middle of a sweep; what was read before is void."""
+    devices = gpus(3)
+    devices[1].lines.append(line)
+    scenario = play(devices)
+    with Sweeping(library, addresses(devices)) as sweeping:
+        assert [row["lost_state"] for row in sweeping.read()] == [0, 0, 0]
+        scenario.step(1)
+        before, lost, after = sweeping.read()
+        assert missing(lost) == LIBRARY_READINGS
+        assert (lost["lost_state"], lost["calls_failed_errors"]) == (1, 0)
+        assert missing(before) == missing(after) == set()
+        scenario.step(2)
+        assert missing(sweeping.read()[1]) == set()
+
+
+def test_a_lost_gpu_is_asked_once_a_sweep(library: str, play: Play) -> None:
+    """A call to a GPU that is gone can take seconds; thirty of them are a missed deadline."""
+    devices = gpus(2)
+    devices[0].lines.append("error nvmlDeviceGetFieldValues 15")
+    play(devices)
+    with Sweeping(library, addresses(devices)) as sweeping:
+        sweeping.sweep.run()
+        healthy = sweeping.sweep.calls
+        sweeping.sweep.run()
+        assert sweeping.sweep.calls - healthy == 1 + (
+            healthy - 3
+        )  # 2 opens and 1 question came before
+
+
+def test_a_gpu_that_cannot_be_opened_is_tried_again(library: str, play: Play) -> None:
+    """After a reset the GPU comes back; an agent that had given it up would need a restart."""
+    devices = gpus(2)
+    devices[0].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 15 0")
+    scenario = play(devices)
+    with Sweeping(library, addresses(devices)) as sweeping:
+        lost, healthy = sweeping.read()
+        assert (lost["lost_state"], missing(lost), missing(healthy)) == (1, LIBRARY_READINGS, set())
+        scenario.step(1)
+        states = [sweeping.read()[0]["lost_state"] for _ in range(60)]
+        assert states == [1] * 59 + [0]
+        assert missing(sweeping.row(0)) == set()
+
+
+def test_a_gpu_we_may_not_open_is_missing_not_lost(library: str, play: Play) -> None:
+    """A device node closed to the agent was once reported as a dead GPU."""
+    gpu = gpus(1)[0]
+    gpu.lines.append("error nvmlDeviceGetHandleByPciBusId_v2 4")
+    play([gpu])
+    with Sweeping(library, [gpu.address]) as sweeping:
+        said = sweeping.read()[0]
+        refused = {gpu.address: "nvmlDeviceGetHandleByPciBusId_v2"}
+        assert (sweeping.sweep.refusals(), sweeping.read()) == (refused, [said])
+        assert sweeping.sweep.refusals() == refused  # also between two tries
+    assert missing(said) == LIBRARY_READINGS | {"lost_state"}
+    assert said["calls_failed_errors"] == 0

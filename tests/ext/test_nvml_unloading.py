@@ -1,0 +1,120 @@
+"""A driver is updated under the agent: its old library is unloaded, and nobody calls into where it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gangline.ext.nvml import Nvml, NvmlError, Sweep
+from gangline.ext.nvml_gpm import Gpm
+from gangline.ext.nvml_parts import EventSet, FieldPass, Parts
+from tests.fake_nvml.build import build
+from tests.fake_nvml.parts_scenario import with_gpm
+from tests.fake_nvml.scenario import Scenario, gpus
+
+GUARD_SECONDS = 30.0
+OLDER, NEWER = "580.65.06", "590.48.01"
+
+
+class Driver:
+    """A driver and the library that belongs to it, either of which may be replaced."""
+
+    def __init__(self, folder: Path) -> None:
+        self.library = folder / "libnvidia-ml.so.1"
+        self._built = {v: build(folder / v, version=v) for v in (OLDER, NEWER)}
+        self._scenario = folder / "scenario"
+
+    def install(self, version: str) -> None:
+        """Put a library where the other was, as a package does: by renaming."""
+        made = self.library.with_name("new")
+        shutil.copy(self._built[version], made)
+        made.rename(self.library)
+
+    def load(self, version: str, *lines: str) -> Scenario:
+        """Have the kernel's driver be of a version, or of several over the steps."""
+        gpu = with_gpm(gpus(1)[0])
+        gpu.lines += lines
+        return Scenario(self._scenario, [gpu], host=f"driver {version}")
+
+    def is_mapped(self) -> bool:
+        """Say whether this process has the library in its memory, be it the file that is there or one before."""
+        return str(self.library) in Path("/proc/self/maps").read_text()
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+    made = Driver(tmp_path)
+    made.install(OLDER)
+    made.load(OLDER)
+    return made
+
+
+def test_nothing_is_called_in_a_library_that_was_let_go_of(driver: Driver) -> None:
+    """An event set that was closed after its library would call into nowhere, and the agent be gone."""
+    address = gpus(1)[0].address
+    nvml = Nvml(str(driver.library))
+    parts = Parts(nvml)
+    parts.open(address)
+    events, fields, sweep = EventSet(parts), FieldPass(parts), Sweep(nvml, [address], {})
+    fields.ask(address, 83, 0, bytearray(8), bytearray(1), 0)
+    gpm = Gpm(nvml, [nvml.handle_address(address)], [])
+    assert gpm.supported == [True]
+    nvml.close()
+    assert driver.is_mapped()
+    driver.load(NEWER)
+    with pytest.raises(NvmlError, match="NVML error 18"):
+        Nvml(str(driver.library))
+    assert not driver.is_mapped()
+    calls: list[Callable[[], object]] = [
+        fields.run,
+        sweep.run,
+        nvml.devices,
+        lambda: gpm.run(0),
+        lambda: events.wait(1),
+        lambda: EventSet(parts),
+        lambda: parts.open(address),
+        lambda: parts.processes(address),
+        lambda: parts.mig_devices(address, 7),
+        lambda: Gpm(nvml, [0], []),
+    ]
+    for call in calls:
+        with pytest.raises(NvmlError, match="let go of"):
+            call()
+    events.close()
+    gpm.close()
+    driver.install(NEWER)
+    renewed = Nvml(str(driver.library))
+    assert renewed.driver_version() == NEWER
+    renewed.close()
+
+
+def test_a_library_is_not_unloaded_under_a_thread(driver: Driver, tmp_path: Path) -> None:
+    """One thread hung on a sick GPU while the driver was replaced: what it returns to must still be there."""
+    address = gpus(1)[0].address
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    scenario = driver.load(f"{OLDER} {NEWER}", f"block nvmlDeviceGetName fifo {fifo}")
+    nvml = Nvml(str(driver.library))
+    returned: list[str] = []
+    inside = threading.Thread(
+        target=lambda: returned.append(nvml.device(address).uuid), daemon=True
+    )
+    inside.start()
+    held = os.open(fifo, os.O_WRONLY)  # once the thread is in the call
+    scenario.step(1)
+    with pytest.raises(NvmlError, match="NVML error 18"):
+        Nvml(str(driver.library))
+    assert driver.is_mapped()
+    os.close(held)
+    inside.join(GUARD_SECONDS)
+    assert returned == [gpus(1)[0].uuid]
+    nvml.close()
+    with pytest.raises(NvmlError, match="NVML error 18"):
+        Nvml(str(driver.library))
+    assert not driver.is_mapped()

@@ -1,0 +1,158 @@
+/* What the parts of the stand-in share: a GPU, its scenario, and how a call begins.
+ *
+ * A file `x.c` of this folder with calls of its own names them in `x.h` (CALLS_X, VALUES_X below), so that a
+ * scenario can tell them to fail, to block, or what to say, with no parser of its own. */
+
+#ifndef FAKE_NVML_H
+#define FAKE_NVML_H
+
+#define NVML_NO_UNVERSIONED_FUNC_DEFS
+#include <nvml.h>
+
+#include "gpm.h"
+#include "parts.h"
+
+#define STEPS_MAX 64
+#define FIELDS_MAX 400
+#define GPUS_MAX 64
+#define WAIT_MILLISECONDS_MAX 60000 /* a test that went wrong must end */
+#define EXPORT __attribute__((visibility("default")))
+
+/* Every function that can be told to fail or to block. */
+#define CALLS(X) \
+    X(nvmlInitWithFlags) X(nvmlInit_v2) X(nvmlShutdown) X(nvmlSystemGetDriverVersion) X(nvmlDeviceGetCount_v2) \
+    X(nvmlDeviceGetHandleByIndex_v2) X(nvmlDeviceGetHandleByPciBusId_v2) X(nvmlDeviceGetHandleByUUID) \
+    X(nvmlDeviceGetPciInfo_v3) X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetSerial) \
+    X(nvmlDeviceGetFieldValues) X(nvmlDeviceGetClockInfo) X(nvmlDeviceGetMaxClockInfo) \
+    X(nvmlDeviceGetCurrentClocksEventReasons) X(nvmlDeviceGetCurrentClocksThrottleReasons) \
+    X(nvmlDeviceGetPowerUsage) X(nvmlDeviceGetEnforcedPowerLimit) X(nvmlDeviceGetTotalEnergyConsumption) \
+    X(nvmlDeviceGetTemperatureV) X(nvmlDeviceGetTemperature) X(nvmlDeviceGetTemperatureThreshold) \
+    X(nvmlDeviceGetMarginTemperature) X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetMemoryInfo) \
+    X(nvmlDeviceGetMemoryInfo_v2) X(nvmlDeviceGetTotalEccErrors) X(nvmlDeviceGetRemappedRows) \
+    X(nvmlDeviceGetCurrPcieLinkGeneration) X(nvmlDeviceGetMaxPcieLinkGeneration) \
+    X(nvmlDeviceGetCurrPcieLinkWidth) X(nvmlDeviceGetMaxPcieLinkWidth) X(nvmlDeviceGetPcieReplayCounter) \
+    X(nvmlDeviceGetPerformanceState) X(nvmlDeviceGetComputeRunningProcesses_v3) CALLS_SLOW(X) CALLS_PARTS(X) CALLS_GPM(X)
+
+/* Of slow.c: what changes every 10 s or more rarely. */
+#define CALLS_SLOW(X) \
+    X(nvmlDeviceGetApplicationsClock) X(nvmlDeviceGetPowerManagementLimit) \
+    X(nvmlDeviceGetPowerManagementDefaultLimit) X(nvmlDeviceGetPowerManagementLimitConstraints) \
+    X(nvmlDeviceGetEncoderUtilization) X(nvmlDeviceGetDecoderUtilization) X(nvmlDeviceGetJpgUtilization) \
+    X(nvmlDeviceGetOfaUtilization) X(nvmlDeviceGetBAR1MemoryInfo) X(nvmlDeviceGetViolationStatus) \
+    X(nvmlDeviceGetSramEccErrorStatus) X(nvmlDeviceGetRowRemapperHistogram) X(nvmlDeviceGetRepairStatus) \
+    X(nvmlDeviceGetUnrepairableMemoryFlag_v1) X(nvmlDeviceGetComputeMode) \
+    X(nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts)
+#define VALUES_SLOW(X) \
+    X(graphics_clock) X(video_clock) X(graphics_clock_max) X(video_clock_max) X(sm_application_clock) \
+    X(memory_application_clock) X(power_limit_requested) X(power_limit_default) X(power_limit_min) \
+    X(power_limit_max) X(shutdown) X(gpu_max) X(memory_max) X(encoder_utilization) X(decoder_utilization) \
+    X(jpeg_utilization) X(optical_flow_utilization) X(bar1_total) X(bar1_used) X(violation_thermal) \
+    X(sram_corrected_volatile) X(sram_parity_volatile) X(sram_secded_volatile) X(sram_corrected_aggregate) \
+    X(sram_parity_aggregate) X(sram_secded_aggregate) X(sram_l2) X(sram_sm) X(sram_pcie) X(sram_mcu) \
+    X(sram_other) X(sram_threshold) X(sram_unique) X(sram_unique_parity) X(sram_unique_each) \
+    X(sram_unique_more) X(sram_unique_passed) X(banks_max) X(banks_high) X(banks_partial) X(banks_low) X(banks_none) \
+    X(repair_channel) X(repair_tpc) X(unrepairable) X(ecc_mode_pending) \
+    X(compute_mode) X(module_power) X(unrepairable_versioned)
+
+/* Every value that is not a field, in NVML's own unit. */
+#define VALUES(X) \
+    X(sm_clock) X(memory_clock) X(sm_clock_max) X(memory_clock_max) X(event_reasons) X(power) X(power_limit) \
+    X(energy) X(temperature) X(slowdown) X(margin) X(utilization) X(memory_utilization) X(memory_total) \
+    X(memory_reserved) X(memory_used) X(ecc_corrected_volatile) X(ecc_uncorrected_volatile) \
+    X(ecc_corrected_aggregate) X(ecc_uncorrected_aggregate) X(remapped_correctable) \
+    X(remapped_uncorrectable) X(remap_pending) X(remap_failed) X(pcie_generation) X(pcie_generation_max) \
+    X(pcie_width) X(pcie_width_max) X(pcie_replays) X(performance_state) X(processes) VALUES_SLOW(X) VALUES_PARTS(X) VALUES_GPM(X)
+
+#define AS_CALL(name) CALL_##name,
+#define AS_VALUE(name) VALUE_##name,
+#define AS_TEXT(name) #name,
+enum { CALLS(AS_CALL) CALL_COUNT };
+enum { VALUES(AS_VALUE) VALUE_COUNT };
+
+/* What is answered at each step; the last holds on. No steps: not supported. */
+struct series {
+    int steps;
+    unsigned char code_set[STEPS_MAX];
+    nvmlReturn_t code[STEPS_MAX];
+    nvmlValue_t value[STEPS_MAX];
+};
+
+struct gpu {
+    char other_uuid[96]; /* what nvmlDeviceGetUUID says from a step on */
+    int other_from;
+    char uuid[96], address[32], name[96], serial[30];
+    struct series values[VALUE_COUNT], fields[FIELDS_MAX], errors[CALL_COUNT];
+    nvmlValueType_t types[FIELDS_MAX];
+    char blocks[CALL_COUNT][256]; /* "fifo PATH", "file PATH", "seconds N" */
+};
+
+/* Lines before the first `gpu` are of calls without one. */
+extern struct gpu host;
+
+/* The number in the step file. */
+int step(void);
+/* How many users have initialised and not shut down. */
+int fake_nvml_users(void);
+/* The GPU's number in the scenario, in order of its lines; -1 for no GPU of ours. */
+int gpu_number(nvmlDevice_t device);
+/* What a series says at this step: SUCCESS and the value, or its code. */
+nvmlReturn_t said(const struct series *series, nvmlValue_t *value);
+/* Count the call, block if told to, and answer what the call as a whole is to answer. */
+nvmlReturn_t enter(struct gpu *gpu, int call);
+/* The same, after UNINITIALIZED without a user and INVALID_ARGUMENT for a handle that is none. */
+nvmlReturn_t enter_device(nvmlDevice_t device, int call);
+/* Parse `12`, `-3`, `0x40`, `1.5` of a double; `-`: not supported; `!15`: nvmlReturn 15. Cuts *rest* up. */
+void parse_series(struct series *series, char *rest, int as_double);
+
+/* Other files may define these; they are asked before the scenario's own rules. */
+/* Take a line of the scenario that begins with *word*: 0 taken, 1 not understood, -1 not ours. */
+__attribute__((weak)) int parts_line(struct gpu *gpu, const char *word, char *rest);
+/* Forget what earlier scenarios said: a scenario is about to be read. */
+__attribute__((weak)) void parts_reset(void);
+/* Answer one field (a scope id, say); return 0 to leave it to the scenario's `field` lines. */
+__attribute__((weak)) int parts_field(struct gpu *gpu, nvmlFieldValue_t *field);
+/* Answer for a list of processes (0 compute); return 0 where the scenario names none. */
+__attribute__((weak)) int parts_processes(struct gpu *gpu, int list, unsigned int *count, nvmlProcessInfo_t *infos, nvmlReturn_t *code);
+
+/* Return the MIG device that is a GPU instance now, with its values; NULL where there is none. */
+struct gpu *parts_instance(struct gpu *gpu, unsigned int id);
+
+/* Begin a call on a device: its blocking and its errors, then `gpu`. */
+#define ENTER(call) \
+    struct gpu *gpu = (struct gpu *)device; \
+    nvmlValue_t value = {0}; \
+    nvmlReturn_t code = enter_device(device, CALL_##call); \
+    (void)gpu, (void)value; \
+    if (code != NVML_SUCCESS) \
+        return code
+#define SAY(name) \
+    if ((code = said(&gpu->values[VALUE_##name], &value)) != NVML_SUCCESS) \
+        return code
+
+#define UINT_CALL(call, type, name) \
+    EXPORT nvmlReturn_t call(nvmlDevice_t device, type *out) \
+    { \
+        ENTER(call); \
+        SAY(name); \
+        *out = (type)value.uiVal; \
+        return NVML_SUCCESS; \
+    }
+#define LONG_CALL(call, name) \
+    EXPORT nvmlReturn_t call(nvmlDevice_t device, unsigned long long *out) \
+    { \
+        ENTER(call); \
+        SAY(name); \
+        *out = value.ullVal; \
+        return NVML_SUCCESS; \
+    }
+#define TEXT_CALL(call, member) \
+    EXPORT nvmlReturn_t call(nvmlDevice_t device, char *text, unsigned int length) \
+    { \
+        ENTER(call); \
+        if (!*gpu->member) \
+            return NVML_ERROR_NOT_SUPPORTED; \
+        snprintf(text, length, "%s", gpu->member); \
+        return NVML_SUCCESS; \
+    }
+
+#endif
