@@ -21,7 +21,7 @@ from pathlib import Path
 from gangline.agent.hardware.roots import Roots
 
 HERE = Path(__file__).parent
-NAMES = ("h100-ib", "plain-vm")
+NAMES = ("gb200-nvl72", "h100-ib", "h200-roce", "plain-vm")
 LATER = "@later"
 #: A name that no loader finds, so that the NVML of the machine which runs the tests is not asked.
 NO_NVML = "no-nvml-here.so"
@@ -32,12 +32,14 @@ class HostFolder:
     """A host that was unpacked."""
 
     root: Path
+    name: str = ""
     later_lines: tuple[str, ...] = ()
 
     @property
     def roots(self) -> Roots:
-        """Its /sys and /proc, and no NVML."""
-        return Roots(self.root / "sys", self.root / "proc", NO_NVML)
+        """Its /sys, /proc, /dev and /run, and no NVML."""
+        root = self.root
+        return Roots(root / "sys", root / "proc", NO_NVML, dev=root / "dev", run=root / "run")
 
     def pass_a_second(self) -> None:
         """Let the files show what they show a second later."""
@@ -49,7 +51,7 @@ def unpack(name: str, root: Path) -> HostFolder:
     lines = (HERE / f"{name}.txt").read_text().splitlines()
     at = lines.index(LATER) if LATER in lines else len(lines)
     _write(tuple(lines[:at]), root)
-    return HostFolder(root, tuple(lines[at + 1 :]))
+    return HostFolder(root, name, tuple(lines[at + 1 :]))
 
 
 def _write(lines: tuple[str, ...], root: Path) -> None:

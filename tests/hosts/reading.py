@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from gangline.agent.collectors import COLLECTORS
+from gangline.agent.collectors.clock import ClockTenSeconds
 from gangline.agent.collectors.disk import Filesystems
+from gangline.agent.collectors.gpu_fast import PERIOD_NS, GpuFast, Sampler
+from gangline.agent.collectors.nvme import NvmeSmart
 from gangline.agent.hardware.roots import Roots
 from gangline.agent.turn import Collector, Outcome, Turn, take_turn
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import BY_ID
 from tests.fake_nvml.build import build
+from tests.fake_nvml.parts_scenario import (
+    BLACKWELL,
+    host_lines,
+    with_c2c,
+    with_fabric,
+    with_gpm,
+    with_links,
+    with_mig,
+)
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 from tests.hosts import HostFolder
 
@@ -22,6 +35,9 @@ GPU_CLASS = "0x0302"
 
 #: What every filesystem of a host that is a folder answers: 1 GiB of 4 KiB blocks, a quarter of it free.
 STATVFS = os.statvfs_result((4096, 4096, 262144, 70000, 65536, 1000, 900, 900, 0, 255))
+
+#: What the clock of every host that is a folder answers: kept by chrony, 25 us wrong at most 1.5 ms, 12.5 ppm.
+TIMEX = (0, 0x2001, -1250, 819200, 1500, 25, 37)
 
 
 class StoppedClock:
@@ -34,11 +50,26 @@ class StoppedClock:
         return 0
 
 
+#: The SMART log of every NVMe of such a host: 41 degrees, 97 % spare, 12 % used, two errors of the medium.
+SMART_PAGE = struct.pack(
+    "<BHBBB26x" + "QQ" * 10 + "II16x" + "II288x",
+    *(0, 314, 97, 10, 12),
+    *(81234567, 0, 61234567, 0, 9123456789, 0, 5123456789, 0, 41234, 0),
+    *(14, 0, 8766, 0, 3, 0, 2, 0, 5, 0),
+    *(0, 0, 1, 0),
+)
+
+
 def collectors_of(roots: Roots, *, with_gpus: bool = False) -> list[Collector]:
-    """Return the collectors, filesystems of a fixed size; the GPU's only where a test plays some."""
+    """Return the collectors; what asks more than files is played. The GPU's only where a test plays some."""
     made = [make(roots) for name, make in COLLECTORS.items() if with_gpus or "gpu" not in name]
-    asked = Filesystems(roots, lambda point: STATVFS)
-    return [asked if collector.name == asked.name else collector for collector in made]
+    asked: dict[str, Collector] = {
+        "filesystem_60s": Filesystems(roots, lambda point: STATVFS),
+        "clock_10s": ClockTenSeconds(roots, lambda: TIMEX),
+        "nvme_60s": NvmeSmart(roots, lambda device: SMART_PAGE),
+        "gpu_fast_1s": FastByHand(roots),
+    }
+    return [asked.get(collector.name, collector) for collector in made]
 
 
 def read_host(host: HostFolder) -> dict[str, object]:
@@ -46,12 +77,11 @@ def read_host(host: HostFolder) -> dict[str, object]:
 
     A folder cannot show GPUs: where the host has some, the stand-in NVML plays them.
     """
-    scenario = Scenario(host.root / "scenario", gpus_of(host))
+    played = gpus_of(host)
+    scenario = Scenario(host.root / "scenario", played, host=host_lines(played))
     os.environ["GANGLINE_FAKE_NVML"] = str(scenario.path)
     roots = (
-        replace(host.roots, nvml_library=str(build(host.root / "nvml")))
-        if gpus_of(host)
-        else host.roots
+        replace(host.roots, nvml_library=str(build(host.root / "nvml"))) if played else host.roots
     )
     try:
         collectors = collectors_of(roots, with_gpus=True)
@@ -59,7 +89,9 @@ def read_host(host: HostFolder) -> dict[str, object]:
             take_turn(collector, StoppedClock())
         host.pass_a_second()
         scenario.step(1)
-        return as_document([take_turn(collector, StoppedClock()) for collector in collectors])
+        document = as_document([take_turn(collector, StoppedClock()) for collector in collectors])
+        # Words name files where they are now; what is golden is where they stand on their host.
+        return json.loads(json.dumps(document).replace(str(host.root), ""))  # type: ignore[no-any-return]
     finally:
         del os.environ["GANGLINE_FAKE_NVML"]
 
@@ -68,7 +100,45 @@ def gpus_of(host: HostFolder) -> list[Gpu]:
     """Return a GPU to be played for each PCIe function of the folder that is one."""
     functions = sorted((host.root / "sys" / "bus" / "pci" / "devices").iterdir())
     addresses = [f.name for f in functions if (f / "class").read_text().startswith(GPU_CLASS)]
-    return [replace(gpu, address=a) for gpu, a in zip(gpus(len(addresses)), addresses, strict=True)]
+    made = [replace(gpu, address=a) for gpu, a in zip(gpus(len(addresses)), addresses, strict=True)]
+    return [PARTS[host.name](gpu, number) for number, gpu in enumerate(made)]
+
+
+def _h100(gpu: Gpu, number: int) -> Gpu:
+    return with_gpm(with_links(gpu, 18))
+
+
+def _h200(gpu: Gpu, number: int) -> Gpu:
+    """The last one is split into MIG instances."""
+    gpu.name = "NVIDIA H200"
+    return with_mig(with_gpm(gpu)) if number == 7 else with_links(with_gpm(gpu), 18)
+
+
+def _gb200(gpu: Gpu, number: int) -> Gpu:
+    """The fabric says that the third one's bandwidth is degraded (health mask, nvml.h: bits 0-1 are 1)."""
+    gpu.name = "NVIDIA GB200"
+    health = 0xA9 if number == 2 else 0xAA
+    return with_fabric(with_c2c(with_links(with_gpm(gpu), 18, BLACKWELL), 5), health=health)
+
+
+#: What the GPUs of each host have beside what every GPU has.
+PARTS: dict[str, Callable[[Gpu, int], Gpu]] = {
+    "h100-ib": _h100,
+    "h200-roce": _h200,
+    "gb200-nvl72": _gb200,
+}
+
+
+class FastByHand(GpuFast):
+    """The fast lane without its thread: a turn takes the samples of a second, and then sums them up."""
+
+    def collect(self) -> Sequence[Block]:
+        """Return the summary. Raises NoData where there is no NVML."""
+        self._clock = StoppedClock()
+        self._sampler = self._sampler or Sampler(self._roots)
+        for number in range(8):
+            self._sampler.sample(self._told_ns + PERIOD_NS * (1 + number))
+        return super().collect()
 
 
 def as_document(turns: list[Turn]) -> dict[str, object]:
@@ -76,10 +146,21 @@ def as_document(turns: list[Turn]) -> dict[str, object]:
     tables: dict[str, object] = {}
     words: dict[str, str] = {}
     for turn in turns:
-        tables |= {block.table: dict(rows_of(block)) for block in turn.blocks}
+        tables |= {block.table: _known(block) for block in turn.blocks}
         if turn.outcome is not Outcome.OK:
             words[turn.collector] = f"{turn.outcome.name.lower().replace('_', '-')}: {turn.words}"
     return {"tables": tables, "without readings": words}
+
+
+def _known(block: Block) -> dict[str, dict[str, float | int] | None]:
+    """Return each device with what is known of it: what is missing is not named."""
+    known: dict[str, dict[str, float | int] | None] = {}
+    for device, row in rows_of(block):
+        if row is None:
+            known[device] = None
+        else:
+            known[device] = {name: value for name, value in row.items() if value is not None}
+    return known
 
 
 def rows_of(block: Block) -> Iterator[tuple[str, dict[str, float | int | None] | None]]:

@@ -1,0 +1,130 @@
+"""Messages of netlink: links that come and go, and what ethtool answers."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+from gangline.agent.collectors.linkwatch import LinkWatch
+from gangline.agent.hardware import ethtool, netlink
+from gangline.agent.hardware.driver_statistics import SIGNALS_OF, pick
+from gangline.agent.hardware.netlink import Link, Malformed, Removed, make_attribute, make_message
+from tests.fuzzing.damage import ACCEPTED, ODD_WORDS, REFUSED, check, flipped, outcome
+
+U32 = struct.Struct("=I")
+
+
+def _link(index: int, name: bytes, downs: int) -> bytes:
+    body = struct.pack("=BxHiII", 0, 1, index, 0x41, 0)
+    body += (
+        make_attribute(3, name + b"\0") + make_attribute(16, b"\x06") + make_attribute(33, b"\x01")
+    )
+    for kind, count in ((35, 2 * downs + 1), (47, downs + 1), (48, downs)):
+        body += make_attribute(kind, U32.pack(count % 2**32))
+    return body + make_attribute(18, make_attribute(1, b"veth\0"), nested=True)
+
+
+def fuzz_links(source: random.Random) -> str:
+    """Datagrams about links, damaged: no count that is none, and few events however they flap."""
+    watch = LinkWatch(lambda link: True)
+    watch.resync((), 0)
+    seen, events = 0, 0
+    for step in range(6):
+        data = b"".join(
+            make_message(
+                source.choice((16, 16, 17, 3, 2)),
+                0,
+                7,
+                _link(i, b"ib%d" % i, source.getrandbits(32)),
+            )
+            for i in range(1, 4)
+        )
+        for told in netlink.parse_told(flipped(data, source) if step else data, 7):
+            seen += not isinstance(told.what, Malformed)
+            check(told.what if isinstance(told.what, Link) and told.what.index >= 0 else None)
+            if isinstance(told.what, Link | Removed):
+                found = watch.observe(told.what, step)
+                events += len(found)
+                assert all(0 < event.count < 1 << 32 for event in found)
+    assert events < 200
+    return ACCEPTED if seen > 12 else REFUSED
+
+
+_NESTED_COUNTS = b"".join(make_attribute(kind, struct.pack("=QQ", 5, 5)) for kind in (2, 3, 4))
+REPLY = (
+    make_attribute(2, b"\x01")
+    + make_attribute(3, b"\x00")
+    + make_attribute(4, b"\x01")
+    + make_attribute(5, U32.pack(400_000))
+    + make_attribute(6, b"\x01")
+    + make_attribute(9, U32.pack(4))
+)
+
+
+MODES = (b"Autoneg", b"100000baseCR4/Full", b"400000baseSR8/Full", b"FIBRE", b"10000baseR_FEC")
+
+
+def _bitset(names: tuple[bytes, ...]) -> bytes:
+    bits = b"".join(
+        make_attribute(
+            1, make_attribute(1, U32.pack(at)) + make_attribute(2, name + b"\0"), nested=True
+        )
+        for at, name in enumerate(names)
+    )
+    return make_attribute(3, make_attribute(3, bits, nested=True), nested=True)
+
+
+def fuzz_modes(source: random.Random) -> str:
+    """Names of link modes, damaged: no speed beyond belief, each once, and none that is no name."""
+    names = tuple(source.choice((*MODES, *ODD_WORDS)) for _ in range(source.randrange(1, 40)))
+    reply = _bitset(names)
+    found = ethtool.parse_supported_modes(flipped(reply, source))
+    for mode in found:
+        check(mode)
+        assert 0 < mode.speed_megabits <= ethtool.SPEED_MEGABITS_MAX and 0 < mode.lanes < 100
+        assert len(mode.name) < 64 and mode.name.isascii() and " " not in mode.name
+    assert len({mode.name for mode in found}) == len(found)
+    return outcome(found)
+
+
+def fuzz_ethtool(source: random.Random) -> str:
+    """Replies of generic netlink in pieces: numbers of at most 64 bits, errno's that there are."""
+    body = REPLY + make_attribute(5, _NESTED_COUNTS, nested=True)
+    reply = flipped(body, source)
+    for parse in (
+        ethtool.parse_link_state,
+        ethtool.parse_link_modes,
+        ethtool.parse_fec,
+        ethtool.parse_pause,
+    ):
+        check(parse(reply))
+    modes = ethtool.parse_link_modes(reply)
+    assert modes.speed_megabits is None or modes.speed_megabits <= ethtool.SPEED_MEGABITS_MAX
+    check(ethtool.parse_family(reply))
+    datagram = make_message(
+        source.choice((20, 20, 2, 3)), 0, source.choice((9, 9, 8)), b"\x05\x01\0\0" + body
+    )
+    answer = ethtool.reply_of(flipped(datagram, source), 20, 9)
+    if isinstance(answer, int):
+        assert 0 <= answer <= 4095
+    return ACCEPTED if isinstance(answer, bytes) else REFUSED
+
+
+def fuzz_statistics(source: random.Random) -> str:
+    """Names of a driver's statistics: any bytes, also twice. A signal stands for one place, or none."""
+    driver = source.choice((*SIGNALS_OF, b"mlx5_core", b"", b"unknown", b"\xff"))
+    known = list(SIGNALS_OF.get(driver, {b"x": ""}))
+    names = [
+        source.choice((*known, *ODD_WORDS[:4], b"rx_packets")) for _ in range(source.randrange(60))
+    ]
+    found = pick(driver, names)
+    assert all(names.count(names[place]) == 1 for place in found.values())
+    return outcome(found)
+
+
+TARGETS = {
+    "links": fuzz_links,
+    "ethtool": fuzz_ethtool,
+    "modes": fuzz_modes,
+    "statistics": fuzz_statistics,
+}

@@ -1,0 +1,226 @@
+"""Files of /proc, as the kernel writes them, and then not."""
+
+from __future__ import annotations
+
+import random
+
+from gangline.agent.hardware import block_devices, cpu, lustre, memory, nfs, nvml, settings, tasks
+from gangline.agent.hardware.files import KEY_BYTES_MAX, device_key, parse_unsigned
+from gangline.agent.hardware.nvidia_capabilities import parse_is_administrator, parse_minor
+from gangline.agent.inventory.links import parse_vlans
+from tests.fuzzing.damage import ACCEPTED, REFUSED, check, damaged, outcome, text
+
+STAT = (
+    b"cpu  84 2 31 900 12 3 4 5 0 0\ncpu0 42 1 16 450 6 1 2 2 0 0\ncpu1 42 1 15 450 6 2 2 3 0 0\n"
+    b"intr 8885917 17 0 0\nctxt 1990473\nbtime 1062191376\nprocesses 2915\nprocs_running 1\nprocs_blocked 0\n"
+    b"softirq 183433 0 21755 12 39\n"
+)
+MEMINFO = (
+    b"MemTotal:       2113461760 kB\nMemFree:        1934012 kB\nMemAvailable:   2000 kB\nDirty:  64 kB\n"
+    b"HugePages_Total:       8\nHugePages_Free:        7\nHugepagesize:       2048 kB\n"
+)
+VMSTAT = b"nr_free_pages 483503\noom_kill 3\noom_kill_other 9\n"
+PRESSURE = (
+    b"some avg10=1.84 avg60=0.94 avg300=0.24 total=4498343\n"
+    b"full avg10=0.50 avg60=0.10 avg300=0.02 total=98343\n"
+)
+DISKSTATS = b"".join(
+    b" 259       %d nvme%dn1 47114 4 4643973 21650 1078320 43950 39451633 1011053 0 222766 1032546 3 4 5 6 7 8\n"
+    % (i, i)
+    for i in range(4)
+)
+DISKS = ("nvme0n1", "nvme1n1", "nvme2n1", "nvme3n1")
+MOUNTINFO = (
+    b"36 35 259:2 / / rw,noatime shared:1 - ext4 /dev/nvme0n1p2 rw,errors=remount-ro\n"
+    b"37 35 259:3 / /scratch\\040disk rw shared:2 master:3 - xfs /dev/nvme1n1 ro,attr2\n"
+    b"38 35 0:50 / /home rw - nfs4 10.0.0.9:/home rw,vers=4.2\n39 35 0:51 / /w rw - fuse.wekafs weka rw\n"
+)
+MOUNTSTATS = (
+    b"device rootfs mounted on / with fstype rootfs\n"
+    b"device 10.0.0.9:/home mounted on /home with fstype nfs4 statvers=1.1\n"
+    b"\topts:\trw,vers=4.2,hard,proto=tcp\n\tage:\t12968\n\tcaps:\tcaps=0xfbffdf,wtmult=512\n"
+    b"\tevents:\t52 226 0 0 1 13 398 0 0 331 0 47 0 0 77 0 0 77 0 0 0 0 0 0 0 0 0\n"
+    b"\tbytes:\t1207640230 0 0 0 1210214218 500 295483 0\n\tRPC iostats version: 1.1  p/v: 100003/4 (nfs)\n"
+    b"\txprt:\ttcp 832 0 1 0 11 6428 6428 0 12154 0 24 26 5726\n\tper-op statistics\n"
+    b"\t        READ: 1298 1298 0 207680 1210292152 6 79386 79407 0\n"
+    b"\t       WRITE: 2 3 1 208 152 6 79 85 1\n\n"
+)
+LUSTRE_STATS = (
+    b"snapshot_time             1707141372.481 secs.nsecs\nstart_time 0.0 secs.nsecs\n"
+    b"read_bytes                15 samples [bytes] 4096 1048576 12345678 42\n"
+    b"write_bytes               7 samples [bytes] 1 1048576 7340033 9\nopen  4 samples [usecs] 3 9 20 130\n"
+    b"getattr                   99 samples [regs]\n"
+)
+LUSTRE_IMPORT = (
+    b"import:\n    name: scratch-OST0000-osc-ffff8881\n    target: scratch-OST0000_UUID\n    state: FULL\n"
+    b"    connection:\n       failover_nids: [ 10.0.0.1@o2ib ]\n       connection_attempts: 1\n       generation: 1\n"
+    b"       in-progress_invalidations: 0\n    rpcs:\n       inflight: 2\n       unregistering: 0\n"
+    b"       timeouts: 5\n       avg_waittime: 3512 usec\n"
+)
+TASK = b"4711 (python3 (a) b) D 1 4711 4711 0 -1 4194560 1 0 0 0 5 6 0 0 20 0 9 0 123456 1 2 18446744073709551615\n"
+FILE_NR = b"1952\t0\t9223372036854775807\n"
+CAPABILITY = b"DeviceFileMinor: 2\nDeviceFileMode: 256\nDeviceFileModify: 1\n"
+STATUS = b"Name:\tgangline\nCapInh:\t0000000000000000\nCapEff:\t0000000000200000\nSeccomp:\t2\n"
+GPU = b"Model: \t NVIDIA H100\nGPU UUID: \t GPU-11111111-2222-3333-4444-555555555555\nBus Type: \t PCIe\n"
+VLANS = (
+    b"VLAN Dev name    | VLAN ID\nName-Type: VLAN_NAME_TYPE_RAW_PLUS_VID_NO_PAD\n"
+    b"eth0.100       | 100  | eth0\neth0.101       | 101  | eth0\n"
+)
+
+
+def fuzz_stat(source: random.Random) -> str:
+    """/proc/stat, twice: shares between 0 and 1 whatever the two readings were."""
+    before, now = cpu.parse_stat(damaged(STAT, source)), cpu.parse_stat(damaged(STAT, source))
+    check(cpu.shares_of_time(before, now))
+    data = damaged(STAT, source)
+    cores = cpu.parse_core_times(data)
+    for core, times in cpu.parse_core_times(STAT).items():
+        if core in cores:
+            check(cpu.shares_between(times, cores[core]))
+    return ACCEPTED if now.times and now.idle_by_core else REFUSED
+
+
+def fuzz_cpu_list(source: random.Random) -> str:
+    """`0-3,8`: a list of cores, or ValueError in short words."""
+    words = text(damaged(b"0-3,8,10-11,64-127\n", source))
+    try:
+        cores = cpu.parse_cpu_list(words)
+    except ValueError as error:
+        assert str(error), "no words"
+        return REFUSED
+    assert all(core < cpu.CORES_MAX for core in cores)
+    assert len(cores) <= cpu.CORES_MAX * max(1, words.count(","))
+    return outcome(cores)
+
+
+def fuzz_meminfo(source: random.Random) -> str:
+    """Bytes where the unit is kB, pages where there is none, else nothing."""
+    return outcome(
+        memory.parse_meminfo(damaged(MEMINFO, source), b"MemTotal", b"HugePages_Free", b"Dirty")
+    )
+
+
+def fuzz_vmstat(source: random.Random) -> str:
+    """`oom_kill` is not `oom_kill_other`."""
+    return outcome(memory.parse_vmstat(damaged(VMSTAT, source), b"oom_kill"))
+
+
+def fuzz_pressure(source: random.Random) -> str:
+    """Ratios within 0 and 1."""
+    return outcome(memory.parse_pressure(damaged(PRESSURE, source)))
+
+
+def fuzz_decimals(source: random.Random) -> str:
+    """The first number of loadavg and uptime: finite, not negative, written as the kernel writes it."""
+    data = damaged(b"3.05 2.10 1.99 3/1234 4711\n", source)
+    value = memory.parse_first_decimal(data)
+    assert value is None or b"_" not in data.split(None, 1)[0], data[:64]
+    return outcome(value)
+
+
+def fuzz_diskstats(source: random.Random) -> str:
+    """One damaged line costs one disk: the others read as before."""
+    lines = DISKSTATS.split(b"\n")
+    at = source.randrange(len(DISKS))
+    lines[at] = damaged(lines[at], source).replace(b"\n", b" ")
+    found = block_devices.parse_diskstats(b"\n".join(lines), DISKS)
+    whole = block_devices.parse_diskstats(DISKSTATS, DISKS)
+    rest = [name for name in DISKS if name != DISKS[at] and name.encode() not in lines[at]]
+    assert all(found[name] == whole[name] for name in rest)
+    return outcome(found.get(DISKS[at]))
+
+
+def fuzz_mountinfo(source: random.Random) -> str:
+    """Local and network file systems; a name of any bytes makes a key that fits a frame."""
+    data = damaged(MOUNTINFO, source)
+    mounts = block_devices.parse_mounts(data)
+    assert len(mounts) <= data.count(b"\n") + 1
+    for mount in mounts:
+        device_key(mount.point).encode()
+    local = block_devices.parse_mountinfo(data)
+    check(local)
+    assert all(mount.type in block_devices.LOCAL_FILESYSTEMS for mount in local)
+    check(block_devices.parse_network_mounts(data))
+    return outcome(local)
+
+
+def fuzz_mountstats(source: random.Random) -> str:
+    """NFS mounts; a sum is of all calls or not at all."""
+    found = nfs.parse_mountstats(damaged(MOUNTSTATS, source))
+    for mount in found:
+        check(mount.transport)
+        check(mount.operations)
+        total = mount.total(lambda one: one.operations)
+        assert total is None or total >= 0
+    return outcome(found)
+
+
+def fuzz_lustre(source: random.Random) -> str:
+    """`stats` and `import` of a client, with the zero bytes that some releases leave in them."""
+    check(lustre.parse_import(damaged(LUSTRE_IMPORT, source)))
+    return outcome(lustre.parse_stats(damaged(LUSTRE_STATS, source)))
+
+
+def fuzz_tasks(source: random.Random) -> str:
+    """A process's name may hold brackets, blanks and a state."""
+    return outcome(tasks.parse_task(damaged(TASK, source)))
+
+
+def fuzz_proc_settings(source: random.Random) -> str:
+    """File handles, the words in brackets, the kernel's command line."""
+    flags = settings.kernel_flags(
+        text(damaged(b"BOOT_IMAGE=/v root=UUID=1 pci=realloc iommu=pt secret=1", source))
+    )
+    assert len(flags) <= 512
+    assert not any(flag.startswith(("secret", "root", "BOOT")) for flag in flags.split())
+    chosen = settings.parse_selected(text(damaged(b"always [madvise] never", source)))
+    assert chosen is None or not set(chosen) & set("[] \n")
+    return outcome(settings.parse_file_handles(text(damaged(FILE_NR, source))))
+
+
+def fuzz_nvidia_files(source: random.Random) -> str:
+    """What the NVIDIA driver writes below /proc/driver/nvidia, and a process's capabilities."""
+    assert parse_is_administrator(text(damaged(STATUS, source))) in (True, False)
+    check(parse_minor(text(damaged(CAPABILITY, source))))
+    uuid = nvml.parse_uuid(text(damaged(GPU, source)))
+    assert not uuid or (uuid.isascii() and uuid.startswith("GPU-"))
+    return outcome(uuid if len(uuid) <= KEY_BYTES_MAX else "")
+
+
+def fuzz_vlans(source: random.Random) -> str:
+    """/proc/net/vlan/config: keys of valid UTF-8, numbers of at most four digits."""
+    found = parse_vlans(damaged(VLANS, source))
+    for name, number, below in found:
+        assert max(len(name.encode()), len(below.encode())) <= KEY_BYTES_MAX
+        assert 0 <= number < 10_000
+    return outcome(found)
+
+
+def fuzz_unsigned(source: random.Random) -> str:
+    """A whole number of 64 bits, or none: no unit, no sign, no other script, no underscore."""
+    data = damaged(b"1234567\n", source)
+    values = [parse_unsigned(data.strip()), parse_unsigned(text(data))]
+    for value in values:
+        assert (
+            value is None or text(data).lstrip("0") == (str(value) if value else "") or b"+" in data
+        ), data[:64]
+    return outcome(values)
+
+
+TARGETS = {
+    "stat": fuzz_stat,
+    "cpu-list": fuzz_cpu_list,
+    "meminfo": fuzz_meminfo,
+    "vmstat": fuzz_vmstat,
+    "pressure": fuzz_pressure,
+    "decimals": fuzz_decimals,
+    "diskstats": fuzz_diskstats,
+    "mountinfo": fuzz_mountinfo,
+    "mountstats": fuzz_mountstats,
+    "lustre": fuzz_lustre,
+    "tasks": fuzz_tasks,
+    "proc-settings": fuzz_proc_settings,
+    "nvidia-files": fuzz_nvidia_files,
+    "vlans": fuzz_vlans,
+    "unsigned": fuzz_unsigned,
+}
