@@ -31,7 +31,7 @@ from tests.fuzzing.hosts import (
     names_of,
     victims,
 )
-from tests.hosts.reading import StoppedClock, collectors_of, gpus_of, rows_of
+from tests.hosts.reading import StoppedClock, collectors_of, gpus_of, let_go, rows_of
 
 #: Whole turns of a whole host; a few dozen a test keep it within seconds.
 ROUNDS = 8
@@ -259,6 +259,5 @@ def _gpu_rows(
             turn = take_turn(collector, StoppedClock())
             assert turn.outcome is not Outcome.ERROR, turn
             rows |= {(b.table, device): row for b in turn.blocks for device, row in rows_of(b)}
-    for collector in collectors:
-        getattr(collector, "close", lambda: None)()
+    let_go(collectors)
     return rows

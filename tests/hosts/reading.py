@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.clock import ClockTenSeconds
@@ -83,8 +84,8 @@ def read_host(host: HostFolder) -> dict[str, object]:
     roots = (
         replace(host.roots, nvml_library=str(build(host.root / "nvml"))) if played else host.roots
     )
+    collectors = collectors_of(roots, with_gpus=True)
     try:
-        collectors = collectors_of(roots, with_gpus=True)
         for collector in collectors:
             take_turn(collector, StoppedClock())
         host.pass_a_second()
@@ -93,7 +94,24 @@ def read_host(host: HostFolder) -> dict[str, object]:
         # Words name files where they are now; what is golden is where they stand on their host.
         return json.loads(json.dumps(document).replace(str(host.root), ""))  # type: ignore[no-any-return]
     finally:
+        let_go(collectors)
         del os.environ["GANGLINE_FAKE_NVML"]
+
+
+def let_go(collectors: Iterable[Collector]) -> None:
+    """Let each that has NVML open close it: a library stays loaded as long as anybody in the process uses one."""
+    for collector in collectors:
+        if isinstance(collector, FastByHand):
+            collector.close_sampler()
+        elif isinstance(collector, Releasing):
+            collector.release()
+
+
+@runtime_checkable
+class Releasing(Protocol):
+    """A collector that can let go of the GPUs."""
+
+    def release(self) -> bool: ...
 
 
 def gpus_of(host: HostFolder) -> list[Gpu]:
@@ -139,6 +157,11 @@ class FastByHand(GpuFast):
         for number in range(8):
             self._sampler.sample(self._told_ns + PERIOD_NS * (1 + number))
         return super().collect()
+
+    def close_sampler(self) -> None:
+        """Let go of the GPUs."""
+        if self._sampler:
+            self._sampler.close()
 
 
 def as_document(turns: list[Turn]) -> dict[str, object]:
