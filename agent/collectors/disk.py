@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -100,10 +101,11 @@ class Filesystems:
     enters_driver = True  # even a local one may wait for its disk
 
     def __init__(
-        self, roots: Roots, statvfs: Callable[[str], os.statvfs_result] = os.statvfs
+        self, roots: Roots, statvfs: Callable[[str], os.statvfs_result] | None = None
     ) -> None:
+        """*statvfs*: how a mount point is asked; None: by the kernel, if the mounts are this machine's."""
         self._mounts = KeptFile(roots.proc / "self/mountinfo")
-        self._statvfs = statvfs
+        self._statvfs = statvfs or (os.statvfs if roots.is_this_machine else _elsewhere)
         self._asked = ""
         self._block = Block("filesystem_60s", ())
         self.blind_words = ""
@@ -135,6 +137,11 @@ class Filesystems:
         for name, value in room.items():
             put(self._block, name, row, value)
         put(self._block, "filesystem.read_only_state", row, mount.read_only)
+
+
+def _elsewhere(point: str) -> os.statvfs_result:
+    """Raise: the mount points are of another root, and here another filesystem would answer for them."""
+    raise FileNotFoundError(errno.ENOENT, "a mount point of another root", point)
 
 
 def _room_of(answer: os.statvfs_result) -> dict[str, int | None]:

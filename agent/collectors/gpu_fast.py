@@ -21,8 +21,7 @@ from ..hardware.roots import Roots
 from ..listening import Teller
 from ..ring import Ring
 from ..turn import Blind, Hung, NoData
-from .gpu_lane import LOOK_AGAIN_SECONDS
-from .gpu_open import gpus_of, is_complete, keys_of, library_of, open_nvml
+from .gpu_open import LOOK_AGAIN_SECONDS, gpus_of, is_complete, keys_of, library_of, open_nvml
 
 T = TypeVar("T")
 

@@ -15,10 +15,16 @@ from ..hardware.roots import Roots
 from ..listening import Teller
 from ..turn import Blind, NoData
 from .gpu_cells import Cells
-from .gpu_open import gpus_of, in_words, is_complete, keys_of, library_of, open_nvml
-
-#: A driver may be loaded, and GPUs may appear, after the agent has started: looked for this often.
-LOOK_AGAIN_SECONDS = 60
+from .gpu_open import (
+    LOOK_AGAIN_SECONDS,
+    LookAgain,
+    gpus_of,
+    in_words,
+    is_complete,
+    keys_of,
+    library_of,
+    open_nvml,
+)
 
 
 class GpuLane:
@@ -48,6 +54,7 @@ class GpuLane:
         self._complete = True
         self._hidden = ""  # in words: GPUs that NVML does not show
         self._nothing: Exception | None = None
+        self._again = LookAgain(roots, pace)
         self._turns_to_wait = 0
 
     def listen(self, teller: Teller) -> None:
@@ -101,8 +108,7 @@ class GpuLane:
 
     def _find(self) -> Sweep:
         """Open NVML and all GPUs; where there are none, say so and look again after a while."""
-        if self._nothing is not None and self._turns_to_wait > 0:
-            self._turns_to_wait -= 1
+        if self._nothing is not None and not self._again.is_due():
             raise self._nothing.with_traceback(None)  # or each raise would make it longer
         try:
             self._nvml = open_nvml(self._roots)
@@ -110,7 +116,7 @@ class GpuLane:
         except (NoData, Blind, NvmlError) as reason:
             self._let_go()
             self._nothing = reason
-            self._turns_to_wait = self._turns(LOOK_AGAIN_SECONDS)
+            self._again.begin(reason)
             raise
         except BaseException:
             self._let_go()

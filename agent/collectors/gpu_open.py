@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ...ext.nvml import Device, Nvml, NvmlAbsent, NvmlError
+from ...fingerprints.catalogue import PERIOD_SECONDS, Pace
 from ..hardware.files import device_key
 from ..hardware.nvml import driver_gpu_uuid, driver_gpus, kernel_driver_version
 from ..hardware.nvml_session import session_of
@@ -13,9 +14,39 @@ from ..hardware.roots import Roots
 from ..turn import Blind, NoData
 
 LIBRARY = "libnvidia-ml.so.1"
+#: A driver may be loaded, and GPUs may appear, after the agent has started: looked for this often.
+LOOK_AGAIN_SECONDS = 60
+#: While the kernel has a driver loaded that NVML does not answer for: one loaded again does so within seconds.
+LOOK_SOON_SECONDS = 10
 
 # nvmlReturn_t of nvml.h
 UNINITIALIZED, NO_PERMISSION, DRIVER_NOT_LOADED, LOST, OTHER_VERSION = 1, 4, 9, 15, 18
+
+
+class LookAgain:
+    """When to open NVML again after that failed, asked once a turn.
+
+    At once when the kernel has another driver loaded than then, and soon after an error while it has one. Else
+    seldom: NVML may load the driver itself, in the way of an operator who has just unloaded it.
+    """
+
+    def __init__(self, roots: Roots, pace: Pace) -> None:
+        self._proc, self._period_seconds = roots.proc, PERIOD_SECONDS[pace]
+        self._version, self._turns = "", 0
+
+    def begin(self, reason: Exception) -> None:
+        """It failed just now, for that. What is no error (no such part here) will not be otherwise soon."""
+        self._version = kernel_driver_version(self._proc)
+        soon = isinstance(reason, NvmlError) and bool(self._version)
+        seconds = LOOK_SOON_SECONDS if soon else LOOK_AGAIN_SECONDS
+        self._turns = seconds // self._period_seconds
+
+    def is_due(self) -> bool:
+        """Say whether to try again in this turn."""
+        if self._turns <= 0 or kernel_driver_version(self._proc) != self._version:
+            return True
+        self._turns -= 1
+        return False
 
 
 def library_of(roots: Roots) -> str:

@@ -16,8 +16,17 @@ from ..hardware.nvidia_capabilities import mig_monitor_line
 from ..hardware.nvml_session import session_of
 from ..hardware.roots import Roots
 from ..turn import Blind, NoData
-from .gpu_lane import LOOK_AGAIN_SECONDS
-from .gpu_open import LOST, NO_PERMISSION, gpus_of, is_complete, keys_of, library_of, open_nvml
+from .gpu_open import (
+    LOOK_AGAIN_SECONDS,
+    LOST,
+    NO_PERMISSION,
+    LookAgain,
+    gpus_of,
+    is_complete,
+    keys_of,
+    library_of,
+    open_nvml,
+)
 
 Answer = TypeVar("Answer")
 
@@ -44,6 +53,7 @@ class PartsLane:
         self._gpus: dict[str, str] = {}
         self._closed = ""  # in words: a GPU that could not be opened
         self._nothing: Exception | None = None
+        self._again = LookAgain(roots, pace)
         self._turns_to_wait = 0
         self._sick = False  # some GPU did not answer: all are looked for again after a while
 
@@ -96,8 +106,7 @@ class PartsLane:
 
     def _find(self) -> Parts:
         """Open NVML and all GPUs; where there is nothing to read, say so and look again after a while."""
-        if self._nothing is not None and self._turns_to_wait > 0:
-            self._turns_to_wait -= 1
+        if self._nothing is not None and not self._again.is_due():
             raise self._nothing.with_traceback(None)  # or each raise would make it longer
         try:
             self._nvml = open_nvml(self._roots)
@@ -116,7 +125,7 @@ class PartsLane:
         """Let go, and give the same answer until it is time to look again."""
         self._let_go()
         self._nothing = reason
-        self._wait()
+        self._again.begin(reason)
 
     def _open(self, nvml: Nvml, parts: Parts) -> None:
         """Find all GPUs and attach them; what could not be attached is named, and tried again after a while."""

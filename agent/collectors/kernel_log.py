@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import select
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -194,11 +193,9 @@ class KernelLog:
         if not isinstance(error, OSError):
             return RuntimeError(f"the kernel log's reader failed: {type(error).__name__}: {error}")
         if error.errno == errno.EPERM:
-            python = os.path.realpath(sys.executable)
             return Blind(
                 f"{self._path} needs CAP_SYSLOG (kernel.dmesg_restrict is 1); open it with "
-                f"AmbientCapabilities=CAP_SYSLOG in the agent's unit, or: setcap cap_syslog=ep "
-                f"{python}, or: sysctl kernel.dmesg_restrict=0"
+                "AmbientCapabilities=CAP_SYSLOG in the agent's unit, or: sysctl kernel.dmesg_restrict=0"
             )
         if error.errno == errno.EACCES:
             return Blind(f"{self._path} may not be opened; open it with: chmod a+r {self._path}")

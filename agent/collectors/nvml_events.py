@@ -29,8 +29,7 @@ from ..xid_witness import (
     Hearings,
     XidWitness,
 )
-from .gpu_lane import LOOK_AGAIN_SECONDS
-from .gpu_open import gpus_of, keys_of, library_of, open_nvml
+from .gpu_open import LOOK_AGAIN_SECONDS, gpus_of, keys_of, library_of, open_nvml
 
 #: Shorter than END_SECONDS_MAX: a thread that is not stuck ends in time.
 WAIT_MILLISECONDS = 500

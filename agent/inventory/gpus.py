@@ -14,6 +14,8 @@ from ..hardware.roots import Roots
 from . import Device
 from .platform import fabric, platform
 
+#: More memory than a GPU has (1 PiB): NVML's all ones for "not available" is beyond.
+MEMORY_BYTES_MAX = 1 << 50
 #: More GPUs than a host has; a broken library claimed four billion.
 GPUS_MAX = 256
 LINKS_MAX = 64
@@ -120,7 +122,7 @@ def _board(pynvml: Any, handle: object) -> dict[str, Question]:
         ),
         "cuda_cores": lambda: nv.nvmlDeviceGetNumGpuCores(handle),
         "sm_count": lambda: nv.nvmlDeviceGetAttributes(handle).multiprocessorCount,
-        "memory_bytes": lambda: nv.nvmlDeviceGetMemoryInfo(handle).total,
+        "memory_bytes": lambda: _bytes(nv.nvmlDeviceGetMemoryInfo(handle).total),
         "memory_bus_bits": lambda: nv.nvmlDeviceGetMemoryBusWidth(handle),
         "nvlink_count": lambda: _field(nv, handle, _NVLINK_COUNT),
         "vbios": lambda: nv.nvmlDeviceGetVbiosVersion(handle),
@@ -149,6 +151,13 @@ def _modes(pynvml: Any, handle: object) -> dict[str, Question]:
         "numa_node": lambda: nv.nvmlDeviceGetNumaNodeId(handle),
         "confidential_computing": lambda: nv.nvmlSystemGetConfComputeState().ccFeature,
     }
+
+
+def _bytes(total: int) -> int:
+    """Return *total*; raise ValueError for NVML's "not available" (all ones), which is no size."""
+    if not 0 < total < MEMORY_BYTES_MAX:
+        raise ValueError(f"{total} bytes of memory")
+    return total
 
 
 def _answers(pynvml: Any, questions: dict[str, Question]) -> dict[str, str]:
@@ -231,7 +240,7 @@ def _instance(nv: Any, mig: object) -> dict[str, Question]:
         "name": lambda: nv.nvmlDeviceGetName(mig),
         "gpu_instance": lambda: nv.nvmlDeviceGetGpuInstanceId(mig),
         "compute_instance": lambda: nv.nvmlDeviceGetComputeInstanceId(mig),
-        "memory_bytes": lambda: nv.nvmlDeviceGetMemoryInfo(mig).total,
+        "memory_bytes": lambda: _bytes(nv.nvmlDeviceGetMemoryInfo(mig).total),
         "sm_count": lambda: nv.nvmlDeviceGetAttributes(mig).multiprocessorCount,
     }
 

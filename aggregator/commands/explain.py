@@ -131,7 +131,7 @@ def value(one: score_pb2.Contribution) -> str:
     """Return a value with its unit, in the multiple and with the digits that people use."""
     if one.unit == "hertz":
         return f"{one.value / 1e9:.2f} GHz"
-    if one.unit == "bytes":
+    if one.unit == "bytes" and abs(one.value) >= 1e8:
         return f"{one.value / 1e9:.1f} GB"
     if one.unit == "ratio":
         return f"{100 * one.value:.0f} %"

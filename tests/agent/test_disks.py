@@ -84,6 +84,14 @@ def test_inodes_and_a_filesystem_that_has_none(tmp_path: Path) -> None:
     assert scratch["size_bytes"] == 100 * 4096
 
 
+def test_mounts_of_another_root_are_not_asked_here(tmp_path: Path) -> None:
+    """An agent in a container with the host's /proc told the size of the container's own overlay as the host's /."""
+    found = rows(Filesystems(hosts.unpack("h100-ib", tmp_path).roots).collect()[0])
+    root, scratch = found["/"], found["/scratch disk"]
+    assert root and root["size_bytes"] is None and root["read_only_state"] == 0
+    assert scratch and scratch["size_bytes"] is None and scratch["read_only_state"] == 1
+
+
 def test_network_mounts_are_listed_and_never_asked(tmp_path: Path) -> None:
     """statvfs of a dead server does not return; the inventory says what is mounted all the same."""
     host = hosts.unpack("h100-ib", tmp_path)

@@ -12,7 +12,8 @@ import pytest
 
 from gangline.agent.clock import SystemClock
 from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds
-from gangline.agent.collectors.gpu_lane import LOOK_AGAIN_SECONDS, GpuLane
+from gangline.agent.collectors.gpu_lane import GpuLane
+from gangline.agent.collectors.gpu_open import LOOK_AGAIN_SECONDS
 from gangline.agent.hardware.nvml import driver_gpus, parse_uuid
 from gangline.agent.hardware.roots import Roots
 from gangline.agent.probe import Probe

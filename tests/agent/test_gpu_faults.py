@@ -10,7 +10,8 @@ import pytest
 
 from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds
 from gangline.agent.collectors.gpu_fabric import GpuFabric
-from gangline.agent.collectors.gpu_lane import LOOK_AGAIN_SECONDS, GpuLane
+from gangline.agent.collectors.gpu_lane import GpuLane
+from gangline.agent.collectors.gpu_open import LOOK_AGAIN_SECONDS
 from gangline.agent.collectors.gpu_parts import PartsLane
 from gangline.agent.collectors.gpu_process import GpuProcesses
 from gangline.agent.collectors.mig import Mig

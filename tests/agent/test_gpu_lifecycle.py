@@ -19,11 +19,13 @@ from gangline.agent.collectors.gpu import (
     REOPEN_SECONDS_MAX,
     GpuSecond,
 )
-from gangline.agent.collectors.gpu_lane import LOOK_AGAIN_SECONDS
 from gangline.agent.collectors.gpu_lifecycle import Change, Lifecycle
+from gangline.agent.collectors.gpu_open import LOOK_AGAIN_SECONDS, LOOK_SOON_SECONDS, LookAgain
 from gangline.agent.hardware.nvml import parse_kernel_driver_version
-from gangline.agent.turn import Outcome
-from gangline.ext.nvml import Nvml, Sweep
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.turn import NoData, Outcome
+from gangline.ext.nvml import Nvml, NvmlError, Sweep
+from gangline.fingerprints.catalogue import Pace
 from tests.agent.gpu_host import SECOND, VERSION, GpuHost
 from tests.fake_nvml.build import build
 from tests.fake_nvml.scenario import Gpu, gpus
@@ -207,6 +209,31 @@ def test_the_new_library_is_taken_up_without_a_restart(
     assert host.turn(lane).outcome is Outcome.OK
     assert "driver 580.65.06 is now 590.48.01" in host.teller.inventory_wanted()
     host.close()
+
+
+def test_nvml_is_opened_again_as_soon_as_it_can_be_and_not_in_the_way_of_a_repair(
+    tmp_path: Path,
+) -> None:
+    """After a driver was loaded again half of the lanes stayed dark for a minute. But while none is loaded NVML
+    must be left alone: opening it may load the driver that an operator has just unloaded."""
+    roots = Roots(proc=tmp_path)
+    driver = tmp_path / "driver/nvidia/version"
+    driver.parent.mkdir(parents=True)
+
+    def load(version: str) -> None:
+        driver.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Tue\n")
+
+    again = LookAgain(roots, Pace.SECOND)
+    again.begin(NoData("the NVIDIA driver is not loaded"))
+    assert [again.is_due() for _ in range(LOOK_AGAIN_SECONDS + 1)].index(True) == LOOK_AGAIN_SECONDS
+    again.begin(NoData("the NVIDIA driver is not loaded"))
+    assert not again.is_due()
+    load("590.48.01")
+    assert again.is_due()  # at once
+    again.begin(NvmlError("not yet", 9))
+    assert [again.is_due() for _ in range(LOOK_SOON_SECONDS + 1)].index(True) == LOOK_SOON_SECONDS
+    again.begin(NoData("no GPU has C2C links"))  # and will have none in ten seconds
+    assert not any(again.is_due() for _ in range(LOOK_AGAIN_SECONDS))
 
 
 def test_a_kernel_with_another_driver_is_noticed(host: GpuHost) -> None:

@@ -42,6 +42,16 @@ def of_kind(found: inventory.Inventory, kind: str) -> dict[str, dict[str, str]]:
     return {d.key: dict(d.attributes) for d in found.devices if d.kind == kind}
 
 
+def test_a_size_that_nvml_does_not_know_is_not_told(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU of 18 exabytes stood in the inventory: NVML's all ones for "not available"."""
+    gpu = gpus(1)[0]
+    gpu.values["memory_total"] = 2**64 - 1
+    said = of_kind(read([gpu], library, tmp_path, monkeypatch), "gpu")[gpu.uuid]
+    assert "memory_bytes" not in said and said["name"]
+
+
 def test_a_gpu_says_all_that_an_operator_asks_for(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

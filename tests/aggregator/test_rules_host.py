@@ -95,7 +95,7 @@ def test_a_collector_blind_to_a_part_is_said_and_what_it_sees_still_counts() -> 
     """One port of eight refuses its counters: the words that open it, and the other seven judged."""
     world = World(hosts=2)
     host = world.hosts[0]
-    words = "mlx5_7/1 is not let in: grant CAP_SYS_RAWIO to the agent"
+    words = "mlx5_7/1 is blind: grant CAP_SYS_RAWIO to the agent"
     host.set("collector_1s", "rdma_1s", outcome_state=2)
     world.event(host, 2, "rdma_1s", "collector.outcome", message=words)
     world.run(20)

@@ -107,14 +107,14 @@ def silent_hosts(present: Present, frozen: frozenset[int]) -> Iterator[Symptom]:
 
 
 def failing_collectors(present: Present) -> Iterator[Symptom]:
-    """A collector hangs in a driver, fails, or is not let in."""
+    """A collector hangs in a driver, fails, or is blind, in whole or in part."""
     outcomes = present.state("collector_1s", "outcome_state")
     for row in np.flatnonzero((outcomes >= BLIND) & (outcomes <= HUNG)).tolist():
         host, name = present.name("collector_1s", row)
         outcome, source = int(outcomes[row]), name.partition("_")[0]
         said = next((s.words for s in present.fleet.sources.of(host) if s.name == name), "")
         rule = HANGS if outcome == HUNG else FAILS
-        verb = {BLIND: "is not let in", ERROR: "fails", HUNG: "hangs in the driver"}[outcome]
+        verb = {BLIND: "is blind", ERROR: "fails", HUNG: "hangs in the driver"}[outcome]
         yield Symptom(
             rule=rule,
             host=host,
