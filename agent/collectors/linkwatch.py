@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from ...fingerprints.counters import Nature, counted
 from ..hardware.files import device_key
 from ..hardware.netlink import Link, Removed
 
@@ -25,7 +26,8 @@ EVENT_SECONDS = 10.0
 HISTORY_MAX = 16
 
 _SECOND_NS = 1_000_000_000
-_U32 = (1 << 32) - 1
+#: How the kernel counts an interface's changes of carrier (include/linux/netdevice.h, atomic_t).
+COUNT = Nature(width_bits=32)
 
 
 class Code(IntEnum):
@@ -171,20 +173,13 @@ def transitions(before: Link, after: Link) -> tuple[int, int]:
     Kernels before 4.16 count changes only: half of them were downs. Switching an interface off need
     not touch its carrier, so a state that differs is one change at least.
     """
-    downs, ups = _risen(before.downs, after.downs), _risen(before.ups, after.ups)
+    downs = counted(before.downs, after.downs, COUNT)
+    ups = counted(before.ups, after.ups, COUNT)
     if downs is None or ups is None:
-        changes = _risen(before.changes, after.changes) or 0
+        changes = counted(before.changes, after.changes, COUNT) or 0
         downs = ups = changes // 2
     went, came = before.up and not after.up, after.up and not before.up
     return max(downs, int(went)), max(ups, int(came))
-
-
-def _risen(before: int | None, after: int | None) -> int | None:
-    """Return the step of a count of 32 bits; None when it is not known, or fell: not one interface."""
-    if before is None or after is None:
-        return None
-    step = (after - before) & _U32
-    return step if step < 1 << 31 else None
 
 
 def _facts(link: Link) -> dict[str, str]:
