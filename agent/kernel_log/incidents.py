@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ...fingerprints.wire.telemetry_pb2 import HealthEvent
+from ...fingerprints.xid import Severity, lookup
 from .forms import Forms
 from .notice import (
     ATTRIBUTES_MAX,
@@ -41,7 +42,7 @@ PACE_NS = (1 * SECOND_NS, 10 * SECOND_NS, 60 * SECOND_NS)
 OPEN_MAX = 256
 #: So many of one name are kept apart whatever the other names do: flapping interfaces hide no XID 79.
 OPEN_OF_NAME_MIN = 32
-#: No more than this are ever open: the names are some twenty.
+#: No more than this are ever open: the names are some twenty, and a fatal XID is never folded with others.
 ALL_OPEN_MAX = 4 * OPEN_MAX
 FOLDED = "folded"
 #: Processes named in the lines of one incident that are kept.
@@ -139,6 +140,8 @@ class Incidents:
         key = (notice.name, notice.device, notice.code, notice.scope)
         if key in self._open or self._has_room(notice.name, OPEN_MAX // (2 if notice.scope else 1)):
             return key
+        if _is_fatal(notice) and len(self._open) < ALL_OPEN_MAX:
+            return (notice.name, notice.device, notice.code, FOLDED if notice.scope else "")
         key = (notice.name, notice.device, notice.code, FOLDED)
         if key in self._open or (notice.scope and self._has_room(notice.name, OPEN_MAX)):
             return key
@@ -259,6 +262,11 @@ def _hasten(incident: Incident) -> None:
     """Tell it soon, yet no oftener than each second."""
     incident.hurried = False
     incident.tell_ns = min(incident.tell_ns, incident.told_ns + PACE_NS[0])
+
+
+def _is_fatal(notice: Notice) -> bool:
+    """Say whether the policy calls it fatal: among hundreds of incidents that is the one to be seen."""
+    return notice.name == "gpu.xid" and lookup(notice.code).severity is Severity.FATAL
 
 
 def _count(incident: Incident, line: Line) -> None:

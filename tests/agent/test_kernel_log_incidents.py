@@ -208,6 +208,18 @@ def test_storms_of_very_many_devices_are_folded() -> None:
     assert last[-1].device == "host" and "folded" in last[-1].attributes
 
 
+def test_a_thousand_xids_hide_no_fatal_one() -> None:
+    """GPUs and codes beyond counting, then one GPU off the bus: it stood in a row "more at once", of no GPU."""
+    log = Log()
+    for number in range(2_000):
+        log.note(Notice("gpu.xid", device=f"0000:{number % 250:02x}:00.0", code=13 + number % 7))
+    log.note(Notice("gpu.xid", device="0000:9b:00.0", code=79))
+    assert [e.code for e in log.last().values() if e.device == "0000:9b:00.0" and e.code == 79]
+    for number in range(20_000):  # and not without bound, should they all be fatal
+        log.note(Notice("gpu.xid", device=f"{number:04x}:00:00.0", code=79))
+    assert len(log.incidents) <= ALL_OPEN_MAX + 1
+
+
 def test_flapping_interfaces_hide_no_xid() -> None:
     """A container host's veth storm had filled the table when a GPU fell off the bus."""
     log = Log()
