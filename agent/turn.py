@@ -74,6 +74,19 @@ class Seeing(Protocol):
         ...
 
 
+@runtime_checkable
+class Sparing(Protocol):
+    """A collector that can leave some of its devices alone and go on with the others."""
+
+    def spare(self, devices: frozenset[str]) -> None:
+        """Do not enter the driver for *devices* from the next turn on; another call names others.
+
+        They bear the names that were given to `ext.place.enter`. Their cells are missing, their rows
+        remain. Called between turns, with the names of other collectors' devices too. Never raises.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What came of a pass. Blocks are empty unless the outcome is OK, or BLIND to a part."""

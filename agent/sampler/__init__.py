@@ -1,0 +1,1 @@
+"""What enters a driver, in processes that can be left behind: a sampler, a standby, and who watches them."""

@@ -1,0 +1,72 @@
+# cython: language_level=3
+"""Where this process is in a driver, told in memory that another process may watch. See place_abi.pxd."""
+
+from libc.stdint cimport uintptr_t
+from libc.string cimport memcpy, memset
+
+from place_abi cimport *
+
+from typing import NamedTuple
+
+cdef Place _own  # until `use` names other memory
+cdef Place *_here = &_own
+cdef object _kept = None  # what _here stands in
+
+memset(&_own, 0, sizeof(Place))
+
+SIZE_BYTES = sizeof(Place)
+#: Address of the pointer to this process's place, for other Cython modules: `(<Place **><uintptr_t>POINTER)[0]`.
+POINTER = <uintptr_t>&_here
+
+
+class Seen(NamedTuple):
+    """What a place shows. `entered_ns` is CLOCK_BOOTTIME as the call began; 0: in no call."""
+
+    entered_ns: int
+    calls: int
+    collector: str
+    device: str
+    call: str
+
+
+def use(unsigned char[::1] memory not None):
+    """Tell it in *memory* from now on. ValueError unless that has SIZE_BYTES."""
+    global _here, _kept
+    if memory.shape[0] != sizeof(Place):
+        raise ValueError(f"a place has {sizeof(Place)} bytes, got {memory.shape[0]}")
+    memset(&memory[0], 0, sizeof(Place))
+    _kept = memory
+    _here = <Place *>&memory[0]
+
+
+def collector(bytes name not None):
+    """Note whose turn it is."""
+    place_copy(_here.collector, name, PLACE_COLLECTOR_BYTES)
+
+
+def enter(bytes device not None, bytes call not None):
+    """Note that a call on a device begins; what is too long is cut."""
+    place_enter(_here, device, call)
+
+
+def leave():
+    """Note that the call has returned."""
+    place_leave(_here)
+
+
+def read(const unsigned char[::1] memory not None):
+    """Return what a place shows; text that is no UTF-8 comes as escapes."""
+    cdef Place seen
+    if memory.shape[0] != sizeof(Place):
+        raise ValueError(f"a place has {sizeof(Place)} bytes, got {memory.shape[0]}")
+    memcpy(&seen, &memory[0], sizeof(Place))
+    seen.collector[sizeof(seen.collector) - 1] = 0
+    seen.device[sizeof(seen.device) - 1] = 0
+    seen.call[sizeof(seen.call) - 1] = 0
+    words = (<bytes>seen.collector, <bytes>seen.device, <bytes>seen.call)
+    return Seen(seen.entered_ns, seen.calls, *(each.decode("utf-8", "backslashreplace") for each in words))
+
+
+def here():
+    """Return what this process's place shows."""
+    return read(<unsigned char[:sizeof(Place)]><unsigned char *>_here)

@@ -1,0 +1,58 @@
+# cython: language_level=3
+"""Where a sampler is: which call on which device it is in, and since when. C only, no Python object.
+
+The memory may be shared with the process that watches: it sees a call that does not return. The text is written
+before the time, so that a reader who sees a time sees the words that belong to it; it reads twice to be sure.
+"""
+
+from libc.stdint cimport uint64_t, uintptr_t
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <time.h>
+
+    enum { PLACE_COLLECTOR_BYTES = 32, PLACE_DEVICE_BYTES = 64, PLACE_CALL_BYTES = 88 };
+
+    typedef struct {
+        uint64_t entered_ns;  /* CLOCK_BOOTTIME as the call began; 0: in none */
+        uint64_t calls;       /* ever entered */
+        char collector[PLACE_COLLECTOR_BYTES], device[PLACE_DEVICE_BYTES], call[PLACE_CALL_BYTES];
+    } Place;
+
+    static inline void place_copy(char *to, const char *from, int bytes)
+    {
+        int at = 0;
+        for (; at < bytes - 1 && from[at]; at++)
+            to[at] = from[at];
+        to[at] = 0;
+    }
+
+    /* `device` may be NULL: the one of the call before. */
+    static inline void place_enter(Place *place, const char *device, const char *call)
+    {
+        struct timespec now;
+        if (device)
+            place_copy(place->device, device, PLACE_DEVICE_BYTES);
+        place_copy(place->call, call, PLACE_CALL_BYTES);
+        clock_gettime(CLOCK_BOOTTIME, &now);
+        place->calls++;
+        __atomic_store_n(&place->entered_ns, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec,
+                         __ATOMIC_RELEASE);
+    }
+
+    static inline void place_leave(Place *place)
+    {
+        __atomic_store_n(&place->entered_ns, 0, __ATOMIC_RELEASE);
+    }
+    """
+    ctypedef struct Place:
+        uint64_t entered_ns
+        uint64_t calls
+        char collector[32]
+        char device[64]
+        char call[88]
+    int PLACE_COLLECTOR_BYTES
+    void place_copy(char *, const char *, int) noexcept nogil
+    void place_enter(Place *, const char *, const char *) noexcept nogil
+    void place_leave(Place *) noexcept nogil
