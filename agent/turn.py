@@ -87,6 +87,15 @@ class Sparing(Protocol):
         ...
 
 
+@runtime_checkable
+class Resting(Protocol):
+    """A collector that has work of its own between the turns of its sampler: samples at 8 Hz."""
+
+    def rest(self, until_ns: int, wake_descriptor: int) -> None:
+        """Return at that boot time, or soon after *wake_descriptor* can be read. Never raises."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What came of a pass. Blocks are empty unless the outcome is OK, or BLIND to a part."""
