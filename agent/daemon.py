@@ -1,23 +1,25 @@
-"""The loop: at each tick the collectors whose turn it is, one frame, the spool, and wait."""
+"""The loop: each second the turns of this process and of the samplers, one frame, the spool, and wait."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..fingerprints.block import Block
-from ..fingerprints.catalogue import PERIOD_SECONDS, Pace
+from ..fingerprints.catalogue import PERIOD_SECONDS
 from ..fingerprints.wire import telemetry_pb2
 from .clock import Clock
 from .framing import Framer
+from .latest import Latest
 from .listening import Teller
-from .own import Own, cpu_seconds, memory_bytes
+from .own import Memory, Own, cpu_seconds
 from .pace import Schedule
 from .probe import Probe
 from .registration import InventoryCollector
+from .sampler.codec import Timed
 from .turn import Collector, Outcome, Turn, take_turn
 
 SECOND_NS = 1_000_000_000
@@ -64,16 +66,59 @@ class Client(Protocol):
     def notify(self) -> None: ...
 
 
+class Samplers(Protocol):
+    """What the loop needs of `agent.sampler.samplers.Samplers`."""
+
+    @property
+    def collectors(self) -> Sequence[str]: ...
+    @property
+    def more(self) -> bool: ...
+    @property
+    def abandoned_count(self) -> int: ...
+    @property
+    def takeovers_count(self) -> int: ...
+    @property
+    def processes(self) -> int: ...
+    @property
+    def cpu_seconds(self) -> float: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    def take(self, now_ns: int, ready: Collection[int] | None, /) -> Sequence[Timed]: ...
+    def waiting(self, grid_ns: int) -> bool: ...
+    def late(self, now_ns: int, grid_ns: int) -> None: ...
+    def next_ns(self, now_ns: int) -> int | None: ...
+    def blocks(self) -> Sequence[Block]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long the loop waits for turns that enter a driver."""
+    """How long the loop waits for turns that others take."""
 
-    #: A turn that has not returned by then is hung.
-    deadline_ns: int = 3 * SECOND_NS
     #: What the inventory may take: its child has a deadline of its own, shorter than this.
     inventory_deadline_ns: int = 40 * SECOND_NS
-    #: A tick waits this long for the turns that it began; what comes later goes in the next frame.
+    #: A frame waits this long for the samplers' turns of its second; what comes later goes in one of its own.
     linger_seconds: float = 0.5
+
+
+class _Gathering:
+    """The frame that is being gathered."""
+
+    def __init__(self) -> None:
+        self.boottime_ns = 0
+        self.until_ns = 0
+        self.open = False
+        self.own = False  # the agent's own signals are due in it
+        self.blocks: list[Block] = []
+        self.tables: set[str] = set()
+
+    def begin(self, now_ns: int, until_ns: int) -> None:
+        self.boottime_ns, self.until_ns, self.open = now_ns, until_ns, True
+
+    def end(self) -> tuple[list[Block], bool]:
+        """Return its blocks, and whether the agent's own belong to them; nothing is gathered then."""
+        ended = self.blocks, self.own
+        self.blocks, self.tables, self.own, self.open = [], set(), False, False
+        return ended
 
 
 class Daemon:
@@ -89,65 +134,151 @@ class Daemon:
         client: Client,
         framer: Framer,
         teller: Teller,
+        samplers: Samplers | None = None,
+        latest: Latest | None = None,
         patience: Patience = Patience(),
+        between: Callable[[], int | None] = lambda: None,
         look: Callable[[], None] = lambda: None,
+        barring: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """*collectors* have names of their own, none of them `agent`; their turns come in this
-        order, those that enter a driver first. *look* is called once a second, at the very end."""
+        order, but those of *samplers* come from there. *between* is called whenever the loop comes round, for what others
+        ask of this thread, and returns when it has to be again, if before the next second; *look* once a second, at the very end.
+        *barring*: how many findings bar this host from jobs."""
         self._clock, self._spool = clock, spool
         self._client, self._framer, self._teller = client, framer, teller
+        self._samplers, self._latest = samplers, latest or Latest()
         self._linger_ns = int(patience.linger_seconds * 1e9)
-        self._look = look
+        self._between, self._look = between, look
+        self._between_ns: int | None = None
         self._inventory_why, self._inventory_ns = "", -INVENTORY_NS_MIN
+        sampled = set(samplers.collectors) if samplers else set()
+        here = [each for each in collectors if each.name not in sampled]
+        deadline_ns = patience.inventory_deadline_ns
         self._probes = {
-            c.name: Probe(c, clock, deadline_ns=_deadline_ns(c, patience))
-            for c in collectors
-            if c.enters_driver
+            c.name: Probe(c, clock, deadline_ns=deadline_ns) for c in here if c.enters_driver
         }
-        self._collectors = {c.name: c for c in collectors if not c.enters_driver}
+        self._collectors = {c.name: c for c in here if not c.enters_driver}
         periods = {c.name: PERIOD_SECONDS[c.pace] * SECOND_NS for c in collectors}
-        self._schedule = Schedule(periods | {OWN: SECOND_NS})
-        self._own = Own(list(periods), _counts(spool, events, client, framer))
+        self._schedule = Schedule({c.name: periods[c.name] for c in here} | {OWN: SECOND_NS})
+        self._sampled = Skips({name: periods[name] for name in periods if name in sampled})
+        self._own = Own(list(periods), _counts(spool, events, client, framer, samplers, barring))
+        self._gathering = _Gathering()
         self._reported: dict[str, tuple[Outcome, int]] = {
             name: (Outcome.OK, -OUTCOME_EVENT_NS_MIN) for name in periods
         }
 
-    def run(self, stop: threading.Event, wait: Callable[[int], None]) -> None:
-        """Tick until *stop* is set. *wait* returns at the boot time it is given (ns), or earlier
-        when it has set *stop*. Never raises, unless *wait* does."""
+    def run(self, stop: threading.Event, wait: Callable[[int], Collection[int] | None]) -> None:
+        """Tick until *stop* is set. *wait* returns at the boot time it is given (ns), or earlier: when it
+        has set *stop*, or a sampler has said something; and what can be read, if it knows (`Samplers.take`).
+        Never raises, unless *wait* does."""
         # The first tick stands on the second's grid, as all that follow.
-        wait(-(-self._clock.boottime_ns() // SECOND_NS) * SECOND_NS)
+        ready = wait(-(-self._clock.boottime_ns() // SECOND_NS) * SECOND_NS)
         while not stop.is_set():
-            wait(self.tick())
+            ready = wait(self.tick(ready))
+        self._end()
 
-    def tick(self) -> int:
-        """Take the turns that are due, and return when the next one is. Never raises."""
+    def _end(self) -> None:
+        """Send what was gathered when the end came."""
+        try:
+            self._flush(self._clock.boottime_ns())
+        except Exception:
+            log.exception("the last frame failed", extra={"cause": "daemon.end"})
+
+    def tick(self, ready: Collection[int] | None = None) -> int:
+        """Do what is to be done now, and return when the next is. Never raises. *ready*: as `run` has it."""
         now_ns = self._clock.boottime_ns()
         try:
-            self._tick(now_ns)
+            self._tick(now_ns, ready)
         except Exception:
+            self._gathering.end()
             log.exception("a tick failed", extra={"cause": "daemon.tick"})
-        return max(self._schedule.next_ns(), now_ns + 1)
+        return max(self._next_ns(now_ns), now_ns + 1)
 
-    def _tick(self, now_ns: int) -> None:
+    def _next_ns(self, now_ns: int) -> int:
+        ends = [self._schedule.next_ns()]
+        if self._gathering.open:
+            ends.append(self._gathering.until_ns)
+        looked_at_ns = self._samplers.next_ns(now_ns) if self._samplers else None
+        return min([*ends, *filter(None, (looked_at_ns, self._between_ns))])
+
+    def _tick(self, now_ns: int, ready: Collection[int] | None) -> None:
+        self._between_ns = None
+        self._between_ns = self._between()
         self._renew_inventory(now_ns)
         due = self._schedule.due(now_ns)
-        # What came back since the last tick leaves first: its collector refills the same blocks.
-        late = [block for probe in self._probes.values() for block in self._take(probe, now_ns)]
-        if late:
-            self._send(now_ns, late)
-        begun = [p for name in due if (p := self._probes.get(name)) and p.begin(now_ns)]
-        blocks: list[Block] = []
+        if due:
+            self._flush(now_ns)  # should the last frame still be waiting
+            self._gathering.begin(now_ns, now_ns + self._linger_ns)
+            self._gathering.own = OWN in due
+            self._take_turns(due, now_ns)
+        self._take_samplers(now_ns, ready)
+        self._flush_if_whole(now_ns)
+
+    def _take_turns(self, due: Sequence[str], now_ns: int) -> None:
+        for probe in self._probes.values():
+            self._take(probe, now_ns)
         for name in due:
             if name in self._collectors:
-                blocks += self._turn(self._collectors[name], now_ns)
-        blocks += self._gather(begun, now_ns)
-        if OWN in due:
-            blocks += self._own.blocks()
+                self._gather(self._turn(self._collectors[name], now_ns), now_ns)
+            elif name in self._probes:
+                self._probes[name].begin(now_ns)
+
+    def _take_samplers(self, now_ns: int, ready: Collection[int] | None) -> None:
+        """Take what the samplers have sent: into the frame that is gathered, or one of its own."""
+        while self._samplers:
+            for timed in self._samplers.take(now_ns, ready):
+                skipped = self._sampled.count(timed)
+                blocks = self._judge(timed.turn, skipped, now_ns)
+                for block in blocks:
+                    block.offset_ns = timed.began_ns
+                self._gather(blocks, now_ns)
+            if not self._samplers.more:
+                return
+            self._flush(now_ns)  # the next round refills these blocks
+            ready = ()
+
+    def _gather(self, blocks: Sequence[Block], now_ns: int) -> None:
+        """Add blocks, whose offset is their boot time until it is known of which frame they are."""
+        gathering = self._gathering
+        tables = [block.table for block in blocks]
+        if not gathering.tables.isdisjoint(tables):
+            self._flush(now_ns)
+        gathering.tables.update(tables)
+        gathering.blocks += blocks
+
+    def _flush_if_whole(self, now_ns: int) -> None:
+        gathering = self._gathering
+        if not gathering.open:
+            self._flush(now_ns)
+            return
+        grid_ns = gathering.boottime_ns // SECOND_NS * SECOND_NS
+        waiting = self._samplers is not None and self._samplers.waiting(grid_ns)
+        if waiting and now_ns < gathering.until_ns:
+            return
+        if waiting and self._samplers:
+            self._samplers.late(now_ns, grid_ns)
+        self._flush(now_ns)
+
+    def _flush(self, now_ns: int) -> None:
+        """Send what was gathered, if anything."""
+        at_ns = self._gathering.boottime_ns if self._gathering.open else now_ns
+        blocks, own = self._gathering.end()
+        for block in blocks:
+            block.offset_ns -= at_ns
+        if own:
+            blocks += self._own_blocks()
         if blocks:
-            self._send(now_ns, blocks)
-        if OWN in due:
+            self._latest.take(at_ns, blocks)
+            self._send(at_ns, blocks)
+        if own:
             self._look()
+
+    def _own_blocks(self) -> list[Block]:
+        blocks = [*self._own.blocks(), *(self._samplers.blocks() if self._samplers else ())]
+        for block in blocks:
+            block.offset_ns = 0
+        return blocks
 
     def _renew_inventory(self, now_ns: int) -> None:
         """Let the inventory have its turn now, when a collector has asked for it."""
@@ -161,34 +292,25 @@ class Daemon:
     def _turn(self, collector: Collector, now_ns: int) -> Sequence[Block]:
         began_ns = self._clock.boottime_ns()
         turn = take_turn(collector, self._clock)
-        return self._judge(turn, self._schedule.skipped(turn.collector), began_ns, now_ns)
-
-    def _take(self, probe: Probe, now_ns: int) -> Sequence[Block]:
-        turn = probe.take(self._clock.boottime_ns()) if probe.running else None
-        if turn is None:
-            return ()
-        skipped = self._schedule.skipped(turn.collector) + probe.skipped
-        return self._judge(turn, skipped, probe.began_ns, now_ns)
-
-    def _gather(self, begun: Sequence[Probe], now_ns: int) -> list[Block]:
-        """Wait a little for the turns just begun, and return the blocks of those that came back."""
-        until_ns = self._clock.boottime_ns() + self._linger_ns
-        blocks: list[Block] = []
-        for probe in begun:
-            if probe.collector.pace is not Pace.BOOT:  # nobody waits for what takes seconds
-                probe.wait((until_ns - self._clock.boottime_ns()) / 1e9)
-            blocks += self._take(probe, now_ns)
+        blocks = self._judge(turn, self._schedule.skipped(turn.collector), now_ns)
+        for block in blocks:
+            block.offset_ns = began_ns
         return blocks
 
-    def _judge(self, turn: Turn, skipped: int, began_ns: int, now_ns: int) -> Sequence[Block]:
-        """Note the turn, report a change of outcome, and return its blocks with their time."""
+    def _take(self, probe: Probe, now_ns: int) -> None:
+        turn = probe.take(self._clock.boottime_ns()) if probe.running else None
+        if turn is not None:
+            skipped = self._schedule.skipped(turn.collector) + probe.skipped
+            self._judge(turn, skipped, now_ns)
+
+    def _judge(self, turn: Turn, skipped: int, now_ns: int) -> Sequence[Block]:
+        """Note the turn, report a change of outcome, and return its blocks."""
         self._own.record(turn, skipped)
+        self._latest.note(now_ns, turn)
         outcome, reported_ns = self._reported[turn.collector]
         if turn.outcome is not outcome and now_ns - reported_ns >= OUTCOME_EVENT_NS_MIN:
             self._reported[turn.collector] = turn.outcome, now_ns
             self._report(turn, now_ns)
-        for block in turn.blocks:
-            block.offset_ns = began_ns - now_ns
         return turn.blocks
 
     def _report(self, turn: Turn, now_ns: int) -> None:
@@ -220,24 +342,48 @@ class Daemon:
         return self._clock.wall_ns() - (self._clock.boottime_ns() - boottime_ns)
 
 
-def _deadline_ns(collector: Collector, patience: Patience) -> int:
-    slow = collector.pace is Pace.BOOT
-    return patience.inventory_deadline_ns if slow else patience.deadline_ns
+class Skips:
+    """Counts the turns that samplers have left out, from when those that they took began."""
+
+    def __init__(self, periods_ns: Mapping[str, int]) -> None:
+        self._periods = dict(periods_ns)
+        self._slots: dict[str, int] = {}
+        self._skipped = dict.fromkeys(periods_ns, 0)
+
+    def count(self, timed: Timed) -> int:
+        """Return how many turns of this collector were left out so far."""
+        name = timed.turn.collector
+        if timed.turn.outcome is not Outcome.HUNG:
+            slot = timed.began_ns // self._periods[name]
+            before = self._slots.get(name, slot - 1)
+            self._slots[name] = max(slot, before)
+            self._skipped[name] += max(0, slot - before - 1)
+        return self._skipped[name]
 
 
 def _counts(
-    spool: Spool, events: Events, client: Client, framer: Framer
-) -> dict[str, Callable[[], float | None]]:
-    """Every signal of `agent_1s`, and where its value comes from."""
-    return {
-        "agent.spool_bytes": lambda: spool.bytes,
-        "agent.spool_dropped_frames": lambda: spool.dropped_frames,
-        "agent.spool_write_errors": lambda: spool.write_errors,
-        "agent.refused_frames": lambda: spool.refused_frames,
-        "agent.unacknowledged_frames": lambda: spool.unacknowledged_frames,
-        "agent.reconnects_count": lambda: client.reconnects,
-        "agent.cpu_seconds": cpu_seconds,
-        "agent.memory_bytes": memory_bytes,
-        "agent.dropped_events": lambda: events.dropped_events,
-        "agent.left_out_count": lambda: framer.left_out_count,
+    spool: Spool,
+    events: Events,
+    client: Client,
+    framer: Framer,
+    samplers: Samplers | None,
+    barring: Callable[[], float],
+) -> Callable[[], dict[str, float | None]]:
+    """Return what returns every signal of `agent_1s`."""
+    memory = Memory(lambda: samplers.memory_bytes if samplers else 0)
+    return lambda: {
+        "agent.spool_bytes": spool.bytes,
+        "agent.spool_dropped_frames": spool.dropped_frames,
+        "agent.spool_write_errors": spool.write_errors,
+        "agent.refused_frames": spool.refused_frames,
+        "agent.unacknowledged_frames": spool.unacknowledged_frames,
+        "agent.reconnects_count": client.reconnects,
+        "agent.cpu_seconds": cpu_seconds() + (samplers.cpu_seconds if samplers else 0.0),
+        "agent.memory_bytes": memory.bytes(),
+        "agent.dropped_events": events.dropped_events,
+        "agent.left_out_count": framer.left_out_count,
+        "agent.sampler_abandoned_count": samplers.abandoned_count if samplers else 0,
+        "agent.sampler_takeovers_count": samplers.takeovers_count if samplers else 0,
+        "agent.processes_count": 1 + (samplers.processes if samplers else 0),
+        "agent.barring_findings_count": barring(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from typing import Protocol, runtime_checkable
 
 from ..fingerprints.wire import telemetry_pb2
 from .clock import Clock
+
+log = logging.getLogger(__name__)
 
 
 def random_event_id() -> str:
@@ -39,6 +42,15 @@ class Teller:
         self._events, self._notify, self._event_id = events, notify, event_id
         self._lock = threading.Lock()
         self._inventory_wanted = ""
+        self._observers: tuple[Callable[[telemetry_pb2.HealthEvent], None], ...] = ()
+
+    def observe(self, observer: Callable[[telemetry_pb2.HealthEvent], None]) -> None:
+        """Show each event to *observer* too, in the thread that tells it.
+
+        It must be quick, and change nothing. What it raises is logged, and the event goes its way.
+        """
+        with self._lock:
+            self._observers += (observer,)
 
     def tell(self, event: telemetry_pb2.HealthEvent) -> bool:
         """Put *event* on the fast lane. It is on disk when this returns, if the disk takes it.
@@ -49,6 +61,11 @@ class Teller:
         event.boottime_ns = event.boottime_ns or self.clock.boottime_ns()
         event.wall_time_ns = event.wall_time_ns or self.clock.wall_ns()
         event.boot_id = event.boot_id or self._boot_id
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                log.exception("an observer of events failed", extra={"cause": "events.observer"})
         durable = self._events.put(event) is not False
         self._notify()
         return durable

@@ -2,174 +2,234 @@
 
 from __future__ import annotations
 
+import collections
 import logging
-import queue
+import os
 import random
-import resource
+import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from ..fingerprints.block import Block
-from ..fingerprints.catalogue import Pace
+from ..fingerprints.policy_table import builtin
 from ..fingerprints.settings import SettingsError
-from . import identity, inventory
+from . import identity, inventory, service
 from .clock import Clock, SystemClock
-from .collectors import COLLECTORS
-from .collectors.folders import DESCRIPTORS_MAX
 from .config import AgentConfig
 from .daemon import SECOND_NS, Daemon, Patience
+from .early import Early, begin, switched_off
 from .framing import Framer
-from .hardware.roots import Roots
+from .hardware.nvml import driver_gpus, pci_gpus
+from .latest import Latest
 from .listening import Listening, Teller
+from .local.answers import Answers
+from .local.attach import attach
+from .local.permit import Permit
+from .not_in_the_way import NotInTheWay
 from .own import Troubles
 from .registration import InventoryCollector, Registration
+from .released import ReleasedFile
+from .reload import Reload
+from .sampler.left_behind import LeftBehindFile
+from .sampler.samplers import Samplers
 from .spool.events import EventQueue
 from .spool.spool import Spool
-from .transport.client import Client, TargetError
+from .transport.client import Client, TargetError, parse_target
 from .turn import Collector
 
 #: Of the five seconds from SIGTERM to the end: the client may take one more, then its thread is left.
 FLUSH_SECONDS_MAX = 3.0
+#: Samplers and daemon are due at the same moment, and what takes a sampler's reading of files takes a millisecond or
+#: two: the daemon comes a little later, and takes what all have said in one go rather than once for each.
+LATER_MILLISECONDS, TOGETHER_SECONDS = 4.0, 0.002
 #: The inventory's child ends by itself at its deadline; past this much more its thread is hung.
 INVENTORY_GRACE_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
 
 
-class Broken:
-    """Stands for a collector that could not even be made: says so each minute, harms no other."""
-
-    pace = Pace.MINUTE
-    enters_driver = False
-
-    def __init__(self, name: str, error: Exception) -> None:
-        self.name = name
-        self._words = f"could not be made: {type(error).__name__}: {error}"
-
-    def collect(self) -> Sequence[Block]:
-        raise RuntimeError(self._words)
-
-
 class Signals:
-    """SIGTERM and SIGINT end the wait and set `stop`.
+    """SIGTERM and SIGINT end the wait and set `stop`; a sampler that speaks only ends it. SIGHUP sets
+    `stop` too, once the settings of now are found to be good: the run then begins anew.
 
     A handler runs between two instructions of the main thread, which may hold the Event's lock just
-    then; a SimpleQueue is safe to put to from there, so the Event is set by the waiting side.
+    then: it only notes the number, and Python writes a byte to the pipe that the wait looks at.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, reload: Callable[[], bool] | None = None) -> None:
+        """*reload* is called on SIGHUP, in the main thread; None: it ends the run, as a terminal that
+        is closed is to end what was started in it."""
         self.stop = threading.Event()
         self._clock = clock
-        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._reload, self._anew = reload, False
+        self._asked: collections.deque[int] = collections.deque(maxlen=16)
+        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._descriptors: Callable[[], Sequence[int]] = tuple
+        self._polled: list[int] = []
+        self._poll = select.poll()
 
     @contextmanager
     def caught(self) -> Iterator[None]:
         """Catch them within the context. For the main thread."""
-        caught = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(each, lambda number, _: self._asked.put(number)) for each in caught]
+        before = [
+            signal.signal(each, lambda number, _: self._asked.append(number))
+            for each in service.SIGNALS
+        ]
+        pipe = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        service.let_through()  # one that came while the run before this ended
         try:
             yield
         finally:
-            for each, handler in zip(caught, before, strict=True):
+            signal.set_wakeup_fd(pipe)
+            for each, handler in zip(service.SIGNALS, before, strict=True):
                 signal.signal(each, handler)
+            self._descriptors = tuple
+            os.close(self._wake)
+            os.close(self._waker)
 
-    def wait(self, until_ns: int) -> None:
-        """Return at that boot time, or at once with `stop` set when a signal has come."""
-        seconds = max(0.0, (until_ns - self._clock.boottime_ns()) / SECOND_NS)
-        try:
-            number = self._asked.get(timeout=seconds)
-        except queue.Empty:
-            return
-        log.info("stopping on %s", signal.Signals(number).name, extra={"cause": "agent.stop"})
+    def listen(self, descriptors: Callable[[], Sequence[int]]) -> None:
+        """Let the wait end, too, when one of *descriptors* can be read; they are asked for each time."""
+        self._descriptors = descriptors
+
+    def wait(self, until_ns: int) -> list[int]:
+        """Return a few milliseconds past that boot time, or sooner: with `stop` set when a signal has come, else when
+        somebody spoke, and those who speak at the same time were heard.
+
+        Returns the descriptors that can be read.
+        """
+        descriptors = [self._wake, *self._descriptors()]
+        if descriptors != self._polled:
+            self._poll, self._polled = select.poll(), descriptors
+            for descriptor in descriptors:
+                self._poll.register(descriptor, select.POLLIN)
+        left = (until_ns - self._clock.boottime_ns()) / 1e6
+        left += LATER_MILLISECONDS if len(descriptors) > 1 else 0.0
+        ready = self._ready(max(0.0, left))
+        if ready and self._wake not in ready:
+            time.sleep(TOGETHER_SECONDS)
+            ready = self._ready(0.0)
+        if self._wake in ready:
+            os.read(self._wake, 512)
+        while self._asked:
+            self._obey(self._asked.popleft())
+        return ready
+
+    def _ready(self, milliseconds: float) -> list[int]:
+        return [descriptor for descriptor, _ in self._poll.poll(milliseconds)]
+
+    def _obey(self, number: int) -> None:
+        if number == signal.SIGHUP and self._reload is not None:
+            if self.stop.is_set() or not self._reload():
+                return
+            self._anew = True
+        else:
+            log.info("stopping on %s", signal.Signals(number).name, extra={"cause": "agent.stop"})
+            self._anew = False
         self.stop.set()
 
-
-def collectors_of(config: AgentConfig) -> list[Collector]:
-    """Return the collectors that are not switched off, by name (`gpu_10s`) or all of a kind (`gpu`).
-
-    Raises SettingsError for a name that is neither.
-    """
-    off: set[str] = set()
-    names = [*COLLECTORS, InventoryCollector.name]
-    for wanted in config.collectors_off:
-        matching = {n for n in names if wanted in (n, n.rpartition("_")[0])}
-        if not matching:
-            raise SettingsError(f"collectors_off: no {wanted!r}; there are: {', '.join(names)}")
-        off |= matching
-    return [_made(name, make, config.roots) for name, make in COLLECTORS.items() if name not in off]
+    def begins_anew(self) -> bool:
+        """Return whether the run ends to begin anew, and nobody has asked since that it should only end."""
+        return self._anew and not {signal.SIGTERM, signal.SIGINT} & set(self._asked)
 
 
-def _made(name: str, make: Callable[[Roots], Collector], roots: Roots) -> Collector:
+def check(config: AgentConfig) -> None:
+    """Raise SettingsError for what a run with these settings would end with, as far as it shows beforehand."""
+    _ = config.host_name
+    switched_off(config)
     try:
-        return make(roots)
-    except Exception as error:  # noqa: BLE001 - whatever a driver's library does when looked for
-        return Broken(name, error)
+        parse_target(config.aggregator, allow_plaintext=config.allow_plaintext)
+    except TargetError as error:
+        raise SettingsError(str(error)) from error
+    refusals = () if config.policy_file else map(builtin().refusal, config.enforcing)
+    for words in filter(None, refusals):
+        raise SettingsError(f"enforcing: {words}")
 
 
-def run(config: AgentConfig) -> None:
+def run(
+    config: AgentConfig, read: Callable[[], AgentConfig] | None = None, early: Early | None = None
+) -> bool:
     """Sample and send until SIGTERM or SIGINT, then flush and return within 5 s.
 
-    For the main thread. Raises SettingsError, and FolderError when spool or events cannot be held.
+    For the main thread. *early*: what `begin` made; None: it is made now. *read* returns the settings as they are when SIGHUP comes; None: that ends it too.
+    Returns whether the run ended to begin anew with them (`service.begin_anew`). Raises SettingsError, and FolderError when spool
+    or events cannot be held.
     """
     clock = SystemClock()
-    _raise_descriptor_limit()
-    signals = Signals(clock)
-    with signals.caught(), ExitStack() as stack:
-        daemon = build(config, clock, stack)
-        log.info(
-            "host %s, aggregator %s", config.host_name, config.aggregator, extra={"cause": "agent"}
-        )
-        daemon.run(signals.stop, signals.wait)
+    notifier = service.Notifier(clock.boottime_ns)
+    signals = Signals(clock, Reload(read, check, notifier).asked if read else None)
+    with signals.caught():
+        with ExitStack() as stack:
+            stack.callback(notifier.close)
+            daemon = build(config, clock, stack, signals, notifier.turned, early)
+            what = "host %s, aggregator %s"
+            log.info(what, config.host_name, config.aggregator, extra={"cause": "agent"})
+            daemon.run(signals.stop, signals.wait)
+            if not signals.begins_anew():
+                notifier.stopping()
+        # An end that is asked for from here on is the next image's to hear, or asked for in vain.
+        service.hold_back(*service.SIGNALS)
+        anew = signals.begins_anew()
+        if not anew:
+            service.let_through()
+        return anew
 
 
-def _raise_descriptor_limit() -> None:
-    """Allow this process as many descriptors as counter files may want kept, if it may be allowed.
+def build(
+    config: AgentConfig,
+    clock: Clock,
+    stack: ExitStack,
+    signals: Signals | None = None,
+    turned: Callable[[], None] = lambda: None,
+    early: Early | None = None,
+) -> Daemon:
+    """Open everything, start the samplers and the client, and return the daemon; *stack* closes what was opened.
 
-    The usual soft limit of 1,024 is there for select(), which nobody calls here.
+    Raises as `run` does. *signals*, if given, wait for the samplers too. *turned* is called each second
+    in which the loop has turned.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def build(config: AgentConfig, clock: Clock, stack: ExitStack) -> Daemon:
-    """Open everything, start the client, and return the daemon; *stack* closes what was opened.
-
-    Raises as `run` does.
-    """
-    collectors, host = collectors_of(config), config.host_name
+    host = config.host_name
     boot_id = identity.boot_id(config.proc_root)
-    spool = Spool.open(
-        config.spool_folder,
-        bytes_max=config.spool_bytes_max,
-        boot_id=boot_id,
-        owner=identity.machine_owner(config.sys_root, config.proc_root),
-    )
+    spool = _spool(config, boot_id)
     stack.callback(spool.close)
-    if spool.notice:
-        log.warning("%s", spool.notice, extra={"cause": "spool"})
     events = EventQueue.open(config.events_folder)
     stack.callback(events.close)
     registration = Registration(host, spool.run_id, boot_id, clock)
-    client = _client(config, registration, spool, events)
+    early = early or begin(config, clock)
+    samplers = _samplers(config, early, clock, registration)
+    stack.callback(samplers.close)
+    collectors = [*early.collectors]
+    released = ReleasedFile(config.run_path, boot_id)
+    samplers.start(released.until_ns(clock.boottime_ns()))  # before anything that starts a thread
+    latest = Latest()
+    answers = Answers(
+        config, latest, clock, boot_id, gpus=registration.gpus, devices=samplers.states
+    )
+    stack.callback(answers.close)
+    client = _client(config, registration, spool, events, answers.permit)
     if InventoryCollector.name in config.collectors_off:
         registration.proceed()
     else:
         collectors.append(
-            InventoryCollector(
-                lambda: inventory.read(config.roots, config.inventory_deadline_seconds),
-                registration,
-                client.reregister,
-            )
+            InventoryCollector(lambda: _inventory(config, way), registration, client.reregister)
         )
     client.start()
     stack.callback(client.close, seconds_max=FLUSH_SECONDS_MAX)
     teller = Teller(clock, events, client.notify, boot_id=boot_id)
-    _listen(collectors, teller, stack)
+    teller.observe(answers.findings.observe)
+    samplers.listen(teller)
+    way, mailbox = attach(
+        config, samplers, clock, teller, stack, registration, released, answers.answer, latest
+    )
+    if signals:
+        signals.listen(lambda: [*samplers.descriptors(), mailbox.descriptor])
+    _listen([each for each in collectors if each.name not in samplers.collectors], teller, stack)
     stack.callback(registration.proceed)  # the client may be waiting for it
+    if config.metrics_listen:
+        from .local import metrics  # its modules cost memory that only those pay who want it
+
+        stack.callback(metrics.serve(config, latest, registration, clock).close)
     return Daemon(
         collectors,
         clock=clock,
@@ -178,8 +238,59 @@ def build(config: AgentConfig, clock: Clock, stack: ExitStack) -> Daemon:
         client=client,
         framer=Framer(spool.run_id, boot_id),
         teller=teller,
+        samplers=samplers,
+        latest=latest,
         patience=_patience(config),
-        look=_troubles(client, spool, events).look,
+        between=way.turn,
+        barring=answers.barring,
+        look=_in_turn(answers.look, _troubles(client, spool, events).look, turned),
+    )
+
+
+def _spool(config: AgentConfig, boot_id: bytes) -> Spool:
+    spool = Spool.open(
+        config.spool_folder,
+        bytes_max=config.spool_bytes_max,
+        boot_id=boot_id,
+        owner=identity.machine_owner(config.sys_root, config.proc_root),
+        head_folder=config.spool_head_path,
+    )
+    if spool.notice:
+        log.warning("%s", spool.notice, extra={"cause": "spool"})
+    return spool
+
+
+def _in_turn(*looks: Callable[[], None]) -> Callable[[], None]:
+    """Return what calls each of *looks*."""
+
+    def look() -> None:
+        for each in looks:
+            each()
+
+    return look
+
+
+def _inventory(config: AgentConfig, way: NotInTheWay) -> inventory.Inventory:
+    """Read it without the GPUs that nobody is to touch; once more, if there are others of these meanwhile. In a
+    thread of its own."""
+    seconds_max = config.inventory_deadline_seconds
+    found = inventory.read(config.roots, seconds_max, lambda: way.avoided)
+    if inventory.is_within(way.avoided, found.left_out):
+        return found
+    return inventory.read(config.roots, seconds_max, lambda: way.avoided)
+
+
+def _samplers(
+    config: AgentConfig, early: Early, clock: Clock, registration: Registration
+) -> Samplers:
+    return Samplers(
+        early.lanes,
+        early.nursery,
+        clock,
+        deadline_seconds=config.probe_deadline_seconds,
+        devices_of=lambda: driver_gpus(config.proc_root) or pci_gpus(config.sys_root),
+        key_of=registration.gpu_key,
+        left_behind=LeftBehindFile(config.state_folder, identity.boot_id(config.proc_root)),
     )
 
 
@@ -196,7 +307,11 @@ def _listen(collectors: Sequence[Collector], teller: Teller, stack: ExitStack) -
 
 
 def _client(
-    config: AgentConfig, registration: Registration, spool: Spool, events: EventQueue
+    config: AgentConfig,
+    registration: Registration,
+    spool: Spool,
+    events: EventQueue,
+    permit: Permit,
 ) -> Client:
     try:
         return Client(
@@ -206,6 +321,7 @@ def _client(
             events,
             random_source=random.Random(),
             allow_plaintext=config.allow_plaintext,
+            permitted=permit.take,
         )
     except TargetError as error:
         raise SettingsError(str(error)) from error
@@ -227,7 +343,6 @@ def _troubles(client: Client, spool: Spool, events: EventQueue) -> Troubles:
 def _patience(config: AgentConfig) -> Patience:
     inventory_seconds = config.inventory_deadline_seconds + INVENTORY_GRACE_SECONDS
     return Patience(
-        deadline_ns=int(config.probe_deadline_seconds * SECOND_NS),
         inventory_deadline_ns=int(inventory_seconds * SECOND_NS),
         linger_seconds=config.probe_linger_seconds,
     )

@@ -20,36 +20,51 @@ class Schedule:
             if period <= 0:
                 raise ValueError(f"{name}: a period must be positive, got {period} ns")
         self._periods = dict(periods_ns)
-        self._slots: dict[str, int] = {}
-        self._skipped = dict.fromkeys(self._periods, 0)
+        # Names are many and periods few: what is counted, is counted by period.
+        self._names: dict[int, list[str]] = {}
+        for name, period in self._periods.items():
+            self._names.setdefault(period, []).append(name)
+        self._slots: dict[int, int] = {}
+        self._skipped = dict.fromkeys(self._names, 0)
+        self._hastened: set[str] = set()
+
+    @property
+    def periods_ns(self) -> Mapping[str, int]:
+        """Name -> nanoseconds between its turns, in their order."""
+        return self._periods
 
     def due(self, now_ns: int) -> list[str]:
         """Return the names whose turn it is; asked again in the same slot, it is nobody's."""
-        return [
-            name for name, period in self._periods.items() if self._enter(name, now_ns // period)
-        ]
+        begun = [period for period in self._names if self._enter(period, now_ns // period)]
+        if len(begun) < 2 and not self._hastened:
+            return list(self._names[begun[0]]) if begun else []
+        names = self._hastened.union(*[self._names[period] for period in begun])
+        self._hastened.clear()
+        return [name for name in self._periods if name in names]
 
-    def _enter(self, name: str, slot: int) -> bool:
-        before = self._slots.get(name)
+    def _enter(self, period: int, slot: int) -> bool:
+        before = self._slots.get(period)
         if before is not None:
             if slot <= before:  # the clock was handed in; should it go back, nobody is due
                 return False
-            self._skipped[name] += slot - before - 1
-        self._slots[name] = slot
+            self._skipped[period] += slot - before - 1
+        self._slots[period] = slot
         return True
 
     def hasten(self, name: str) -> None:
         """Make *name* due at the next `due`, once; its grid stays. An unknown name is nobody."""
-        if name in self._slots:
-            self._slots[name] -= 1
+        if name in self._periods:
+            self._hastened.add(name)
 
     def next_ns(self) -> int:
-        """Return the next grid point at which someone is due; 0 (at once) before the first `due`."""
+        """Return the next grid point at which someone is due; 0 (at once) before the first `due`, or for one
+        that was hastened."""
+        if self._hastened:
+            return 0
         return min(
-            ((self._slots.get(name, -1) + 1) * period for name, period in self._periods.items()),
-            default=0,
+            [(self._slots.get(period, -1) + 1) * period for period in self._names], default=0
         )
 
     def skipped(self, name: str) -> int:
         """Return how many turns of *name* were left out. KeyError for an unknown name."""
-        return self._skipped[name]
+        return self._skipped[self._periods[name]]

@@ -1,8 +1,8 @@
-"""Turns that enter a driver, in threads that the daemon can leave behind.
+"""Turns that take seconds, in threads that the daemon can leave behind: the inventory's.
 
-A call into a driver may block for ever, and a thread that is in one cannot be killed. So each such
-collector has one thread of its own, for life: while that is stuck the daemon goes on without it,
-says so at every tick, and starts no second thread that would get stuck behind the first.
+What it waits for is a child of its own that it ends in time. Should its thread be stuck nevertheless, the daemon goes
+on without it, says so at every tick, and starts no second thread that would get stuck behind the first. What enters a
+driver is sampled in processes of its own (`agent/sampler/`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import queue
 import threading
 
 from .clock import Clock
-from .turn import Collector, Locating, Outcome, Turn, take_turn
+from .turn import Collector, Outcome, Turn, take_turn
 
 #: Address space of a probe's thread; drivers' libraries use more than a few pages of it.
 STACK_BYTES = 1 << 20
@@ -75,8 +75,6 @@ class Probe:
         self._hung = True
         seconds, name = waited_ns / 1e9, self.collector.name
         words = f"did not return for {seconds:.1f} s in {name}"
-        if isinstance(self.collector, Locating):
-            words += f": {self.collector.whereabouts()}"
         return Turn(name, (), seconds, Outcome.HUNG, words)
 
     def wait(self, seconds_max: float) -> bool:

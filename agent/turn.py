@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..fingerprints.block import Block
 from ..fingerprints.catalogue import Pace
@@ -27,6 +26,13 @@ class Hung(Exception):
     """A call of this collector's own thread has not returned; the words say which, and for how long."""
 
 
+class StartAnew(Exception):
+    """This process can go on no more, and another can: it has a library loaded that nothing unloads.
+
+    `take_turn` lets it through. A sampler ends on it, and another takes its lane over.
+    """
+
+
 class Outcome(IntEnum):
     """How a turn ended; the number travels as `collector.outcome_state`."""
 
@@ -42,8 +48,8 @@ class Collector(Protocol):
 
     `collect` fills and returns the collector's own blocks, the same objects every turn: read them
     before the next turn. It raises NoData, Blind or OSError and the like; `take_turn` judges.
-    A collector that reads through a driver sets `enters_driver`: it is called from a thread of its
-    own that the daemon can leave behind.
+    A collector that reads through a driver sets `enters_driver`: it is called in a process of its
+    own that the daemon can leave behind, and enters the driver between `ext.place.enter` and `leave`.
     """
 
     @property
@@ -55,16 +61,6 @@ class Collector(Protocol):
     def collect(self) -> Sequence[Block]: ...
 
 
-@runtime_checkable
-class Locating(Protocol):
-    """A collector that can also say where it is, as far as it knows: a hang is named by it."""
-
-    def whereabouts(self) -> str:
-        """Return device and call. For another thread, while `collect` runs. Never raises."""
-        ...
-
-
-@runtime_checkable
 class Seeing(Protocol):
     """A collector that may see a part and be blind to the rest: one port of eight refuses, say."""
 
@@ -88,16 +84,38 @@ class Sparing(Protocol):
 
 
 @runtime_checkable
+class Timing(Protocol):
+    """A collector that measures its devices, and cuts short the one that would make its neighbours wait."""
+
+    def slow_devices(self) -> frozenset[str]:
+        """Return those that had to be cut short again and again, by the names of `Sparing`. Never raises.
+
+        They are given a sampler of their own, at a longer period, which asks this too: none, and they come back.
+        """
+        ...
+
+
+@runtime_checkable
 class Resting(Protocol):
     """A collector that has work of its own between the turns of its sampler: samples at 8 Hz."""
 
+    @property
+    def name(self) -> str: ...
     def rest(self, until_ns: int, wake_descriptor: int) -> None:
         """Return at that boot time, or soon after *wake_descriptor* can be read. Never raises."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+@runtime_checkable
+class Warming(Protocol):
+    """A collector that can make ready before it is its sampler's turn: load a library, open a driver."""
+
+    def warm(self) -> None:
+        """Do so, within `ext.place.enter` and `leave`, and without opening a device. Never raises."""
+        ...
+
+
+class Turn(NamedTuple):
     """What came of a pass. Blocks are empty unless the outcome is OK, or BLIND to a part."""
 
     collector: str
@@ -108,13 +126,14 @@ class Turn:
 
 
 def take_turn(collector: Collector, clock: Clock) -> Turn:
-    """Run one pass. Never raises: one broken sensor must not end the daemon."""
+    """Run one pass. Never raises but StartAnew: one broken sensor must not end the daemon."""
     begin = clock.boottime_ns()
     blocks: Sequence[Block] = ()
     words = ""
     try:
         blocks, outcome = collector.collect(), Outcome.OK
-        words = collector.blind_words if isinstance(collector, Seeing) else ""
+        # of `Seeing`; isinstance of a protocol costs more than some turns
+        words = getattr(collector, "blind_words", "")
         outcome = Outcome.BLIND if words else outcome
     except NoData as reason:
         outcome, words = Outcome.NO_DATA, str(reason)
@@ -122,6 +141,8 @@ def take_turn(collector: Collector, clock: Clock) -> Turn:
         outcome, words = Outcome.BLIND, str(reason)
     except Hung as reason:
         outcome, words = Outcome.HUNG, str(reason)
+    except StartAnew:
+        raise
     except Exception as error:  # noqa: BLE001 - whatever a sensor raises is its outcome
         outcome, words = Outcome.ERROR, f"{type(error).__name__}: {error}"
     seconds = (clock.boottime_ns() - begin) / 1e9

@@ -17,6 +17,8 @@ from . import naming
 from .activity import Activity
 from .arrays import Codes, Flags, Indexes, Times, grown, room
 from .counted import COUNTED
+from .hangs import EVENTS as HANG_EVENTS
+from .hangs import Hangs
 from .identity import Identity
 from .messages import DeviceLike, EventLike
 from .occurrences import Moment, Occurrences
@@ -49,6 +51,7 @@ class Fleet:
         self.findings: dict[tuple[str, str, str], Finding] = {}
         self.occurrences = Occurrences()
         self.sources = Sources()
+        self.hangs = Hangs()
         #: Rises when hosts, devices or their attributes change: what peers are computed from.
         self.shape_version = 0
         self.devices: dict[str, Devices] = {}
@@ -196,6 +199,8 @@ class Fleet:
         time_ns = received_ns if time_ns is None else time_ns
         if event.name == "collector.outcome":
             self.sources.words(host, event.device, event.code, event.message)
+        elif event.name in HANG_EVENTS:
+            self.hangs.take(host, event)
         elif time_ns >= int(self._booted_ns[host]) - BOOT_SLACK_NS:
             # Else it waited on disk through a reboot, which has cleared it.
             at = self._moment(host, event, received_ns, time_ns)

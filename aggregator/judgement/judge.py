@@ -23,6 +23,7 @@ from .rules import clock as rules_clock
 from .rules import fabric as rules_fabric
 from .rules import gpu as rules_gpu
 from .rules import host as rules_host
+from .rules import jobs as rules_jobs
 from .rules import kernel as rules_kernel
 from .rules import memory as rules_memory
 from .rules import nvlink as rules_nvlink
@@ -62,13 +63,16 @@ RULES: tuple[Callable[[Present], Iterator[Symptom]], ...] = (
     rules_fabric.pcie_errors,
     rules_host.contention,
     rules_host.file_systems,
+    rules_jobs.dead_holders,
     rules_xid.standing_xids,
     rules_xid.standing_sxids,
     rules_kernel.standing_events,
     rules_agent.new_hosts,
+    rules_agent.hung_devices,
     rules_agent.failing_collectors,
     rules_agent.stuck_counters,
     rules_agent.lost_frames,
+    rules_agent.barred_hosts,
     rules_agent.standing_findings,
 )
 

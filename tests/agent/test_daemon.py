@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.daemon import Daemon, Patience
+from gangline.agent.daemon import Daemon, Patience, Skips
 from gangline.agent.framing import Framer
 from gangline.agent.listening import Teller
+from gangline.agent.sampler.codec import Timed
 from gangline.agent.spool.spool import Spool
-from gangline.agent.turn import NoData, Outcome
+from gangline.agent.turn import NoData, Outcome, Turn
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import TABLES, Pace
@@ -107,10 +108,6 @@ class Numa:
             self._block.ints[cell] = self.turns
             self._block.valid[cell] = 1
         return [self._block]
-
-
-class InDriver(Numa):
-    enters_driver = True
 
 
 class Fixture:
@@ -306,71 +303,6 @@ def test_a_stall_is_counted_in_the_signal_of_every_collector_that_missed_turns()
     assert skipped == {"host": 25, "numa": 2}
 
 
-def test_a_driver_that_hangs_costs_only_its_own_readings() -> None:
-    """One GPU of eight blocked in an ioctl for a minute and the host's CPU, network and disks went
-    dark with it; and the late result must not be taken for a reading of now."""
-    gate, inside = threading.Event(), threading.Event()
-
-    def block() -> None:
-        inside.set()
-        assert gate.wait(GUARD_SECONDS)
-
-    gpu = InDriver(block, name="gpu", table="gpu_1s", pace=Pace.SECOND)
-    host = Numa(name="host", table="host_1s", pace=Pace.SECOND)
-    made = Fixture(gpu, host, linger_seconds=0.0)
-    made.run(60)
-    assert inside.is_set()
-    assert (host.turns, gpu.turns, made.tables("gpu_1s")) == (60, 1, [])
-    words = "did not return for 3.0 s in gpu"
-    assert made.outcomes() == [("event-1", "gpu", Outcome.HUNG, words)]
-    assert made.events.events[0].boottime_ns == START + 3 * SECOND
-    _, turns = made.tables("collector_1s")[-1]
-    assert [v for _, v in turns.values(0)] == [
-        59.0,
-        Outcome.HUNG,
-        58,
-    ]  # that of this very second is told next
-    probe = made.daemon._probes["gpu"]
-    gate.set()
-    assert probe._returned.wait(GUARD_SECONDS)
-    made.run(1)
-    assert made.tables("gpu_1s") == []  # the late one is thrown away, and the next one begun
-    assert probe.wait(GUARD_SECONDS)
-    made.run(1)
-    assert [at for at, _ in made.tables("gpu_1s")] == [START + 60 * SECOND]
-    assert made.outcomes()[1:] == [("event-2", "gpu", Outcome.OK, "")]
-
-
-def test_a_driver_that_answers_in_time_is_in_the_same_frame() -> None:
-    made = Fixture(InDriver(name="gpu", table="gpu_1s", pace=Pace.SECOND))
-    made.run(3)
-    assert [at for at, _ in made.tables("gpu_1s")] == [START + s * SECOND for s in range(3)]
-    assert len(made.spool.frames) == 3
-
-
-def test_a_slow_driver_is_a_frame_late_and_its_readings_keep_their_time() -> None:
-    """A sweep that takes 0.8 s comes back after its frame has left: the readings of second N travel
-    under N, and never mixed with those of the sweep that follows in the same block."""
-    gpu = InDriver(name="gpu", table="gpu_1s", pace=Pace.SECOND)
-    made = Fixture(gpu, linger_seconds=0.0)
-    back = threading.Semaphore(0)
-    collect = gpu.collect
-
-    def slow() -> Sequence[Block]:
-        assert back.acquire(timeout=GUARD_SECONDS)
-        return collect()
-
-    gpu.collect = slow  # type: ignore[method-assign]
-    for _ in range(3):
-        made.run(1)
-        back.release()
-        assert made.daemon._probes["gpu"]._returned.wait(GUARD_SECONDS)
-    made.run(1)
-    assert [at for at, _ in made.tables("gpu_1s")] == [START + s * SECOND for s in range(3)]
-    assert [cell(block, 0, 3) for _, block in made.tables("gpu_1s")] == [1, 2, 3]
-    back.release()
-
-
 def test_a_tick_that_fails_in_ourselves_is_logged_and_the_loop_goes_on(
     records: pytest.LogCaptureFixture,
 ) -> None:
@@ -438,3 +370,16 @@ def test_six_hours_leave_memory_and_spool_bounded_and_every_sample_on_the_grid(
     assert spool.dropped_frames + spool.unacknowledged_frames == 21_600
     assert spool.dropped_frames > 10_000  # it was full for most of the time
     spool.close()
+
+
+def test_turns_that_a_sampler_left_out_are_counted_from_when_it_took_the_others() -> None:
+    """A takeover begins a schedule of its own, which knows nothing of the turns before it."""
+    skips = Skips({"gpu_1s": SECOND})
+
+    def turn(at: float, outcome: Outcome = Outcome.OK) -> int:
+        return skips.count(Timed(int(at * SECOND), Turn("gpu_1s", (), 0.0, outcome)))
+
+    assert [turn(at) for at in (10.01, 11.2, 12.0)] == [0, 0, 0]
+    assert turn(12.5, Outcome.HUNG) == 0  # said of it, not taken
+    assert turn(15.9) == 2
+    assert [turn(at) for at in (15.95, 16.0, 17.99)] == [2, 2, 2]

@@ -9,6 +9,7 @@ import numpy as np
 from ...fleet.sources import BLIND, ERROR, HUNG
 from ...verdicts import Reason, State
 from ..present import Present, quoted
+from ..readings import Standing, above, standing
 from ..symptoms import Rule, Symptom
 
 #: A host is UNKNOWN until it was heard for this long.
@@ -31,6 +32,26 @@ HANGS = Rule(
     enter_seconds=3.0,
     leave_seconds=30.0,
 )
+#: The agent itself waited before it said so, and tries again by itself. Of a driver that hangs as a whole the first device
+#: is told a second or two before: by then it is that driver's finding.
+DEVICE_HANGS = Rule(
+    "device.hung",
+    State.WATCH,
+    Reason.DRIVER_HUNG,
+    "the agent's own trial of it answers in time, and for 30 s after",
+    enter_seconds=3.0,
+    leave_seconds=30.0,
+)
+DRIVER_HANGS = Rule(
+    "driver.hung",
+    State.UNHEALTHY,
+    Reason.DRIVER_HUNG,
+    "the agent's own trial of the driver answers in time, and for 30 s after",
+    leave_seconds=30.0,
+    hazard_factor=1000.0,
+)
+#: Of `probe_1s.state` (`agent/sampler/ward.py`).
+WELL, _HUNG, _ABANDONED, LEFT_ALONE, SLOW, TRIED = range(6)
 FAILS = Rule(
     "collector.failed",
     State.HEALTHY,
@@ -51,6 +72,23 @@ FRAMES_LOST = Rule(
     Reason.DATA_LOST,
     "the agent loses no frames for 5 minutes",
     leave_seconds=300.0,
+)
+#: What the host's own policy condemns, its operator's rows too: a fault of that policy shows as many such hosts, and the
+#: fleet's permit is withheld.
+BARS = Rule(
+    "host.barred",
+    State.UNHEALTHY,
+    Reason.POLICY,
+    "`gangline check` on the host finds nothing to enforce for 30 s",
+    leave_seconds=30.0,
+)
+BARRED = Standing(
+    BARS,
+    "agent_1s",
+    "barring_findings_count",
+    above(0.0),
+    "counts {value:.0f} findings for which the host takes no job while the permit is in force: "
+    "`gangline check` there names them",
 )
 FOUND = Rule("finding", State.WATCH, Reason.IDENTITY, "", leave_seconds=0.0)
 
@@ -106,12 +144,69 @@ def silent_hosts(present: Present, frozen: frozenset[int]) -> Iterator[Symptom]:
         )
 
 
+def hung_devices(present: Present) -> Iterator[Symptom]:
+    """A device whose calls do not return, by name and call; all of a driver's at once are one finding of the host."""
+    states, seconds = (
+        present.state("probe_1s", "state"),
+        present.gauge("probe_1s", "hung_seconds"),
+    )
+    rows = np.flatnonzero((states != WELL) & ((seconds > 0.0) | (states == SLOW))).tolist()
+    names = {row: present.name("probe_1s", row) for row in rows}
+    whole = {(host, name) for host, name in names.values() if " " not in name}
+    for row, (host, name) in names.items():
+        lane, _, device = name.partition(" ")
+        if device and (host, lane) in whole:
+            continue
+        yield _hung(present, row, device, float(seconds[row]), int(states[row]) == SLOW)
+
+
+def _hung(present: Present, row: int, device: str, seconds: float, is_slow: bool) -> Symptom:
+    host, name = present.name("probe_1s", row)
+    lane, said = name.partition(" ")[0], present.fleet.hangs.of(host, name)
+    kind = "gpu" if lane == "gpu" else said.collector.partition("_")[0]
+    key = gpu_at(present, host, device) if kind == "gpu" else device
+    what = f"{kind} {device}".strip() if device else "the GPU driver as a whole"
+    verb = (
+        "answers too slowly for its neighbours"
+        if is_slow
+        else f"did not return for {seconds:.1f} s"
+    )
+    return Symptom(
+        rule=DEVICE_HANGS if device else DRIVER_HANGS,
+        host=host,
+        device=key or "host",
+        signal="probe.hung_seconds",
+        value=seconds,
+        unit="seconds",
+        normal="below 0.9 s",
+        words=f"{what} {verb}" + (f": {said.words}" if said.words else ""),
+        sql=present.sql("probe_1s", row, "hung_seconds, state, abandoned_count", 120),
+        state=DRIVERS.get(kind) if device and not is_slow else None,
+        hazard_factor=HUNG_HAZARD_FACTORS.get(kind, 0.0) if device and not is_slow else 0.0,
+    )
+
+
+def gpu_at(present: Present, host: int, address: str) -> str:
+    """Return the UUID of the GPU at a PCI address, or the address where that is all that is known."""
+    for (kind, key), attributes in present.fleet.attributes[host].items():
+        if kind == "gpu" and attributes.get("pci_address") == address:
+            return key
+    return address
+
+
 def failing_collectors(present: Present) -> Iterator[Symptom]:
-    """A collector hangs in a driver, fails, or is blind, in whole or in part."""
+    """A collector hangs in a driver, fails, or is blind, in whole or in part.
+
+    One that hangs on a host whose agent names the device is left to `hung_devices`.
+    """
     outcomes = present.state("collector_1s", "outcome_state")
+    unwell = np.flatnonzero(present.state("probe_1s", "state") != WELL).tolist()
+    named = {present.name("probe_1s", row)[0] for row in unwell}
     for row in np.flatnonzero((outcomes >= BLIND) & (outcomes <= HUNG)).tolist():
         host, name = present.name("collector_1s", row)
         outcome, source = int(outcomes[row]), name.partition("_")[0]
+        if outcome == HUNG and host in named:
+            continue
         said = next((s.words for s in present.fleet.sources.of(host) if s.name == name), "")
         rule = HANGS if outcome == HUNG else FAILS
         verb = {BLIND: "is blind", ERROR: "fails", HUNG: "hangs in the driver"}[outcome]
@@ -193,6 +288,11 @@ def lost_frames(present: Present) -> Iterator[Symptom]:
             f"({total:.0f} in all): its spool was full or its disk failed",
             sql=present.sql("agent_1s", row, "spool_dropped_frames, spool_bytes", 600),
         )
+
+
+def barred_hosts(present: Present) -> Iterator[Symptom]:
+    """A host that bars itself from jobs by its own policy, or would under the fleet's permit."""
+    return standing(present, (BARRED,))
 
 
 def standing_findings(present: Present) -> Iterator[Symptom]:

@@ -1,0 +1,346 @@
+"""What a sampler and the daemon say to each other: lengths, numbers and cells, never an object.
+
+Either side may be killed in the middle of a word, so each message bears its length, and each length has a limit.
+What a table's rows and columns are is said when it changed; otherwise cells and valid bytes travel alone.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...fingerprints.block import Block
+from ...fingerprints.wire import telemetry_pb2
+from ..turn import Outcome, Turn
+
+#: Of one message: 4,096 rows of 200 signals and their names stay far below it.
+MESSAGE_BYTES_MAX = 16 << 20
+#: Of a device's name.
+NAME_BYTES_MAX = 1024
+#: Of a turn's words, as bytes: `turn.WORDS_CHARACTERS_MAX` characters.
+WORDS_BYTES_MAX = 4096
+#: Devices that a task may name.
+DEVICES_MAX = 65_535
+
+_HEAD = struct.Struct("<IB")
+_ROUND = struct.Struct("<QdQIHH")
+_TURN = struct.Struct("<HBBHQd")
+_SHAPE = struct.Struct("<BIH")
+_TASK = struct.Struct("<QHH")
+_LENGTH = struct.Struct("<H")
+_OUTCOMES = tuple(Outcome)
+_ROUND_KIND, _EVENT_KIND, _INVENTORY_KIND, _TASK_KIND, _WARM_KIND, _END_KIND = range(1, 7)
+
+
+class CodecError(ValueError):
+    """What came is not what the other side of this house says."""
+
+
+class Timed(NamedTuple):
+    """A turn, and the boot time at which it began."""
+
+    began_ns: int
+    turn: Turn
+
+
+class Round(NamedTuple):
+    """The turns of one grid point of one sampler, and what its process has cost since its start."""
+
+    grid_ns: int
+    cpu_seconds: float
+    memory_bytes: int  # its share (PSS); 0: not known
+    dropped: int  # messages that found no room, since its start
+    turns: Sequence[Timed] = ()
+    slow: frozenset[str] = frozenset()  # devices that would make their neighbours wait
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """A collector asks for a new inventory."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a sampler is to do from now on. Another one replaces it."""
+
+    lane: str
+    #: Not to be entered; they bear the names that are given to `ext.place.enter`.
+    spared: frozenset[str] = frozenset()
+    #: Collectors that take no turn.
+    left_out: frozenset[str] = frozenset()
+    #: Nothing but this device, or this collector, is looked at, all of it once in `period_ns`.
+    only_device: str = ""
+    only_collector: str = ""
+    period_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Make ready for a task without entering a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Let go of everything and end."""
+
+
+Said = Round | Inventory | telemetry_pb2.HealthEvent
+Order = Task | Warm | End
+
+
+def encode_order(order: Order) -> bytes:
+    """Return the message of an order of the daemon's."""
+    if isinstance(order, Task):
+        body = _TASK.pack(
+            order.period_ns,
+            *(len(each) for each in (order.spared, order.left_out)),
+        )
+        only = (order.only_device, order.only_collector, order.lane)
+        body += b"".join(map(_text, [*only, *sorted(order.spared), *sorted(order.left_out)]))
+        return _message(_TASK_KIND, body)
+    return _message(_WARM_KIND if isinstance(order, Warm) else _END_KIND, b"")
+
+
+def decode_order(kind: int, body: bytes) -> Order:
+    """Return what the daemon ordered. Raises CodecError."""
+    if kind == _TASK_KIND:
+        return _task(_Reader(body))
+    if kind in (_WARM_KIND, _END_KIND) and not body:
+        return Warm() if kind == _WARM_KIND else End()
+    raise CodecError(f"expected an order, got kind {kind} with {len(body)} bytes")
+
+
+def _task(reader: _Reader) -> Task:
+    period_ns, spared, left_out = reader.unpack(_TASK)
+    only_device, only_collector, lane = (reader.text() for _ in range(3))
+    task = Task(
+        lane,
+        frozenset(reader.text() for _ in range(spared)),
+        frozenset(reader.text() for _ in range(left_out)),
+        only_device,
+        only_collector,
+        period_ns,
+    )
+    reader.end()
+    return task
+
+
+def encode_event(event: telemetry_pb2.HealthEvent) -> bytes:
+    """Return the message of an event that a collector tells."""
+    return _message(_EVENT_KIND, event.SerializeToString())
+
+
+def encode_inventory(why: str) -> bytes:
+    """Return the message of a collector that asks for a new inventory."""
+    return _message(_INVENTORY_KIND, why.encode()[:WORDS_BYTES_MAX])
+
+
+def _message(kind: int, body: bytes) -> bytes:
+    if len(body) > MESSAGE_BYTES_MAX:
+        raise CodecError(f"a message of {len(body)} bytes; at most {MESSAGE_BYTES_MAX}")
+    return _HEAD.pack(len(body), kind) + body
+
+
+def _text(words: str) -> bytes:
+    data = words.encode("utf-8", "surrogateescape")[:NAME_BYTES_MAX]
+    return _LENGTH.pack(len(data)) + data
+
+
+class RoundEncoder:
+    """A sampler's side: remembers whose rows and columns the daemon knows. A block's are never others."""
+
+    def __init__(self, collectors: Sequence[str]) -> None:
+        """*collectors*: the same names in the same order as the decoder's."""
+        self._index = {name: at for at, name in enumerate(collectors)}
+        self._told: dict[tuple[int, int], Block] = {}
+
+    def forget(self) -> None:
+        """The last message was not sent: tell all rows and columns again."""
+        self._told.clear()
+
+    def encode(self, told: Round) -> bytes:
+        """Return the message of a round. Raises CodecError when it is too long for one."""
+        parts: list[bytes | bytearray] = [
+            _ROUND.pack(
+                *(told.grid_ns, told.cpu_seconds, told.memory_bytes, told.dropped),
+                *(len(told.turns), len(told.slow)),
+            ),
+            *map(_text, sorted(told.slow)),
+        ]
+        for timed in told.turns:
+            self._turn(timed, parts)
+        return _message(_ROUND_KIND, b"".join(parts))
+
+    def _turn(self, timed: Timed, parts: list[bytes | bytearray]) -> None:
+        turn = timed.turn
+        at = self._index[turn.collector]
+        words = turn.words.encode("utf-8", "replace")[:WORDS_BYTES_MAX]
+        count = len(turn.blocks)
+        parts += (
+            _TURN.pack(at, turn.outcome, count, len(words), timed.began_ns, turn.seconds),
+            words,
+        )
+        for number, block in enumerate(turn.blocks):
+            known = self._told.get((at, number)) is block
+            self._told[at, number] = block
+            parts += (b"\0" if known else b"\1" + _shape(block), block.cells, block.valid)
+
+
+def _shape(block: Block) -> bytes:
+    table, columns = block.table.encode(), len(block.signal_ids)
+    ids = struct.pack(f"<{columns}H", *block.signal_ids)
+    head = _SHAPE.pack(len(table), block.rows, columns)
+    return head + table + ids + b"".join(map(_text, block.devices))
+
+
+class Decoder:
+    """The daemon's side: bytes in, messages out. The blocks of a round are refilled by the next."""
+
+    def __init__(self, collectors: Sequence[str]) -> None:
+        self._names = tuple(collectors)
+        self._blocks: dict[tuple[int, int], Block] = {}
+        self._inbox = Inbox()
+
+    def feed(self, data: bytes) -> None:
+        """Take what was read from the socket."""
+        self._inbox.feed(data)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a whole message waits."""
+        return self._inbox.waiting
+
+    def next(self) -> Said | None:
+        """Return the next whole message, or None. Raises CodecError, after which nothing is of use."""
+        found = self._inbox.next()
+        if found is None:
+            return None
+        kind, body = found
+        try:
+            return self._said(kind, body)
+        except (struct.error, UnicodeDecodeError) as error:
+            raise CodecError(f"kind {kind}, {len(body)} bytes: {error}") from error
+
+    def _said(self, kind: int, body: bytes) -> Said:
+        if kind == _ROUND_KIND:
+            return self._round(_Reader(body))
+        if kind == _INVENTORY_KIND:
+            return Inventory(body.decode())
+        if kind == _EVENT_KIND:
+            try:
+                return telemetry_pb2.HealthEvent.FromString(body)
+            except Exception as error:  # protobuf's DecodeError is not the same class everywhere
+                raise CodecError(f"an event of {len(body)} bytes: {error}") from error
+        raise CodecError(f"expected a round, an event or a wish, got kind {kind}")
+
+    def _round(self, reader: _Reader) -> Round:
+        grid_ns, cpu_seconds, memory_bytes, dropped, count, slow_count = reader.unpack(_ROUND)
+        slow = frozenset(reader.text() for _ in range(slow_count))
+        turns = [self._turn(reader) for _ in range(count)]
+        reader.end()
+        return Round(grid_ns, cpu_seconds, memory_bytes, dropped, turns, slow)
+
+    def _turn(self, reader: _Reader) -> Timed:
+        at, outcome, count, words, began_ns, seconds = reader.unpack(_TURN)
+        if at >= len(self._names) or outcome >= len(_OUTCOMES):
+            raise CodecError(f"no collector {at}, or no outcome {outcome}")
+        if not 0.0 <= seconds < math.inf:
+            raise CodecError(f"a turn of {seconds} seconds")
+        said = reader.words(words) if words else ""
+        blocks = [self._block(reader, (at, number)) for number in range(count)]
+        return Timed(began_ns, Turn(self._names[at], blocks, seconds, _OUTCOMES[outcome], said))
+
+    def _block(self, reader: _Reader, place: tuple[int, int]) -> Block:
+        if reader.take(1) == b"\1":
+            self._blocks[place] = _shaped(reader)
+        block = self._blocks.get(place)
+        if block is None:
+            raise CodecError(f"cells of a table without rows and columns: block {place}")
+        block.cells[:] = reader.take(len(block.cells))
+        block.valid[:] = reader.take(len(block.valid))
+        return block
+
+
+def _shaped(reader: _Reader) -> Block:
+    name, rows, columns = reader.unpack(_SHAPE)
+    table = reader.words(name)
+    ids = reader.unpack(struct.Struct(f"<{columns}H"))
+    if not columns or rows * (2 + columns * 9) > reader.left:
+        raise CodecError(f"table {table}: {rows} rows of {columns} signals in {reader.left} bytes")
+    return Block(table, [reader.text() for _ in range(rows)], ids)
+
+
+class Inbox:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._data += data
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a whole message waits, or one that is none."""
+        if len(self._data) < _HEAD.size:
+            return False
+        return len(self._data) >= _HEAD.size + int(_HEAD.unpack_from(self._data)[0])
+
+    def next(self) -> tuple[int, bytes] | None:
+        """Return (kind, body), or None while the next message is not whole. Raises CodecError."""
+        if len(self._data) < _HEAD.size:
+            return None
+        length, kind = _HEAD.unpack_from(self._data)
+        if length > MESSAGE_BYTES_MAX:
+            raise CodecError(f"a message of {length} bytes; at most {MESSAGE_BYTES_MAX}")
+        end = _HEAD.size + length
+        if len(self._data) < end:
+            return None
+        body = bytes(self._data[_HEAD.size : end])
+        del self._data[:end]
+        return kind, body
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        while (found := self.next()) is not None:
+            yield found
+
+
+class _Reader:
+    """Reads a body from its beginning to its end, and never past it."""
+
+    __slots__ = ("at", "body")
+
+    def __init__(self, body: bytes) -> None:
+        self.body, self.at = body, 0
+
+    @property
+    def left(self) -> int:
+        return len(self.body) - self.at
+
+    def take(self, count: int) -> bytes:
+        begin, end = self.at, self.at + count
+        if end > len(self.body):
+            raise CodecError(f"{count} bytes expected, {self.left} are left")
+        self.at = end
+        return self.body[begin:end]
+
+    def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(self.take(form.size))
+
+    def words(self, count: int) -> str:
+        return self.take(count).decode("utf-8", "replace")
+
+    def text(self) -> str:
+        (length,) = self.unpack(_LENGTH)
+        if length > NAME_BYTES_MAX:
+            raise CodecError(f"a name of {length} bytes; at most {NAME_BYTES_MAX}")
+        return self.take(length).decode("utf-8", "surrogateescape")
+
+    def end(self) -> None:
+        if self.left:
+            raise CodecError(f"{self.left} bytes too many")

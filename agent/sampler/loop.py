@@ -1,0 +1,220 @@
+"""What a sampler does: turns on the grid of boot time, one after another, each round in one message."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...ext import place
+from ...fingerprints.catalogue import PERIOD_SECONDS
+from ...fingerprints.wire import telemetry_pb2
+from ..clock import Clock
+from ..listening import Listening, Teller
+from ..pace import Schedule
+from ..turn import Collector, Resting, Sparing, StartAnew, Timing, Warming, take_turn
+from .codec import (
+    CodecError,
+    End,
+    Order,
+    Round,
+    RoundEncoder,
+    Task,
+    Timed,
+    Warm,
+    encode_event,
+    encode_inventory,
+)
+from .lanes import Lanes
+
+SECOND_NS = 1_000_000_000
+#: The schedule's name for the message of each second, be there a turn in it or not: who says nothing is stuck.
+BEAT = ""
+#: What a process costs in memory is looked at this often: it is not free.
+MEMORY_ROUNDS = 60
+
+log = logging.getLogger(__name__)
+
+
+class AllBut(frozenset[str]):
+    """Every name but one, of names known and unknown; iterating gives those that are known.
+
+    The driver as a whole, whose name is empty, is not among them.
+    """
+
+    kept: str
+
+    @classmethod
+    def of(cls, kept: str, known: Iterable[str]) -> AllBut:
+        """Return all names but *kept*."""
+        made = cls(frozenset(known) - {kept})
+        made.kept = kept
+        return made
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __contains__(self, name: object) -> bool:
+        return name not in ("", self.kept)
+
+
+class _Sink:
+    """Where a sampler's `Teller` puts its events: the way to the daemon, which has the disk."""
+
+    def __init__(self, say: Callable[[bytes], bool]) -> None:
+        self._say = say
+
+    def put(self, event: telemetry_pb2.HealthEvent) -> bool:
+        return self._say(encode_event(event))
+
+
+class _Telling(Teller):
+    """A teller that hands on at once what `Teller` keeps for the next tick."""
+
+    def __init__(self, clock: Clock, say: Callable[[bytes], bool]) -> None:
+        super().__init__(clock, _Sink(say), lambda: None)
+        self._say = say
+
+    def renew_inventory(self, why: str) -> None:
+        self._say(encode_inventory(why))
+
+
+class Sampler:
+    """Takes orders, and the turns of its lane when they are due. For one thread; never raises.
+
+    Its clock is handed in, as is the way to the daemon: the same object runs in a process of its own
+    and, an hour in a second, in a test.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        clock: Clock,
+        say: Callable[[bytes], bool],
+        cost: Callable[[bool], tuple[float, int]] = lambda _: (0.0, 0),
+        renamed: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """*say* sends a message, or returns False when there is no room. *cost*: CPU seconds and, when it is told
+        so, bytes of memory (0: as before). *renamed* is told what this sampler has become."""
+        self._lanes, self._clock, self._say = lanes, clock, say
+        self._cost, self._renamed = cost, renamed
+        self._teller = _Telling(clock, say)
+        every = [each.name for collectors in lanes.values() for each in collectors]
+        self._encoder = RoundEncoder(every)
+        self._task: Task | None = None
+        self._collectors: dict[str, Collector] = {}
+        #: Collectors that have work of their own between turns.
+        self.resting: Sequence[Resting] = ()
+        self._timing: Sequence[Timing] = ()
+        self._listening: set[str] = set()
+        self._schedule = Schedule({})
+        self._rounds = self._dropped = self._memory_bytes = 0
+        self.ended = False
+        self.anew = False  # it ended because only another process can go on
+
+    def next_ns(self) -> int | None:
+        """Return when the next turn is; None while there is no task."""
+        return None if self._task is None else self._schedule.next_ns()
+
+    def obey(self, order: Order) -> None:
+        """Do as the daemon says, from now on."""
+        if isinstance(order, End):
+            self.ended = True
+        elif isinstance(order, Warm):
+            self._warm()
+        else:
+            self._take(order)
+
+    def _warm(self) -> None:
+        for collector in (each for those in self._lanes.values() for each in those):
+            if isinstance(collector, Warming):
+                self._guarded(collector, collector.warm)
+        self._tell([], 0, look_at_memory=True)
+
+    def _take(self, task: Task) -> None:
+        if self._task is None:
+            self._renamed(task.lane)
+        self._task = task
+        chosen = {each.name: each for each in self._lanes[task.lane] if _has_turns(each, task)}
+        spared: frozenset[str] = task.spared
+        if task.only_device:
+            spared = AllBut.of(task.only_device, task.spared)
+        for collector in chosen.values():
+            if isinstance(collector, Sparing):
+                self._guarded(collector, collector.spare, spared)
+            if not task.only_device:
+                self._listen(collector)
+        periods = _periods(chosen.values(), task.period_ns)
+        if periods != self._schedule.periods_ns:
+            self._schedule = Schedule(periods)
+        self._collectors = chosen
+        # asked once: isinstance of a protocol, each second of each collector, cost more than their turns
+        self.resting = [each for each in chosen.values() if isinstance(each, Resting)]
+        self._timing = [each for each in chosen.values() if isinstance(each, Timing)]
+
+    def _listen(self, collector: Collector) -> None:
+        """Have it tell. In a trial nobody hears: what is told there would count as told."""
+        if isinstance(collector, Listening) and collector.name not in self._listening:
+            self._listening.add(collector.name)
+            self._guarded(collector, collector.listen, self._teller)
+
+    def _guarded(self, collector: Collector, call: Callable[..., object], *given: Any) -> None:
+        place.collector(collector.name.encode())
+        try:
+            call(*given)
+        except Exception:
+            cause = f"collector.{collector.name}.sampler"
+            log.exception("collector %s fails", collector.name, extra={"cause": cause})
+        place.leave()
+        place.collector(b"")
+
+    def tick(self) -> None:
+        """Take the turns that are due now, if any, and send them."""
+        now_ns = self._clock.boottime_ns()
+        due = self._schedule.due(now_ns) if self._task else []
+        if not due:
+            return
+        try:
+            turns = [self._turn(self._collectors[name]) for name in due if name != BEAT]
+        except StartAnew as why:
+            log.warning("%s: another sampler goes on", why, extra={"cause": "sampler.anew"})
+            self.ended = self.anew = True
+            return
+        self._rounds += 1
+        self._tell(turns, now_ns // SECOND_NS * SECOND_NS, self._rounds % MEMORY_ROUNDS == 2)
+
+    def _turn(self, collector: Collector) -> Timed:
+        place.collector(collector.name.encode())
+        began_ns = self._clock.boottime_ns()
+        turn = take_turn(collector, self._clock)
+        place.leave()  # one that raised in the middle of a call has returned from it
+        place.collector(b"")
+        return Timed(began_ns, turn)
+
+    def _tell(self, turns: Sequence[Timed], grid_ns: int, look_at_memory: bool) -> None:
+        seconds, memory = self._cost(look_at_memory)
+        self._memory_bytes = memory or self._memory_bytes
+        slow = frozenset[str]().union(*[each.slow_devices() for each in self._timing])
+        told = Round(grid_ns, seconds, self._memory_bytes, self._dropped, turns, slow)
+        try:
+            sent = self._say(self._encoder.encode(told))
+        except CodecError:
+            log.exception("a round cannot be sent", extra={"cause": "sampler.round"})
+            sent = False
+        if not sent:
+            self._dropped += 1
+            self._encoder.forget()
+
+
+def _has_turns(collector: Collector, task: Task) -> bool:
+    if task.only_collector:
+        return collector.name == task.only_collector
+    if task.only_device and not isinstance(collector, Sparing):
+        return False
+    return collector.name not in task.left_out
+
+
+def _periods(collectors: Iterable[Collector], period_ns: int) -> dict[str, int]:
+    """Return the periods, the shortest first: what is sampled each second waits for nothing else."""
+    own = {each.name: period_ns or PERIOD_SECONDS[each.pace] * SECOND_NS for each in collectors}
+    return dict(sorted(own.items(), key=lambda item: item[1])) | {BEAT: period_ns or SECOND_NS}

@@ -1,0 +1,479 @@
+"""The samplers as the daemon knows them: what they say comes out here, and they are watched."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from ...ext import place
+from ...fingerprints.block import Block
+from ...fingerprints.wire import telemetry_pb2
+from ..clock import Clock
+from ..listening import Teller
+from ..turn import Outcome, Sparing, Turn
+from . import actions, codec
+from .actions import Action, Tell
+from .crew import Role
+from .lanes import GPU, PROCESSES_MAX, Lanes
+from .left_behind import LeftBehind, LeftBehindFile
+from .nursery import Report
+from .overlay import Overlay
+from .reporting import ProbeTables, event_of
+from .standing import Excuse
+from .supervisor import Supervisor
+from .ward import DeviceState, State, Unit
+
+SECOND_NS = 1_000_000_000
+#: Read at once from one sampler; a round that is longer takes several reads.
+RECEIVE_BYTES = 1 << 16
+#: A socket that was closed by a process of which nobody says that it ended.
+CLOSED_NS_MAX = SECOND_NS
+#: A nursery that has not forked for so long is replaced, and all its samplers with it: on a host short of memory or of
+#: CPUs it takes long.
+FORK_NS_MAX = 15 * SECOND_NS
+#: The nursery is forked again no more often than this.
+NURSERY_NS_MIN = SECOND_NS
+
+log = logging.getLogger(__name__)
+
+
+class Link(Protocol):
+    """The way to a sampler: what is needed of a socket that does not block."""
+
+    def recv(self, size: int, /) -> bytes: ...
+    def send(self, data: bytes, /) -> int: ...
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class Nursery(Protocol):
+    """What is needed of `nursery.Nursery`; a test's runs samplers in its own process."""
+
+    @property
+    def pid(self) -> int: ...  # 0: there is none
+    def start(self) -> None: ...
+    def slot(self, number: int) -> memoryview: ...
+    def fork(self, serial: int, slot: int) -> Link: ...
+    def kill(self, serial: int) -> None: ...
+    def excuse(self, pid: int, cpu_seconds: float) -> Excuse | None: ...
+    def start_ticks(self, pid: int) -> int: ...
+    def reports(self) -> list[Report] | None: ...
+    def descriptors(self) -> list[int]: ...
+    def kill_all(self) -> None: ...
+
+
+class _Child:
+    """A sampler as it is seen from here."""
+
+    def __init__(self, serial: int, slot: int, link: Link, memory: memoryview, now_ns: int) -> None:
+        self.serial, self.slot, self.link, self.memory = serial, slot, link, memory
+        self.descriptor = link.fileno()
+        self.decoder: codec.Decoder
+        self.asked_ns = now_ns
+        self.pid = 0
+        self.grid_ns = 0
+        self.outbox = b""
+        self.closed_ns = 0  # when its socket was found closed; 0: it is open
+        self.more = False  # another round has come already
+        self.cpu_seconds, self.memory_bytes, self.dropped = 0.0, 0, 0
+
+
+class Samplers:
+    """Everything that enters a driver. For the daemon's thread; no method blocks or raises.
+
+    Until `listen` what the collectors tell is thrown away.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        nursery: Nursery,
+        clock: Clock,
+        *,
+        deadline_seconds: float = 0.9,
+        devices_of: Callable[[], Sequence[str]] = tuple,
+        key_of: Callable[[str], str] = lambda address: address,
+        left_behind: LeftBehindFile | None = None,
+    ) -> None:
+        """*devices_of*: the PCI addresses of the GPUs, asked of nobody who may hang. *key_of*: UUID of an address, or
+        that again. *deadline_seconds*: of a call into a driver. *left_behind*: where an agent after this one finds who
+        hangs."""
+        self._lanes, self._nursery, self._clock = lanes, nursery, clock
+        self._devices_of, self._key_of = devices_of, key_of
+        self.collectors = [each.name for those in lanes.values() for each in those]
+        self._supervisor = Supervisor(
+            {
+                lane: {each.name: isinstance(each, Sparing) for each in those}
+                for lane, those in lanes.items()
+            },
+            deadline_ns=int(deadline_seconds * 1e9),
+            excuse=self._excuse,
+        )
+        self._file = left_behind
+        self._left: dict[int, LeftBehind] = {}  # by serial; as the file has it
+        self._inherited: set[int] = set()  # of them, those of an agent before this one
+        self._inherited_ns = 0  # when they were last looked at
+        self._children: dict[int, _Child] = {}
+        self._teller: Teller | None = None
+        self._extra: list[codec.Timed] = []
+        self._overlay = Overlay()
+        self._tables = ProbeTables()
+        self._seen: dict[int, place.Seen] = {}  # where each was at the last `take`
+        self._spent_seconds = 0.0  # by samplers that have ended
+        self._nursery_ns = -NURSERY_NS_MIN
+        self._started = False
+
+    # ---- the daemon's loop
+
+    def start(self, released: Mapping[str | None, int] | None = None) -> None:
+        """Fork the nursery, and through it the samplers. Before any thread is. *released*: GPUs that are not to be
+        taken before a time, as `released` returns them."""
+        now_ns = self._clock.boottime_ns()
+        if self._lanes:
+            self._started = True
+            self._start_nursery(now_ns)
+            self._supervisor.know(GPU, self._devices_of())
+            self._inherit(now_ns)
+            self._do(self._supervisor.start(now_ns, released), now_ns)
+
+    def listen(self, teller: Teller) -> None:
+        """Tell events to *teller* from now on."""
+        self._teller = teller
+
+    def close(self) -> None:
+        """End all samplers, and the nursery. What hangs in a driver ends when it returns."""
+        self._started = False
+        self._nursery.kill_all()
+        for child in self._children.values():
+            child.link.close()
+        self._children.clear()
+
+    def descriptors(self) -> list[int]:
+        """Return what to poll: when one can be read, `take` has something to do."""
+        links = [child.descriptor for child in self._children.values() if not child.closed_ns]
+        return [*self._nursery.descriptors(), *links] if self._started else []
+
+    def take(self, now_ns: int, ready: Collection[int] | None = None) -> list[codec.Timed]:
+        """Return the turns that have come, at most one round of each sampler, and look after all of them.
+
+        Their blocks are the caller's until the next `take`; call again while `more`. *ready*: of `descriptors`,
+        those that can be read; None: they may all be.
+        """
+        if not self._started:
+            return []
+        turns: list[codec.Timed] = []
+        for child in list(self._children.values()):
+            if child.outbox:
+                self._flush(child)
+            if ready is None or child.descriptor in ready:
+                self._read(child, now_ns)
+                self._decode(child, now_ns, turns)
+            elif child.more:
+                self._decode(child, now_ns, turns)
+        self._hear_nursery(now_ns, turns, ready)
+        children = self._children.items()
+        self._seen = {serial: place.read(child.memory) for serial, child in children}
+        if self._inherited:
+            self._look_at_inherited(now_ns)
+        self._do(self._supervisor.look(now_ns, self._seen), now_ns)
+        if self._file:
+            self._note_left_behind(self._file)
+        if self._extra:
+            turns += self._extra
+            self._extra = []
+        return turns
+
+    @property
+    def more(self) -> bool:
+        """Whether another round waits to be taken."""
+        return any(child.more for child in self._children.values())
+
+    def waiting(self, grid_ns: int) -> bool:
+        """Say whether the turns of this second, of a lane that has somebody to take them, have not come."""
+        return self._started and next(self._late(grid_ns), None) is not None
+
+    def late(self, now_ns: int, grid_ns: int) -> None:
+        """Note who is waited for in vain."""
+        for lane, child in list(self._late(grid_ns)):
+            self._do(self._supervisor.late(now_ns, lane, place.read(child.memory)), now_ns)
+
+    def next_ns(self, now_ns: int) -> int | None:
+        """Return when somebody has to be looked at again, if that is sooner than the next second."""
+        return self._supervisor.next_ns(now_ns, self._seen) if self._started else None
+
+    def blocks(self) -> list[Block]:
+        """Return `probe_1s` and `gpu_1s_probe` as of now."""
+        return self._tables.blocks(self.states(), self._key_of)
+
+    # ---- what others ask
+
+    def release(self, devices: frozenset[str] | None, seconds: float) -> None:
+        """Let go of every handle of these GPUs (PCI addresses), or of all of them and of the driver.
+
+        They are taken back after *seconds* by themselves. `held` says when it has come about.
+        """
+        now_ns = self._clock.boottime_ns()
+        self._do(self._supervisor.release(now_ns, devices, seconds), now_ns)
+
+    def resume(self, devices: frozenset[str] | None) -> None:
+        """Take back what was released; None: all of it."""
+        now_ns = self._clock.boottime_ns()
+        self._do(self._supervisor.resume(now_ns, devices), now_ns)
+
+    def released(self) -> Mapping[str | None, int]:
+        """Return what is released -> until when (boot time); the key None stands for all GPUs."""
+        return self._supervisor.released()
+
+    def held(self, devices: frozenset[str] | None) -> bool:
+        """Say whether some sampler may have a handle of one of these GPUs; None: of any, or of their driver."""
+        return self._supervisor.held(devices)
+
+    def leave_alone(self, device: str, why: str) -> None:
+        """Do not enter a GPU (PCI address) of which its driver said that it is ill; it is tried later."""
+        now_ns = self._clock.boottime_ns()
+        self._do(self._supervisor.leave_alone(now_ns, device, why), now_ns)
+
+    def states(self) -> Sequence[DeviceState]:
+        """Return what is not well, and for a minute what is well again."""
+        return self._supervisor.states(self._clock.boottime_ns())
+
+    @property
+    def abandoned_count(self) -> int:
+        """Processes ever left behind."""
+        return self._supervisor.abandoned_count
+
+    @property
+    def takeovers_count(self) -> int:
+        """How often another sampler had to take a lane over."""
+        return self._supervisor.takeovers_count
+
+    @property
+    def processes(self) -> int:
+        """How many processes live, the nursery among them."""
+        return len(self._children) + self._started
+
+    @property
+    def cpu_seconds(self) -> float:
+        """What all of them have used since the start, those that ended too."""
+        return self._spent_seconds + sum(child.cpu_seconds for child in self._children.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """What they share counted once; as each of them last said."""
+        return sum(child.memory_bytes for child in self._children.values())
+
+    # ---- what comes
+
+    def _late(self, grid_ns: int) -> Iterator[tuple[str, _Child]]:
+        for lane in self._lanes:
+            process = self._supervisor.lane_process(lane)
+            child = self._children.get(process.serial) if process else None
+            if child is not None and child.grid_ns < grid_ns:
+                yield lane, child
+
+    def _read(self, child: _Child, now_ns: int) -> None:
+        while not child.closed_ns:
+            try:
+                data = child.link.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                child.closed_ns = now_ns
+            child.decoder.feed(data)
+            if len(data) < RECEIVE_BYTES:
+                break
+
+    def _decode(self, child: _Child, now_ns: int, turns: list[codec.Timed]) -> None:
+        child.more = False
+        try:
+            while (said := child.decoder.next()) is not None:
+                if isinstance(said, codec.Round):
+                    self._round(child, said, now_ns, turns)
+                    child.more = child.decoder.waiting
+                    return
+                self._tell(child, said)
+        except codec.CodecError:
+            log.exception("a sampler speaks nonsense", extra={"cause": "sampler.codec"})
+            child.closed_ns = child.closed_ns or now_ns
+            self._nursery.kill(child.serial)
+
+    def _tell(self, child: _Child, said: codec.Inventory | telemetry_pb2.HealthEvent) -> None:
+        process = self._supervisor.processes.get(child.serial)
+        if self._teller is None or process is None or process.role is Role.SOLO:
+            return
+        if isinstance(said, codec.Inventory):
+            self._teller.renew_inventory(said.why)
+        else:
+            self._teller.tell(said)
+
+    def _round(
+        self, child: _Child, told: codec.Round, now_ns: int, turns: list[codec.Timed]
+    ) -> None:
+        child.cpu_seconds, child.dropped = told.cpu_seconds, told.dropped
+        child.memory_bytes = told.memory_bytes or child.memory_bytes
+        child.grid_ns = max(child.grid_ns, told.grid_ns)
+        process = self._supervisor.processes.get(child.serial)
+        if process is None:
+            return
+        if process.role is Role.LANE:
+            self._overlay.lay(told.turns, now_ns)
+            turns += told.turns
+        elif process.role is Role.SOLO and self._supervisor.state_of(process) is State.SLOW:
+            self._overlay.keep(told.turns, now_ns)
+        seconds = sum(timed.turn.seconds for timed in told.turns)
+        self._do(self._supervisor.heard(now_ns, child.serial, seconds, told.slow), now_ns)
+
+    def _hear_nursery(
+        self, now_ns: int, turns: list[codec.Timed], ready: Collection[int] | None
+    ) -> None:
+        descriptors = self._nursery.descriptors()
+        silent = ready is not None and descriptors and descriptors[0] not in ready
+        reports = [] if silent else self._nursery.reports()
+        for report in reports or ():
+            child = self._children.get(report.serial)
+            if child is not None and report.words:
+                self._read(child, now_ns)  # its last words
+                self._decode(child, now_ns, turns)
+                self._ended(child, report.words, now_ns)
+            elif child is not None:
+                child.pid = report.pid
+        overdue = any(
+            not child.pid and now_ns - child.asked_ns > FORK_NS_MAX
+            for child in self._children.values()
+        )
+        if reports is None or overdue:
+            self._start_nursery(now_ns)
+        for child in list(self._children.values()):
+            if child.closed_ns and now_ns - child.closed_ns > CLOSED_NS_MAX:
+                self._nursery.kill(child.serial)
+                self._ended(child, "closed its socket", now_ns)
+
+    def _start_nursery(self, now_ns: int) -> None:
+        if now_ns - self._nursery_ns < NURSERY_NS_MIN:
+            return
+        again, self._nursery_ns = self._nursery_ns >= 0, now_ns
+        if again:
+            log.warning("the nursery is gone; another one is forked", extra={"cause": "nursery"})
+            self._nursery.kill_all()
+        elif self._nursery.pid:
+            return  # it was forked before the rest of the daemon was imported
+        try:
+            self._nursery.start()
+        except OSError as error:
+            log.error("no nursery: %s", error, extra={"cause": "nursery"})
+        if again:
+            for child in self._children.values():
+                child.asked_ns, child.pid = now_ns, child.pid or -1
+            self._do(self._supervisor.orphaned(now_ns), now_ns)
+
+    def _ended(self, child: _Child, words: str, now_ns: int) -> None:
+        seen = place.read(child.memory)
+        child.link.close()
+        del self._children[child.serial]
+        self._spent_seconds += child.cpu_seconds
+        process = self._supervisor.processes.get(child.serial)
+        if process is not None and process.role in (Role.LANE, Role.SOLO, Role.STANDBY):
+            where = f" in {seen.collector}: {seen.device} {seen.call}" if seen.entered_ns else ""
+            role = process.role.value
+            log.warning("a %s sampler %s%s", role, words, where, extra={"cause": f"sampler.{role}"})
+        self._do(self._supervisor.died(now_ns, child.serial, words, seen), now_ns)
+
+    # ---- who hangs
+
+    def _excuse(self, serial: int) -> Excuse | None:
+        child = self._children.get(serial)
+        if child is None or child.pid <= 0:
+            return None
+        return self._nursery.excuse(child.pid, child.cpu_seconds)
+
+    def _inherit(self, now_ns: int) -> None:
+        for left in self._file.read() if self._file else ():
+            if serial := self._supervisor.inherit(now_ns, left.unit, left.seen):
+                self._left[serial] = left
+                self._inherited.add(serial)
+
+    def _look_at_inherited(self, now_ns: int) -> None:
+        """They are nobody's children: who of them has ended is only seen by looking."""
+        if now_ns - self._inherited_ns >= SECOND_NS:
+            self._inherited_ns = now_ns
+            for serial in [each for each in self._inherited if not self._left[each].lives]:
+                self._inherited.discard(serial)
+                seen = self._left[serial].seen
+                self._do(self._supervisor.died(now_ns, serial, "has ended", seen), now_ns)
+        self._seen |= {serial: self._left[serial].seen for serial in self._inherited}
+
+    def _note_left_behind(self, file: LeftBehindFile) -> None:
+        """Keep the file as it is; a disk is written to only when somebody was left behind, or has ended."""
+        processes = self._supervisor.processes.values()
+        units = {p.serial: p.unit for p in processes if p.role is Role.ABANDONED and p.unit}
+        if units.keys() == self._left.keys():
+            return
+        self._left = {
+            serial: self._left.get(serial) or self._left_in(serial, unit)
+            for serial, unit in units.items()
+        }
+        file.write(each for each in self._left.values() if each.start_ticks)
+
+    def _left_in(self, serial: int, unit: Unit) -> LeftBehind:
+        child, seen = self._children[serial], place.read(self._children[serial].memory)
+        start_ticks = self._nursery.start_ticks(child.pid)
+        return LeftBehind(unit, child.pid, start_ticks, seen.entered_ns, seen.collector, seen.call)
+
+    # ---- what is done
+
+    def _do(self, wanted: Sequence[Action], now_ns: int) -> None:
+        for action in wanted:
+            if isinstance(action, Tell):
+                self._say(action, now_ns)
+            elif isinstance(action, actions.Fork):
+                self._fork(action.serial, now_ns)
+            elif isinstance(action, actions.Kill):
+                self._nursery.kill(action.serial)
+            elif isinstance(action, actions.Give):
+                self._order(action.serial, action.task)
+            else:
+                warm = isinstance(action, actions.Warm)
+                self._order(action.serial, codec.Warm() if warm else codec.End())
+
+    def _fork(self, serial: int, now_ns: int) -> None:
+        used = {child.slot for child in self._children.values()}
+        slot = next(n for n in range(PROCESSES_MAX + 1) if n not in used)
+        memory = self._nursery.slot(slot)
+        memory[:] = bytes(len(memory))
+        try:
+            link = self._nursery.fork(serial, slot)
+        except OSError as error:
+            words = f"could not be forked: {error}"
+            log.warning("a sampler %s", words, extra={"cause": "sampler.fork"})
+            self._do(self._supervisor.died(now_ns, serial, words, None), now_ns)
+            return
+        child = self._children[serial] = _Child(serial, slot, link, memory, now_ns)
+        child.decoder = codec.Decoder(self.collectors)
+
+    def _order(self, serial: int, order: codec.Order) -> None:
+        child = self._children.get(serial)
+        if child is not None and not child.closed_ns:
+            child.outbox += codec.encode_order(order)
+            self._flush(child)
+
+    def _flush(self, child: _Child) -> None:
+        try:
+            while child.outbox and not child.closed_ns:
+                child.outbox = child.outbox[child.link.send(child.outbox) :]
+        except BlockingIOError:
+            return
+        except OSError:  # it has ended; the nursery says how
+            child.outbox = b""
+
+    def _say(self, told: Tell, now_ns: int) -> None:
+        log.warning("%s", told.words, extra={"cause": f"probe.{told.what}.{told.device}"})
+        if told.what == "hung" or told.what == "driver_hung":
+            self._supervisor.know(GPU, self._devices_of())
+        if told.what in ("hung", "driver_hung") and told.collector in self.collectors:
+            turn = Turn(told.collector, (), told.seconds, Outcome.HUNG, told.words)
+            self._extra.append(codec.Timed(now_ns - int(told.seconds * 1e9), turn))
+        if self._teller is not None:
+            self._teller.tell(event_of(told, now_ns, self._key_of))

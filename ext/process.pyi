@@ -1,0 +1,20 @@
+"""What a process asks of Linux and of its C library about itself: its name, its end (prctl(2)), and to be small."""
+
+def name(words: bytes) -> None:
+    """Show as *words* in `ps -o comm` and `top`; Linux keeps 15 bytes."""
+
+def die_with_parent() -> None:
+    """Have this process killed when the thread that forked it ends. Ask getppid() after it: it may have ended."""
+
+def trim() -> None:
+    """Give memory that was freed back to the kernel, where the C library keeps it (malloc_trim(3))."""
+
+def be_small() -> None:
+    """Have threads share one arena of malloc(3) rather than fill one each: few of ours, and they allocate little."""
+
+class Filling:
+    """Holds what was free between the objects of this process, for as long as it lives itself. Before a fork.
+
+    What a process makes after the fork then goes to pages of its own, rather than here and there into pages that
+    it shares, each of which would be copied for it. What is held costs no page that was not touched already.
+    """

@@ -1,0 +1,139 @@
+"""A file system whose reads answer when the test lets them: a driver in whose call even SIGKILL waits.
+
+The kernel waits for the answer of a read that was handed to the file system, killed or not (fs/fuse/dev.c,
+request_wait_answer). The protocol is that of include/uapi/linux/fuse.h, its few calls that reading a file needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+_IN = struct.Struct("<IIQQIIII")  # fuse_in_header
+_OUT = struct.Struct("<IiQ")  # fuse_out_header
+_ATTR = struct.Struct("<QQQQQQIIIIIIIIII")  # fuse_attr
+LOOKUP, GETATTR, OPEN, READ, RELEASE, FLUSH, INIT, FORGET = 1, 3, 14, 15, 18, 25, 26, 2
+DIRECT_IO = 1
+MNT_DETACH, MNT_FORCE = 2, 1
+BUFFER_BYTES = 1 << 18
+ROOT = 1
+
+
+class Files:
+    """Files of one folder, each of which reads as `1`, unless it is stuck."""
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        self.folder, self._names = folder, names
+        self._stuck: set[str] = set()
+        self._waiting: list[tuple[str, int, int]] = []  # name, request, bytes wanted
+        self._lock = threading.Lock()
+        self._device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0"
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.mount(b"test", os.fsencode(folder), b"fuse", 0, options.encode()):
+            number = ctypes.get_errno()
+            os.close(self._device)
+            raise OSError(number, os.strerror(number))
+        self._libc = libc
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def stick(self, name: str) -> None:
+        """Let no read of that file return."""
+        with self._lock:
+            self._stuck.add(name)
+
+    def let(self, name: str) -> None:
+        """Answer all that wait for that file, and what comes."""
+        with self._lock:
+            self._stuck.discard(name)
+            ready = [(number, size) for waits, number, size in self._waiting if waits == name]
+            self._waiting = [each for each in self._waiting if each[0] != name]
+        for number, size in ready:
+            self._answer(number, b"1\n"[:size])
+
+    def waiting(self) -> int:
+        """How many reads wait."""
+        with self._lock:
+            return len(self._waiting)
+
+    def close(self) -> None:
+        """Take it down; who waits gets an error."""
+        self._libc.umount2(os.fsencode(self.folder), MNT_DETACH | MNT_FORCE)
+        self._thread.join(10)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                request = os.read(self._device, BUFFER_BYTES)
+            except OSError as error:
+                if error.errno == errno.ENOENT:  # a request was interrupted
+                    continue
+                os.close(self._device)
+                return
+            _, code, number, node, *_ = _IN.unpack_from(request)
+            self._handle(code, number, node, request[_IN.size :])
+
+    def _handle(self, code: int, number: int, node: int, body: bytes) -> None:
+        if code == INIT:
+            self._answer(
+                number, struct.pack("<IIIIHHIIHHI7I", 7, 31, 0, 0, 8, 8, 4096, 1, 0, 0, 0, *[0] * 7)
+            )
+        elif code == LOOKUP:
+            name = body.rstrip(b"\0").decode()
+            if name in self._names:
+                node = 2 + self._names.index(name)
+                self._answer(number, struct.pack("<QQQQII", node, 0, 0, 0, 0, 0) + _attr(node))
+            else:
+                self._answer(number, b"", errno.ENOENT)
+        elif code == GETATTR:
+            self._answer(number, struct.pack("<QII", 0, 0, 0) + _attr(node))
+        elif code == OPEN:
+            self._answer(number, struct.pack("<QII", 0, DIRECT_IO, 0))
+        elif code == READ:
+            _, offset, size = struct.unpack_from("<QQI", body)
+            self._read(number, self._names[node - 2], offset, size)
+        elif code in (RELEASE, FLUSH):
+            self._answer(number, b"")
+        elif code != FORGET:
+            self._answer(number, b"", errno.ENOSYS)
+
+    def _read(self, number: int, name: str, offset: int, size: int) -> None:
+        with self._lock:
+            if name in self._stuck:
+                self._waiting.append((name, number, size))
+                return
+        self._answer(number, b"" if offset else b"1\n"[:size])
+
+    def _answer(self, number: int, body: bytes, error: int = 0) -> None:
+        try:
+            os.write(self._device, _OUT.pack(_OUT.size + len(body), -error, number) + body)
+        except OSError as problem:  # nobody waits for it any more
+            assert problem.errno in (errno.ENOENT, errno.ENODEV), problem
+
+
+def _attr(node: int) -> bytes:
+    mode = 0o40755 if node == ROOT else 0o100444
+    return _ATTR.pack(node, 2, 1, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+
+
+@contextmanager
+def mounted(folder: Path, names: list[str]) -> Iterator[Files]:
+    """Mount it, or skip the test, saying why."""
+    folder.mkdir()
+    try:
+        files = Files(folder, names)
+    except OSError as error:
+        pytest.skip(f"no FUSE here: {error.strerror}; it takes /dev/fuse and the right to mount")
+    try:
+        yield files
+    finally:
+        files.close()

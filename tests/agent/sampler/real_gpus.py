@@ -1,0 +1,79 @@
+"""A daemon's samplers over the collectors of a played host's GPUs, as real processes; says each second what was read.
+
+Run as `python -m tests.agent.sampler.real_gpus LIBRARY PROC SLOW_SECONDS`: SLOW_SECONDS is the period of one that is slow.
+Where there is a folder `sys` beside PROC, its RDMA ports are sampled too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangline.agent.clock import SystemClock
+from gangline.agent.collectors import COLLECTORS
+from gangline.agent.hardware.nvml import driver_gpus
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.main import Signals
+from gangline.agent.sampler import arranging
+from gangline.agent.sampler.codec import Timed
+from gangline.agent.sampler.lanes import PROCESSES_MAX
+from gangline.agent.sampler.left_behind import LeftBehindFile
+from gangline.agent.sampler.nursery import Nursery
+from gangline.agent.sampler.samplers import Samplers
+from gangline.fingerprints.catalogue import BY_ID
+
+SECOND = 1_000_000_000
+NAMES = ("gpu_1s", "gpu_10s", "gpu_process_1s", "gpu_fast_1s")
+
+
+def main(library: str, proc: Path, slow_seconds: int) -> None:
+    arranging.SLOW_PERIOD_NS = slow_seconds * SECOND
+    clock = SystemClock()
+    roots = Roots(proc=proc, sys=proc.parent / "sys", nvml_library=library)
+    lanes = {"gpu": [COLLECTORS[name](roots) for name in NAMES]}
+    if roots.sys.exists():
+        lanes["host"] = [COLLECTORS["rdma_1s"](roots)]
+    nursery, file = Nursery(lanes, clock, PROCESSES_MAX + 1), LeftBehindFile(proc.parent, b"boot")
+    gpus = driver_gpus(proc)
+    samplers = Samplers(lanes, nursery, clock, devices_of=lambda: gpus, left_behind=file)
+    signals = Signals(clock)
+    with signals.caught():
+        samplers.start()
+        signals.listen(samplers.descriptors)
+        while not signals.stop.is_set():
+            now_ns = clock.boottime_ns()
+            said = read(samplers.take(now_ns))
+            if said:
+                print(json.dumps(told(samplers, said)), flush=True)
+            signals.wait(min(now_ns + SECOND // 4, samplers.next_ns(now_ns) or now_ns + SECOND))
+        samplers.close()
+
+
+def told(samplers: Samplers, said: dict[str, bool]) -> dict[str, object]:
+    roles = [process.role.value for process in samplers._supervisor.processes.values()]
+    return {
+        "whole": said,
+        "states": {each.device: each.state.name for each in samplers.states()},
+        "calls": {each.device: each.call for each in samplers.states()},
+        "roles": sorted(roles),
+        "takeovers": samplers.takeovers_count,
+    }
+
+
+def read(turns: Sequence[Timed]) -> dict[str, bool]:
+    """Return of each GPU whether its row of the second is whole: the temperature is asked for after the rest. And of
+    each port whether its traffic was read."""
+    return {
+        device: block.valid[column * block.rows + row] == 1
+        for timed in turns
+        for block in timed.turn.blocks
+        for column, signal_id in enumerate(block.signal_ids)
+        if BY_ID[signal_id].name in ("gpu.temperature_celsius", "rdma.received_bytes")
+        for row, device in enumerate(block.devices)
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,481 @@
+"""The supervisor's promises, whatever happens to its processes, and in any order."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.agent.sampler.actions import Action, End, Fork, Give, Kill, Tell, Warm
+from gangline.agent.sampler.arranging import SOLO_MAX
+from gangline.agent.sampler.codec import Task
+from gangline.agent.sampler.crew import Role
+from gangline.agent.sampler.lanes import PROCESSES_MAX
+from gangline.agent.sampler.standing import Excuse
+from gangline.agent.sampler.supervisor import Supervisor
+from gangline.agent.sampler.ward import TRY_NS, TRY_NS_MAX, State
+from gangline.ext.place import Seen
+
+SECOND = 1_000_000_000
+START = 1000 * SECOND
+LANES = {"gpu": {"gpu_1s": True}, "host": {"rdma_1s": True, "tasks_10s": False}}
+DEVICES = {"gpu": ["g0", "g1", "g2"], "host": ["r0", "r1", ""]}
+
+
+@dataclass
+class Model:
+    """Processes that do as they are told, on devices that answer or not."""
+
+    machine: Supervisor = field(default_factory=lambda: Supervisor(LANES))
+    now_ns: int = START
+    alive: dict[int, Task | None] = field(default_factory=dict)
+    stuck: dict[int, tuple[int, str, str]] = field(default_factory=dict)  # since, collector, device
+    killed: set[int] = field(default_factory=set)
+    hung: dict[str, bool] = field(
+        default_factory=dict
+    )  # device -> whether it holds its caller for ever
+    told: list[Tell] = field(default_factory=list)
+    tries: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    most: int = 0
+
+    def __post_init__(self) -> None:
+        self.machine.know("gpu", DEVICES["gpu"])
+        self.do(self.machine.start(self.now_ns))
+
+    def do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Fork):
+                self.alive[action.serial] = None
+                self.most = max(self.most, len(self.alive))
+            elif isinstance(action, Give) and action.serial in self.alive:
+                if action.task.only_device and self.alive[action.serial] is None:
+                    self.tries[action.task.only_device].append(self.now_ns)
+                self.alive[action.serial] = action.task
+            elif isinstance(action, Kill | End):
+                self.killed.add(action.serial)
+            elif isinstance(action, Tell):
+                self.told.append(action)
+        self.check()
+
+    def check(self) -> None:
+        """What holds at any time."""
+        processes = self.machine.processes.values()
+        left_behind = Counter(p.unit for p in processes if p.role is Role.ABANDONED)
+        assert all(count == 1 for count in left_behind.values()), left_behind
+        solo = [p.unit for p in processes if p.role is Role.SOLO]
+        assert not set(solo) & set(left_behind), "tried while one that was left behind lives"
+        assert len(solo) == len(set(solo)) <= SOLO_MAX
+        assert len(processes) <= PROCESSES_MAX
+        assert sum(p.role is Role.STANDBY for p in processes) <= 1
+        for lane in LANES:
+            process = self.machine.lane_process(lane)
+            if process is not None and process.task is not None:
+                released = {each for each in self.machine.released() if each}
+                sick = {device for of, device, _ in self.machine.sick if of == lane}
+                assert process.task.spared <= sick | released, "a healthy device is spared"
+
+    def second(self, rounds: bool = True) -> None:
+        """A second passes: processes sweep their devices, in vain where one hangs; then they are looked at."""
+        self.now_ns += SECOND
+        for serial in sorted(self.killed):
+            held = serial in self.stuck and self.hung.get(self.stuck[serial][2])
+            if serial in self.alive and not held:
+                self._die(serial, "died of SIGKILL")
+        for serial in [s for s in self.stuck if self.stuck[s][2] not in self.hung]:
+            del self.stuck[serial]
+        for serial, task in list(self.alive.items()):
+            if task is not None and serial in self.alive and serial not in self.stuck:
+                self._sweep(serial, task, rounds)
+        seen = {serial: self._seen(serial) for serial in self.alive}
+        self.do(self.machine.look(self.now_ns, seen))
+
+    def _sweep(self, serial: int, task: Task, rounds: bool) -> None:
+        for collector, spares in LANES[task.lane].items():
+            if collector in task.left_out or task.only_collector not in ("", collector):
+                continue
+            for device in DEVICES[task.lane]:
+                skipped = spares and (device in task.spared or task.only_device not in ("", device))
+                if device in self.hung and not skipped and (device or not spares):
+                    self.stuck[serial] = (self.now_ns - SECOND * 19 // 20, collector, device)
+                    return
+        if rounds:
+            self.do(self.machine.heard(self.now_ns, serial, 0.01))
+
+    def _seen(self, serial: int) -> Seen:
+        since, collector, device = self.stuck.get(serial, (0, "", ""))
+        return Seen(since, self.now_ns, collector, device, "read" if since else "")
+
+    def _die(self, serial: int, words: str) -> None:
+        seen = self._seen(serial)
+        del self.alive[serial]
+        self.stuck.pop(serial, None)
+        self.do(self.machine.died(self.now_ns, serial, words, seen))
+
+    def kill_somebody(self, number: int) -> None:
+        if self.alive:
+            self._die(sorted(self.alive)[number % len(self.alive)], "died of SIGKILL")
+
+
+devices = st.sampled_from(["g0", "g1", "g2", "r0", "r1", ""])
+happenings = st.one_of(
+    st.tuples(st.just("hang"), devices, st.booleans()),
+    st.tuples(st.just("answer"), devices),
+    st.tuples(st.just("seconds"), st.integers(1, 40)),
+    st.tuples(st.just("silence"), st.integers(1, 8)),
+    st.tuples(st.just("sleep"), st.integers(1, 5000)),
+    st.tuples(st.just("kill"), st.integers(0, 9)),
+    st.tuples(st.just("release"), st.sampled_from([None, "g0", "g1"]), st.integers(1, 60)),
+    st.tuples(st.just("resume"), st.sampled_from([None, "g0"])),
+    st.tuples(st.just("alone"), st.sampled_from(["g0", "g1", "g2"])),
+    st.tuples(st.just("orphans")),
+)
+
+
+def happen(model: Model, what: tuple[object, ...]) -> None:
+    match what:
+        case ("hang", str(device), bool(holds)):
+            model.hung[device] = holds
+        case ("answer", str(device)):
+            model.hung.pop(device, None)
+        case ("seconds", int(count)):
+            for _ in range(count):
+                model.second()
+        case ("silence", int(count)):
+            for _ in range(count):
+                model.second(rounds=False)
+        case ("sleep", int(seconds)):  # the host was suspended
+            model.now_ns += seconds * SECOND
+        case ("kill", int(number)):
+            model.kill_somebody(number)
+        case ("release", device, int(seconds)):
+            which = None if device is None else frozenset({str(device)})
+            model.do(model.machine.release(model.now_ns, which, seconds))
+        case ("resume", device):
+            which = None if device is None else frozenset({str(device)})
+            model.do(model.machine.resume(model.now_ns, which))
+        case ("alone", str(device)):
+            model.do(model.machine.leave_alone(model.now_ns, device, "XID 79"))
+        case ("orphans",):
+            model.killed |= set(model.alive)
+            model.do(model.machine.orphaned(model.now_ns))
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(happenings, max_size=30))
+def test_in_any_course_of_events_the_promises_hold_and_health_returns(
+    course: list[tuple[object, ...]],
+) -> None:
+    """`Model.check` runs after everything that happens. At the end all devices answer: within the longest interval all
+    are sampled again, by three processes."""
+    model = Model()
+    for what in course:
+        happen(model, what)
+    model.hung.clear()
+    for _ in range(2 * TRY_NS_MAX // SECOND + 100):
+        model.second()
+        if not model.machine.sick and not model.machine.released() and len(model.alive) == 3:
+            break
+    assert not model.machine.sick
+    assert len(model.alive) == 3
+    for lane in LANES:
+        process = model.machine.lane_process(lane)
+        assert process is not None and process.task == Task(lane)
+    assert model.most <= PROCESSES_MAX
+
+
+def test_intervals_between_trials_grow_to_ten_minutes_and_no_further() -> None:
+    model = Model()
+    model.hung["g1"] = False
+    for _ in range(4 * 3600):
+        model.second()
+    gaps = [
+        (b - a) / SECOND for a, b in zip(model.tries["g1"], model.tries["g1"][1:], strict=False)
+    ]
+    expected = [min(TRY_NS << n, TRY_NS_MAX) / SECOND for n in range(1, len(gaps) + 1)]
+    assert len(gaps) > 20
+    assert gaps == pytest.approx(expected, abs=3)
+
+
+def test_a_device_that_comes_and_goes_keeps_its_interval() -> None:
+    """A GPU that hung, answered and hung again every minute had its sampler killed every minute."""
+    model = Model()
+    for _ in range(20):
+        model.hung["g1"] = False
+        for _ in range(10):
+            model.second()
+        model.hung.clear()
+        for _ in range(20):
+            model.second()
+    assert len(model.tries["g1"]) <= 10
+
+
+def test_a_neighbour_is_out_for_no_longer_than_the_takeover() -> None:
+    model = Model()
+    for _ in range(5):
+        model.second()
+    model.hung["g1"] = True
+    model.second()
+    process = model.machine.lane_process("gpu")
+    assert process is not None and process.task == Task("gpu", frozenset({"g1"}))
+    assert process.given_ns == model.now_ns
+
+
+def test_a_host_that_was_suspended_has_no_hung_device() -> None:
+    """A laptop lid; a virtual machine moved to another host: two hours within one call."""
+    machine = Supervisor(LANES)
+    machine.start(START)
+    seen = {1: Seen(START, 1, "gpu_1s", "g0", "read")}
+    machine.look(START + SECOND // 10, seen)
+    machine.look(START + 7200 * SECOND, seen)
+    assert not machine.sick
+    machine.look(START + 7201 * SECOND, seen)
+    assert machine.sick.keys() == {("gpu", "g0", "")}
+
+
+def test_a_host_that_stood_still_for_two_seconds_has_no_hung_device() -> None:
+    """A virtual machine was moved: all of it, the agent too, stood still in the middle of a call."""
+    machine = Supervisor(LANES)
+    machine.start(START)
+    seen = {1: Seen(START + SECOND // 2, 1, "gpu_1s", "g0", "read")}
+    machine.look(START + SECOND // 2, seen)
+    machine.look(START + 5 * SECOND // 2, seen)
+    assert not machine.sick
+
+
+def test_a_daemon_that_is_always_late_sees_a_hang_all_the_same() -> None:
+    """Its own disk took 1.6 s to write, each second; each look was taken for the first after a standstill."""
+    machine = Supervisor(LANES)
+    machine.start(START)
+    seen = {1: Seen(START, 1, "gpu_1s", "g0", "read")}
+    for second in (2, 4, 6):
+        machine.look(START + second * SECOND, seen)
+    assert machine.sick.keys() == {("gpu", "g0", "")}
+
+
+def excused(because: Excuse | None) -> tuple[Supervisor, dict[int, Seen]]:
+    """A lane that is in a call, for which the kernel has another reason than its driver."""
+    reasons = [because]
+    machine = Supervisor(LANES, excuse=lambda _: reasons[0])
+    machine.start(START)
+    return machine, {1: Seen(START, 1, "gpu_1s", "g0", "read")}
+
+
+def test_a_process_that_only_waits_for_a_cpu_hangs_in_nothing() -> None:
+    """A host with a load of 50: eight healthy GPUs were said to hang, one after the other, and drained."""
+    machine, seen = excused(Excuse.STARVED)
+    for tick in range(1, 9):
+        now_ns = START + tick * SECOND
+        assert machine.next_ns(now_ns - SECOND // 2, seen) is not None
+        assert not any(isinstance(each, Kill | Tell) for each in machine.look(now_ns, seen))
+        assert machine.late(now_ns, "gpu", seen[1]) == []
+        assert machine.states(now_ns) == []
+    seen[1] = Seen(0, 1, "", "", "")
+    machine.look(START + 9 * SECOND, seen)
+    assert machine.abandoned_count == machine.takeovers_count == 0
+
+
+def test_a_kernel_that_says_so_of_everybody_for_ever_is_not_believed() -> None:
+    """A sandbox in whose /proc every process is running, and has used no CPU."""
+    machine, seen = excused(Excuse.STARVED)
+    for tick in range(1, 12):
+        machine.look(START + tick * SECOND, seen)
+    assert machine.sick.keys() == {("gpu", "g0", "")}
+
+
+def test_a_process_that_was_stopped_within_a_call_accuses_no_device() -> None:
+    machine, seen = excused(Excuse.STOPPED)
+    for tick in (1, 2):
+        assert Kill(1) not in machine.look(START + tick * SECOND, seen)
+    actions = machine.look(START + 3 * SECOND, seen)
+    assert Kill(1) in actions and not machine.sick
+    follower = machine.lane_process("gpu")
+    assert follower is not None and follower.serial != 1
+
+
+def test_a_process_that_an_agent_before_left_behind_is_counted_and_its_device_not_entered() -> None:
+    """Each restart of the agent, by a loop of its supervisor's, left one more process in the same GPU for ever."""
+    machine, nowhere = Supervisor(LANES), Seen(START - SECOND, 0, "gpu_1s", "g1", "read")
+    serial = machine.inherit(START, ("gpu", "g1", ""), nowhere)
+    assert machine.inherit(START, ("gpu", "g1", ""), nowhere) == 0  # known already
+    assert machine.inherit(START, ("tape", "t0", ""), nowhere) == 0  # no such lane
+    machine.start(START)
+    process = machine.lane_process("gpu")
+    assert process is not None and process.task == Task("gpu", frozenset({"g1"}))
+    assert machine.held(frozenset({"g1"})) and not machine.abandoned_count
+    for second in range(1, 30):
+        machine.look(START + second * SECOND, {serial: nowhere})
+    (state,) = machine.states(START + 30 * SECOND)
+    assert (state.state, state.device, state.hung_seconds) == (State.ABANDONED, "g1", 30.0)
+    actions = machine.died(START + 30 * SECOND, serial, "has ended", nowhere)
+    actions += machine.look(START + 31 * SECOND, {})
+    trial = [each.task for each in actions if isinstance(each, Give)]
+    assert [each.only_device for each in trial] == ["g1"]
+
+
+def test_a_call_that_opens_a_gpu_may_take_longer_and_is_shown_meanwhile() -> None:
+    """Without persistence mode the first call attaches the GPU: 2 s for each, and nothing is wrong."""
+    machine = Supervisor(LANES)
+    machine.start(START)
+    seen = {1: Seen(START + SECOND, 1, "gpu_1s", "g0", "nvmlDeviceGetHandleByPciBusId_v2")}
+    for second in (1, 2, 3):
+        machine.look(START + second * SECOND, seen)
+    assert not machine.sick
+    (state,) = machine.states(START + 3 * SECOND)
+    assert (state.state, state.device, state.hung_seconds) == (State.HUNG, "g0", 2.0)
+    for second in (4, 5, 6):
+        assert not machine.sick
+        machine.look(START + second * SECOND, seen)
+    assert machine.sick.keys() == {("gpu", "g0", "")}
+
+
+def test_a_standby_that_cannot_be_made_ready_harms_no_lane() -> None:
+    """Loading the library hung in a container without its device nodes; the lane that had it open long since went on."""
+    machine = Supervisor(LANES)
+    machine.start(START)
+    standby = next(p for p in machine.processes.values() if p.role is Role.STANDBY)
+    actions: list[Action] = []
+    for second in range(1, 8):
+        seen = {standby.serial: Seen(START, 1, "gpu_1s", "", "nvmlInitWithFlags")}
+        actions = machine.look(START + second * SECOND, seen)
+        if Kill(standby.serial) in actions:
+            break
+    assert standby.role is Role.ENDING and not machine.sick
+    assert machine.lane_process("gpu") is not None
+    assert not any(isinstance(each, Warm) for each in actions)
+
+
+def test_a_standby_that_dies_of_being_made_ready_is_not_forked_in_a_storm() -> None:
+    """A library of a driver half installed: it crashed whoever loaded it."""
+    machine, warms, deaths = Supervisor(LANES), 0, 0
+    actions = machine.start(START)
+    for second in range(1, 600):
+        now_ns = START + second * SECOND
+        for warm in [each for each in actions if isinstance(each, Warm)]:
+            warms += 1
+            if warm.serial in machine.processes:
+                deaths += 1
+                nowhere = Seen(now_ns, 1, "gpu_1s", "", "nvmlInitWithFlags")
+                machine.died(now_ns, warm.serial, "died of SIGSEGV", nowhere)
+        actions = machine.look(now_ns, {})
+    assert 5 <= deaths <= warms <= 12
+    assert machine.lane_process("gpu") is not None and not machine.sick
+
+
+def test_when_nothing_can_be_forked_it_is_tried_ever_more_rarely() -> None:
+    """A training job had forked up to the limit of processes."""
+    machine, now_ns, forks = Supervisor(LANES), START, 0
+    actions = machine.start(now_ns)
+    for second in range(600):
+        for fork in [each for each in actions if isinstance(each, Fork)]:
+            forks += 1
+            machine.died(now_ns, fork.serial, "could not be forked", None)
+        now_ns = START + second * SECOND
+        actions = machine.look(now_ns, {})
+    assert 5 <= forks <= 40
+
+
+def test_a_sampler_whose_library_is_of_another_driver_takes_the_standby_along() -> None:
+    """The driver was updated under a running agent: the standby had loaded the old library long since."""
+    machine = Supervisor(LANES)
+    machine.start(START)
+    lane = machine.lane_process("gpu")
+    standby = next(p for p in machine.processes.values() if p.role is Role.STANDBY)
+    assert lane is not None and standby.warmed
+    nowhere = Seen(0, 1, "", "", "")
+    actions = machine.died(START + SECOND, lane.serial, "ended with 75", nowhere)
+    assert End(standby.serial) in actions
+    follower = machine.lane_process("gpu")
+    assert follower is not None and follower.serial not in (lane.serial, standby.serial)
+
+
+def test_a_lane_that_dies_again_and_again_by_itself_starts_ever_later() -> None:
+    """The OOM killer of a full host took it each time: a fork a second makes nothing better."""
+    machine, now_ns, starts = Supervisor(LANES), START, 0
+    machine.start(now_ns)
+    for second in range(600):
+        now_ns = START + second * SECOND
+        machine.look(now_ns, {})
+        lane = machine.lane_process("host")
+        if lane is not None:
+            starts += 1
+            machine.heard(now_ns, lane.serial, 0.01)
+            machine.died(now_ns, lane.serial, "died of SIGKILL", Seen(0, 1, "", "", ""))
+    assert 8 <= starts <= 20
+
+
+def test_what_was_warm_has_the_driver_open_in_whatever_lane() -> None:
+    """A disk hung, and the standby, which had NVML ready, took the host's lane over: `rmmod nvidia` was refused for
+    it all day, and `release` had said that nothing was held."""
+    model = Model()
+    model.hung["r0"] = True
+    model.second()
+    process = model.machine.lane_process("host")
+    assert process is not None and process.warmed
+    model.do(model.machine.release(model.now_ns, None, 3600))
+    assert model.machine.held(None)
+    for _ in range(3):
+        model.second()
+    follower = model.machine.lane_process("host")
+    assert follower is not None and not follower.warmed
+    del model.hung["r0"]
+    model.second()
+    model.second()
+    assert not model.machine.held(None)
+
+
+def test_what_was_released_before_the_start_is_entered_by_nobody() -> None:
+    """The agent was killed in the middle of a repair, and the next one had the GPU open at once."""
+    machine = Supervisor(LANES)
+    machine.start(START, {"g1": START + 60 * SECOND})
+    process = machine.lane_process("gpu")
+    assert process is not None and process.task == Task("gpu", frozenset({"g1"}))
+    machine = Supervisor(LANES)
+    actions = machine.start(START, {None: START + 60 * SECOND})
+    assert machine.lane_process("gpu") is None and not machine.held(None)
+    assert not any(isinstance(each, Warm) for each in actions)
+    machine.look(START + 60 * SECOND, {})
+    assert machine.lane_process("gpu") is not None
+
+
+def test_a_gpu_that_its_driver_gave_up_is_tried_ever_later() -> None:
+    """After XID 79: at first after a minute, then, in vain, five seconds later."""
+    model = Model()
+    model.hung["g1"] = False
+    model.do(model.machine.leave_alone(model.now_ns, "g1", "XID 79"))
+    for _ in range(1800):
+        model.second()
+    times = [START, *model.tries["g1"]]
+    waits = [(after - before) // SECOND for before, after in itertools.pairwise(times)]
+    assert waits[0] == 60 and waits == sorted(waits) and max(waits) <= 605
+    assert len(waits) >= 4
+
+
+def test_a_storm_of_words_about_a_gpu_does_not_put_its_trial_off_for_long() -> None:
+    """XID 119 came each 45 s; after the reset, and the last of them, the GPU was blind for ten minutes."""
+    model = Model()
+    for _ in range(10):
+        model.do(model.machine.leave_alone(model.now_ns, "g1", "XID 119"))
+        for _ in range(45):
+            model.second()
+    assert not model.tries["g1"]
+    for _ in range(20):
+        model.second()
+    assert len(model.tries["g1"]) == 1 and not model.machine.sick
+
+
+def test_a_gpu_that_was_repaired_is_tried_at_once_when_it_is_taken_back() -> None:
+    """XID 79, release, reset, resume: and then nobody looked at it for ten minutes."""
+    model = Model()
+    model.do(model.machine.leave_alone(model.now_ns, "g1", "XID 79"))
+    model.second()
+    model.do(model.machine.release(model.now_ns, frozenset(("g1",)), 600))
+    model.second()
+    model.do(model.machine.resume(model.now_ns, frozenset(("g1",))))
+    for _ in range(3):
+        model.second()
+    assert len(model.tries["g1"]) == 1 and not model.machine.sick

@@ -1,0 +1,403 @@
+"""What the daemon, its supervisor and its samplers do when a device is ill: true code, fake processes, time handed in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline.agent.sampler.crew import Role
+from gangline.agent.sampler.lanes import PROCESSES_MAX
+from gangline.agent.sampler.left_behind import LeftBehindFile, parse_left_behind
+from gangline.agent.sampler.ward import State
+from gangline.agent.turn import Collector, Outcome
+from gangline.fingerprints.wire import telemetry_pb2
+from tests.agent.sampler.watched import DISKS, GPUS, PORTS, START, Watched, hosts_lanes
+from tests.agent.sampler.world import (
+    FOREVER,
+    SECOND,
+    Device,
+    SparingSweep,
+    Sweeping,
+    Telling,
+    World,
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.INFO, "gangline"):
+        yield caplog
+
+
+def hang(host: Watched, *devices: str, seconds: float = 1e9, holds: bool = False) -> None:
+    for name in devices:
+        device = host.world.devices[name]
+        device.hangs_until_ns = host.world.now_ns + int(seconds * SECOND)
+        device.holds = holds
+
+
+def states(host: Watched) -> dict[str, State]:
+    return {f"{each.lane} {each.device}": each.state for each in host.samplers.states()}
+
+
+def test_all_turns_of_a_second_are_in_its_frame_and_nobody_wakes_twice() -> None:
+    host = Watched()
+    host.run(10)
+    for table, device in (("gpu_1s", GPUS[0]), ("disk_1s", DISKS[1]), ("host_1s", "host")):
+        seconds = [at // SECOND for at in host.latest.times[table, device]]
+        assert seconds == list(range(START // SECOND, START // SECOND + 10))
+    assert host.alive == 3
+    assert not host.events.events and not host.samplers.states()
+
+
+def test_a_hung_gpu_is_named_with_its_call_within_two_seconds() -> None:
+    """At 3 a.m. the question is which GPU, and which call."""
+    host = Watched()
+    host.run(10)
+    hang(host, GPUS[5])
+    began_ns = host.world.now_ns
+    host.run(2)
+    (event,) = host.told("probe.hung")
+    assert event.boottime_ns - began_ns <= 2 * SECOND
+    assert (event.device_kind, event.device) == ("gpu", GPUS[5])
+    assert event.attributes["call"] == "nvmlDeviceGetFieldValues"
+    assert 0.9 <= float(event.attributes["seconds"]) <= 2.0
+    at_ns, rows = next((at, rows) for at, rows in host.latest.probe if rows)
+    assert at_ns - began_ns <= 2 * SECOND
+    assert rows[f"gpu {GPUS[5]}"][0] >= 0.9
+    (outcome,) = host.told("collector.outcome")
+    assert (outcome.device, outcome.code) == ("gpu_1s", Outcome.HUNG)
+    assert f"in gpu_1s: {GPUS[5]} nvmlDeviceGetFieldValues" in outcome.message
+
+
+def test_a_device_that_never_answers_again_is_tried_ever_more_rarely() -> None:
+    """Every trial of a GPU that is gone for good leaves something behind or kills a process: not 86,400 times a day."""
+    host = Watched()
+    host.run(10)
+    hang(host, GPUS[5])
+    host.run(3600)
+    tries = host.samplers.abandoned_count
+    assert 10 <= tries <= 15
+    assert host.alive <= 4
+    assert host.on_time("gpu_1s", GPUS[4], host.world.now_ns - 600 * SECOND, 600) == 1.0
+    host.world.devices[GPUS[5]].hangs_until_ns = 0
+    host.run(700)
+    assert states(host) == {} or states(host) == {f"gpu {GPUS[5]}": State.WELL}
+    assert host.on_time("gpu_1s", GPUS[5], host.world.now_ns - 60 * SECOND, 60) == 1.0
+    (answered,) = host.told("probe.answered")
+    assert answered.device == GPUS[5]
+
+
+def test_a_device_that_holds_its_process_for_ever_is_never_entered_again() -> None:
+    """A call in uninterruptible sleep ignores SIGKILL: each more would be one more process for ever."""
+    host = Watched()
+    host.run(10)
+    hang(host, GPUS[5], holds=True)
+    host.run(3600)
+    assert host.samplers.abandoned_count == 1
+    assert host.alive == 4
+    assert states(host) == {f"gpu {GPUS[5]}": State.ABANDONED}
+    hung = next(each.hung_seconds for each in host.samplers.states())
+    assert 3590 < hung < 3610
+
+
+def test_all_gpus_at_once_are_one_finding_and_one_trial_at_a_time() -> None:
+    """The driver held its lock: eight alarms for eight GPUs named no cause and paged eight times."""
+    host = Watched()
+    host.run(10)
+    hang(host, *GPUS, seconds=300, holds=True)
+    host.run(290)
+    (driver,) = host.told("probe.driver_hung")
+    assert (driver.device_kind, driver.device) == ("host", "host")
+    assert "the driver hangs as a whole" in driver.message
+    assert len(host.told("probe.hung")) == 1  # before it was known that there are others
+    assert host.world.most <= 7
+    assert host.samplers.abandoned_count <= 4
+    assert host.on_time("rdma_1s", PORTS[0], START, 300) == 1.0
+    host.run(200)
+    assert len(host.told("probe.driver_answered")) == 1
+    for gpu in GPUS:
+        assert host.on_time("gpu_1s", gpu, host.world.now_ns - 60 * SECOND, 60) == 1.0, gpu
+    assert host.alive == 3
+
+
+def test_two_gpus_that_hang_by_themselves_do_not_take_the_other_six_along_for_long() -> None:
+    host = Watched()
+    host.run(10)
+    hang(host, GPUS[1], GPUS[6])
+    host.run(60)
+    assert len(host.told("probe.driver_hung")) == len(host.told("probe.driver_answered")) == 1
+    for gpu in set(GPUS) - {GPUS[1], GPUS[6]}:
+        assert host.on_time("gpu_1s", gpu, host.world.now_ns - 40 * SECOND, 40) == 1.0
+        assert host.on_time("gpu_1s", gpu, START + 10 * SECOND, 60) >= 56 / 60
+
+
+def test_a_call_that_kills_its_process_costs_one_sample() -> None:
+    """A library that dereferenced null for one GPU brought the agent down, every second."""
+    host = Watched()
+    host.run(10)
+    host.world.devices[GPUS[2]].kills = "died of SIGSEGV"
+    host.run(600)
+    assert host.on_time("gpu_1s", GPUS[7], START, 610) >= 0.995
+    (event, *_) = host.told("probe.hung")
+    assert "died of SIGSEGV in gpu_1s" in event.message and event.device == GPUS[2]
+    assert host.alive == 3
+    host.world.devices[GPUS[2]].kills = ""
+    host.run(400)
+    assert host.on_time("gpu_1s", GPUS[2], host.world.now_ns - 30 * SECOND, 30) == 1.0
+
+
+def test_a_slow_gpu_is_sampled_apart_and_comes_back_when_it_is_fast() -> None:
+    """A GPU in thermal shutdown answered a hundred times slower, and seven others were sampled every tenth second."""
+    host = Watched()
+    host.run(10)
+    host.world.devices[GPUS[4]].seconds = 0.7
+    host.run(600)
+    assert states(host) == {f"gpu {GPUS[4]}": State.SLOW}
+    late_ns = host.world.now_ns - 500 * SECOND
+    assert host.on_time("gpu_1s", GPUS[7], late_ns, 500) == 1.0
+    assert 0.05 < host.on_time("gpu_1s", GPUS[4], late_ns, 500) < 0.15
+    host.world.devices[GPUS[4]].seconds = 0.0001
+    host.run(60)
+    assert host.on_time("gpu_1s", GPUS[4], host.world.now_ns - 10 * SECOND, 10) == 1.0
+    assert host.alive == 3
+
+
+def test_a_sampler_that_is_stopped_is_replaced() -> None:
+    """Somebody sent SIGSTOP to the wrong process, on a Friday."""
+    host = Watched()
+    host.run(10)
+    process = host.samplers._supervisor.lane_process("gpu")
+    assert process is not None
+    host.world.children[process.serial].stopped = True
+    host.run(60)
+    assert host.on_time("gpu_1s", GPUS[0], host.world.now_ns - 50 * SECOND, 50) == 1.0
+    assert host.on_time("disk_1s", DISKS[0], START, 70) == 1.0
+    assert not host.told("probe.hung")
+
+
+def test_a_nursery_that_forked_while_the_daemon_stood_still_is_not_blamed_for_it() -> None:
+    """The host was suspended between the wish for a sampler and its birth: all samplers were killed on waking."""
+    host = Watched()
+    host.run(3)
+    before = {process.serial for process in host.samplers._supervisor.processes.values()}
+    host.world.children[min(before)].die("died of SIGKILL")
+    host.samplers.take(host.world.now_ns)  # has another one forked
+    host.world.now_ns += 3600 * SECOND
+    host.samplers.take(host.world.now_ns)
+    now = {process.serial for process in host.samplers._supervisor.processes.values()}
+    assert before - {min(before)} <= now
+    host.run(5)
+    assert host.alive == 3 and host.samplers.takeovers_count == 1
+
+
+def test_a_nursery_that_is_killed_is_forked_anew() -> None:
+    host = Watched()
+    host.run(10)
+    host.world.is_gone = True
+    for child in host.world.children.values():
+        child.die("died of SIGKILL")
+    host.run(20)
+    assert host.on_time("gpu_1s", GPUS[0], host.world.now_ns - 15 * SECOND, 15) == 1.0
+    assert host.alive == 3
+
+
+def test_who_is_left_behind_is_noted_once_and_struck_out_when_it_ends(tmp_path: Path) -> None:
+    """What the next agent is to know of this one; a disk is not written to each second for it."""
+    host, boot = Watched(), b"b" * 16
+    host.samplers._file = LeftBehindFile(tmp_path, boot)
+    path = tmp_path / "left_behind.json"
+    host.run(10)
+    assert not path.exists()
+    hang(host, GPUS[5], seconds=45, holds=True)
+    host.run(5)
+    (left,) = parse_left_behind(path.read_bytes(), boot)
+    assert (left.unit, left.call) == (("gpu", GPUS[5], ""), "nvmlDeviceGetFieldValues")
+    assert host.world.children[left.pid - 10_000].stuck_in
+    before = path.stat().st_ino
+    host.run(30)
+    assert path.stat().st_ino == before
+    host.run(20)
+    assert parse_left_behind(path.read_bytes(), boot) == []
+
+
+def test_a_host_without_a_process_to_spare_keeps_the_daemon_and_gets_its_samplers_later() -> None:
+    """A fork bomb in a job took the nursery, and for two minutes nobody could fork another."""
+    host = Watched()
+    host.run(10)
+    host.world.is_gone = host.world.refuses = True
+    for child in host.world.children.values():
+        child.die("died of SIGKILL")
+    host.run(120)
+    assert host.alive == 0 and host.world.starts <= 125
+    assert host.on_time("host_1s", "host", START, 130) == 1.0
+    host.world.refuses = False
+    host.run(70)
+    assert host.on_time("gpu_1s", GPUS[0], host.world.now_ns - 5 * SECOND, 5) == 1.0
+    assert host.alive == 3
+
+
+def test_a_collector_that_cannot_spare_a_device_is_left_out_whole() -> None:
+    def lanes(world: World) -> dict[str, list[Collector]]:
+        made = hosts_lanes(world)
+        made["host"].append(Sweeping(world, "numa_10s", ["node0"], call="read meminfo"))
+        return made
+
+    def prepared(world: World) -> dict[str, list[Collector]]:
+        world.devices.setdefault("node0", Device())
+        return lanes(world)
+
+    host = Watched(prepared)
+    host.run(15)
+    hang(host, "node0")
+    host.run(100)
+    (state, *_) = [each for each in host.samplers.states() if each.state is not State.WELL]
+    assert (state.device, state.collector) == ("", "numa_10s")
+    assert host.on_time("disk_1s", DISKS[0], host.world.now_ns - 60 * SECOND, 60) == 1.0
+
+
+def test_releasing_one_gpu_ends_every_process_that_may_have_it_and_spares_the_others() -> None:
+    """An open /dev/nvidia3 defeats the reset of GPU 3."""
+    host = Watched()
+    host.run(10)
+    host.samplers.release(frozenset({GPUS[3]}), 60)
+    assert host.samplers.held(frozenset({GPUS[3]}))
+    host.run(2)
+    assert not host.samplers.held(frozenset({GPUS[3]}))
+    assert host.samplers.released().keys() == {GPUS[3]}
+    host.run(50)
+    assert host.on_time("gpu_1s", GPUS[2], START, 60) >= 0.98
+    assert host.on_time("gpu_1s", GPUS[3], host.world.now_ns - 40 * SECOND, 40) == 0.0
+    host.run(20)  # taken back by itself
+    assert host.on_time("gpu_1s", GPUS[3], host.world.now_ns - 5 * SECOND, 5) == 1.0
+
+
+def test_releasing_all_gpus_ends_standby_and_lane_and_the_rest_of_the_host_goes_on() -> None:
+    host = Watched()
+    host.run(10)
+    host.samplers.release(None, 3600)
+    host.run(3)
+    assert not host.samplers.held(None)
+    processes = host.samplers._supervisor.processes.values()
+    assert not any(p.warmed for p in processes)
+    host.run(60)
+    assert host.on_time("gpu_1s", GPUS[3], host.world.now_ns - 50 * SECOND, 50) == 0.0
+    assert host.on_time("disk_1s", DISKS[0], START, 70) == 1.0
+    host.samplers.resume(None)
+    host.run(10)
+    assert host.on_time("gpu_1s", GPUS[3], host.world.now_ns - 8 * SECOND, 8) == 1.0
+
+
+def test_a_gpu_that_is_to_be_left_alone_is_so_at_once_and_tried_later() -> None:
+    """After XID 119 every call into the GPU waits for its firmware for seconds, and makes the log longer."""
+    host = Watched()
+    host.run(10)
+    host.samplers.leave_alone(GPUS[0], "XID 119")
+    host.run(50)
+    assert states(host) == {f"gpu {GPUS[0]}": State.LEFT_ALONE}
+    assert host.on_time("gpu_1s", GPUS[0], host.world.now_ns - 45 * SECOND, 45) == 0.0
+    assert host.on_time("gpu_1s", GPUS[1], START, 60) == 1.0
+    host.run(60)
+    assert host.on_time("gpu_1s", GPUS[0], host.world.now_ns - 30 * SECOND, 30) == 1.0
+
+
+def test_what_a_collector_tells_in_its_sampler_arrives_and_what_a_trial_tells_does_not() -> None:
+    class Alarm(Telling):
+        def collect(self):  # type: ignore[no-untyped-def]
+            if not hasattr(self, "teller"):
+                return super().collect()
+            self.teller.tell(telemetry_pb2.HealthEvent(name="gpu.lost", device="g"))
+            self.teller.renew_inventory("a GPU came")
+            return super().collect()
+
+    def lanes(world: World) -> dict[str, list[Collector]]:
+        made = hosts_lanes(world)
+        made["gpu"] = [Alarm(world, "gpu_1s", GPUS)]
+        return made
+
+    host = Watched(lanes)
+    host.run(10)
+    assert len(host.told("gpu.lost")) == 10
+    hang(host, *GPUS)
+    host.run(1)
+    told = len(host.told("gpu.lost"))
+    host.run(30)  # trials only
+    assert len(host.told("gpu.lost")) <= told + 2
+
+
+def test_late_turns_keep_their_time_and_have_a_frame_of_their_own() -> None:
+    """A sweep that takes 0.7 s comes back after its frame has left: the readings of second N stay those of N."""
+
+    def lanes(world: World) -> dict[str, list[Collector]]:
+        world.devices.setdefault("node0", Device(seconds=0.7))
+        return {"host": [SparingSweep(world, "disk_1s", ["node0"])]}
+
+    host = Watched(lanes)
+    host.run(3)
+    seconds = [round(at / SECOND) for at in host.latest.times["disk_1s", "node0"]]
+    assert seconds[:3] == [START // SECOND + n for n in range(3)]
+
+
+def test_every_device_of_the_host_stuck_for_ever_leaves_the_count_of_processes_bounded() -> None:
+    """A storage network that went away took sixty disks, four ports and eight GPUs' drivers with it."""
+    disks = [f"disk{n}" for n in range(60)]
+
+    def lanes(world: World) -> dict[str, list[Collector]]:
+        for name in disks:
+            world.devices.setdefault(name, Device())
+        made = hosts_lanes(world)
+        made["host"].append(SparingSweep(world, "net_1s", disks))
+        return made
+
+    host = Watched(lanes)
+    host.run(5)
+    hang(host, *disks, *GPUS, *PORTS, *DISKS, seconds=FOREVER / 4 / SECOND, holds=True)
+    host.run(1800)
+    assert host.world.most <= PROCESSES_MAX
+    assert host.on_time("host_1s", "host", START, 1800) == 1.0
+    kinds = [p.role for p in host.samplers._supervisor.processes.values()]
+    assert kinds.count(Role.ABANDONED) == host.samplers.abandoned_count <= 10
+
+
+def test_thousands_of_takeovers_leave_no_socket_no_slot_and_no_memory() -> None:
+    """An agent that ran for a year on a host whose OOM killer took a sampler each minute."""
+    host = Watched()
+    host.run(3)
+    samplers, devices = host.samplers, [("host", name) for name in (*PORTS, *DISKS)]
+    used: list[int] = []
+    for number in range(3000):
+        process = samplers._supervisor.lane_process("host")
+        if process is not None:
+            child = host.world.children[process.serial]
+            if number % 2:  # in a call: that device is out for a while
+                child.collector, device = "rdma_1s", devices[number % len(devices)][1]
+                child.stuck_in = (host.world.now_ns, device, "read")
+                child.show()
+            child.die("died of SIGKILL")
+            child.show()
+        host.world.now_ns += 61 * SECOND
+        samplers.take(host.world.now_ns)
+        ward = samplers._supervisor._ward
+        used.append(len(samplers._children) + len(ward._well) + len(ward._ever) + len(ward.sick))
+    assert samplers.takeovers_count > 2000
+    assert max(used[2000:]) <= max(used[:1000])
+    gone = [each for each in host.world.children.values() if each.dead]
+    assert len(gone) > 2000
+    assert sum(not each.closed for each in gone) <= 3  # of which nobody has heard yet
+    assert max(child.slot for child in samplers._children.values()) <= PROCESSES_MAX
+
+
+def test_a_sampler_that_speaks_nonsense_is_replaced_and_its_lane_goes_on() -> None:
+    """A driver's library wrote over the memory of the process that had loaded it."""
+    host = Watched()
+    host.run(10)
+    process = host.samplers._supervisor.lane_process("gpu")
+    assert process is not None
+    host.world.children[process.serial].say(b"\xff" * 64)
+    host.run(20)
+    assert host.on_time("gpu_1s", GPUS[0], host.world.now_ns - 10 * SECOND, 10) == 1.0
+    assert host.on_time("disk_1s", DISKS[0], START, 30) == 1.0
+    assert host.alive == 3

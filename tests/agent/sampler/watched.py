@@ -1,0 +1,168 @@
+"""A whole daemon over a world of fake processes, with what its frames said."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gangline.agent.daemon import Daemon
+from gangline.agent.framing import Framer
+from gangline.agent.latest import Latest
+from gangline.agent.listening import Teller
+from gangline.agent.sampler.samplers import Samplers
+from gangline.agent.turn import Collector
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import Pace
+from gangline.fingerprints.wire import telemetry_pb2
+from tests.agent.sampler.world import SECOND, Device, SparingSweep, World
+
+START = 1200 * SECOND
+GPUS = [f"0000:{n:02x}:00.0" for n in range(0x1A, 0x22)]
+PORTS = [f"mlx5_{n}/1" for n in range(4)]
+DISKS = ["nvme0n1", "nvme1n1"]
+
+
+def hosts_lanes(world: World) -> dict[str, list[Collector]]:
+    """Eight GPUs in two collectors, four ports and two disks."""
+    for name in (*GPUS, *PORTS, *DISKS):
+        world.devices.setdefault(name, Device())
+    return {
+        "gpu": [
+            SparingSweep(world, "gpu_1s", GPUS, call="nvmlDeviceGetFieldValues"),
+            SparingSweep(world, "gpu_fast_1s", GPUS, call="nvmlGpmSampleGet"),
+        ],
+        "host": [
+            SparingSweep(world, "rdma_1s", PORTS, call="read counters/port_rcv_data"),
+            SparingSweep(world, "disk_1s", DISKS, call="read stat"),
+        ],
+    }
+
+
+@dataclass
+class Nowhere:
+    """A spool and a client that keep nothing."""
+
+    sequence: int = 1
+    dropped_frames: int = 0
+    write_errors: int = 0
+    refused_frames: int = 0
+    unacknowledged_frames: int = 0
+    reconnects: int = 0
+
+    def next_sequence(self) -> int:
+        return self.sequence
+
+    def append(self, sequence: int, frame: bytes) -> None:
+        self.sequence = sequence + 1
+
+    def notify(self) -> None:
+        pass
+
+    @property
+    def bytes(self) -> int:
+        return 0
+
+
+@dataclass
+class Kept:
+    events: list[telemetry_pb2.HealthEvent] = field(default_factory=list)
+    dropped_events: int = 0
+
+    def put(self, event: telemetry_pb2.HealthEvent) -> None:
+        self.events.append(event)
+
+
+class Noting(Latest):
+    """Notes when each device of each table was read, and keeps the last rows of the probe's tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: dict[tuple[str, str], list[int]] = defaultdict(list)
+        self.probe: list[tuple[int, dict[str, tuple[float, int, int]]]] = []
+
+    def take(self, boottime_ns: int, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            at_ns = boottime_ns + block.offset_ns
+            if block.table == "probe_1s":
+                rows = {}
+                for row, device in enumerate(block.devices):
+                    hung, state, count = block.floats[row], *_ints(block, row)
+                    rows[device] = (hung, state, count)
+                self.probe.append((boottime_ns, rows))
+            else:
+                for row, device in enumerate(block.devices):
+                    if block.valid[row]:
+                        self.times[block.table, device].append(at_ns)
+
+
+def _ints(block: Block, row: int) -> tuple[int, int]:
+    return block.ints[block.rows + row], block.ints[2 * block.rows + row]
+
+
+class Here:
+    """A collector of the daemon's own."""
+
+    name, pace, enters_driver = "host_1s", Pace.SECOND, False
+
+    def __init__(self) -> None:
+        self._block = Block("host_1s", ["host"])
+
+    def collect(self) -> list[Block]:
+        self._block.put_float(0, 0, 1.0)
+        return [self._block]
+
+
+class Watched:
+    """Run it, make devices ill, and ask what came of it."""
+
+    def __init__(self, lanes=hosts_lanes) -> None:  # type: ignore[no-untyped-def]
+        self.world = World(lanes, START)
+        made = lanes(self.world)
+        self.events, self.latest, nowhere = Kept(), Noting(), Nowhere()
+        ids = (str(number) for number in itertools.count())
+        teller = Teller(self.world, self.events, nowhere.notify, lambda: next(ids))
+        known = [each for each in GPUS if each in self.world.devices]
+        self.samplers = Samplers(made, self.world, self.world, devices_of=lambda: known)
+        collectors = [Here(), *(each for those in made.values() for each in those)]
+        self.daemon = Daemon(
+            collectors,
+            clock=self.world,
+            spool=nowhere,
+            events=self.events,
+            client=nowhere,
+            framer=Framer(b"r" * 16, b"b" * 16),
+            teller=teller,
+            samplers=self.samplers,
+            latest=self.latest,
+        )
+        self.samplers.start()
+        self.samplers.listen(teller)
+        self._stop = threading.Event()
+
+    def run(self, seconds: float) -> None:
+        end_ns = self.world.now_ns + int(seconds * SECOND)
+        self._stop.clear()
+
+        def wait(until_ns: int) -> None:
+            self.world.wait(min(until_ns, end_ns))
+            if self.world.now_ns >= end_ns:
+                self._stop.set()
+
+        self.daemon.run(self._stop, wait)
+
+    def on_time(self, table: str, device: str, first_ns: int, seconds: int) -> float:
+        """Share of the seconds from *first_ns* with a sample within half a period of their grid point."""
+        times = self.latest.times[table, device]
+        hit = {round(at / SECOND) for at in times if at >= first_ns - SECOND // 2}
+        grid = range(first_ns // SECOND, first_ns // SECOND + seconds)
+        return sum(point in hit for point in grid) / seconds
+
+    def told(self, name: str) -> list[telemetry_pb2.HealthEvent]:
+        return [event for event in self.events.events if event.name == name]
+
+    @property
+    def alive(self) -> int:
+        return sum(not child.dead for child in self.world.children.values())

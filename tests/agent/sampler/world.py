@@ -1,0 +1,337 @@
+"""Samplers in this process, under a clock that is handed in: the true loops and codec, fake processes and devices.
+
+A device may take long to answer, hang until a time, kill its process, or hold one that even SIGKILL does not end. What
+takes time moves the clock of the one sampler that waits for it, while the others' goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gangline.agent.listening import Teller
+from gangline.agent.sampler.codec import Inbox, decode_order
+from gangline.agent.sampler.loop import Sampler
+from gangline.agent.sampler.nursery import Report
+from gangline.agent.sampler.standing import Excuse
+from gangline.agent.turn import Collector
+from gangline.ext import place
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import Pace
+
+SECOND = 1_000_000_000
+FOREVER = 1 << 62
+_PLACE = struct.Struct("<QQ32s64s88s")
+
+
+class Stuck(BaseException):
+    """A call that does not return before a time."""
+
+
+class Died(BaseException):
+    """A call in which the process dies."""
+
+
+@dataclass
+class Device:
+    """How a device answers now. Times are boot times."""
+
+    seconds: float = 0.0001
+    hangs_until_ns: int = 0
+    kills: str = ""  # how a process dies that asks it
+    holds: bool = False  # SIGKILL does not end its call
+
+
+@dataclass
+class Child:
+    """A sampler's process."""
+
+    serial: int
+    memory: memoryview
+    world: World
+    sampler: Sampler = field(init=False)
+    inbox: Inbox = field(default_factory=Inbox)
+    orders: bytes = b""
+    said: list[tuple[int, bytes]] = field(default_factory=list)  # when, what
+    busy_ns: int = 0  # until when it is in its turn
+    spent_ns: int = 0  # within the turn that is simulated now
+    calls: int = 0
+    stuck_in: tuple[int, str, str] | None = None  # since, device, call
+    timeline: list[tuple[int, int, str, str]] = field(default_factory=list)
+    collector: str = ""
+    killed: bool = False
+    stopped: bool = False
+    dead: bool = False
+    closed: bool = False
+    words: str = ""
+    excuse: Excuse | None = None
+
+    def boottime_ns(self) -> int:
+        return self.world.now_ns + self.spent_ns
+
+    def wall_ns(self) -> int:
+        return self.boottime_ns() + 1_700_000_000 * SECOND
+
+    def say(self, message: bytes) -> bool:
+        self.said.append((self.boottime_ns(), message))
+        return True
+
+    # ---- the link, as the daemon has it
+
+    def recv(self, _: int, /) -> bytes:
+        ready = [each for each in self.said if each[0] <= self.world.now_ns]
+        if ready:
+            self.said = self.said[len(ready) :]
+            return b"".join(data for _, data in ready)
+        if self.dead:
+            return b""
+        raise BlockingIOError
+
+    def send(self, data: bytes, /) -> int:
+        if self.dead:
+            raise BrokenPipeError
+        self.orders += data
+        return len(data)
+
+    def fileno(self) -> int:
+        return 1000 + self.serial
+
+    def close(self) -> None:
+        self.said.clear()
+        self.closed = True
+
+    # ---- its life
+
+    def next_ns(self) -> int:
+        """When something is to be done for it."""
+        if self.dead or self.stopped:
+            return FOREVER
+        if self.stuck_in:
+            return FOREVER if self.killed else self.world.devices[self.stuck_in[1]].hangs_until_ns
+        if self.world.now_ns < self.busy_ns:
+            return self.busy_ns
+        if self.orders:
+            return self.world.now_ns
+        due = self.sampler.next_ns()
+        return FOREVER if due is None else max(due + 1_000, self.world.now_ns)
+
+    def run(self) -> None:
+        """Do what is to be done now."""
+        self.timeline.clear()
+        if self.stuck_in:
+            self.stuck_in = None
+        self.world.current, self.spent_ns = self, 0
+        try:
+            self.inbox.feed(self.orders)
+            self.orders = b""
+            for kind, body in self.inbox:
+                self.sampler.obey(decode_order(kind, body))
+            self.sampler.tick()
+            self.busy_ns = self.boottime_ns()
+        except Stuck:
+            pass
+        except Died as death:
+            self.die(str(death))
+        self.spent_ns = 0
+        if self.sampler.ended and not self.dead:
+            self.die("ended with 0")
+
+    def kill(self) -> None:
+        self.killed = True
+        device = self.world.devices.get(self.stuck_in[1]) if self.stuck_in else None
+        if device is None or not device.holds:
+            self.die("died of SIGKILL")
+
+    def die(self, words: str) -> None:
+        if not self.dead:
+            self.dead, self.words = True, words
+            self.said = [each for each in self.said if each[0] <= self.world.now_ns]
+            self.world.ended.append(Report(self.serial, 0, words))
+
+    def show(self) -> None:
+        """Write where it is into the memory that the daemon looks at."""
+        since, device, call = 0, "", ""
+        if self.stuck_in:
+            since, device, call = self.stuck_in
+        for began, ended, named, called in () if self.stuck_in else self.timeline:
+            if began <= self.world.now_ns < ended:
+                since, device, call = began, named, called
+        collector = self.collector if since else ""
+        words = (collector.encode(), device.encode(), call.encode())
+        _PLACE.pack_into(self.memory, 0, since, self.calls, *words)
+
+
+class World:
+    """Time, devices, and the nursery (see `agent.sampler.samplers.Nursery`)."""
+
+    def __init__(self, lanes: Callable[[World], dict[str, list[Collector]]], now_ns: int) -> None:
+        self.now_ns = now_ns
+        self.devices: dict[str, Device] = {}
+        self.lanes = lanes
+        self.children: dict[int, Child] = {}
+        self.ended: list[Report] = []
+        self.current: Child | None = None
+        self.most = 0  # processes at once
+        self.pid = 0
+        self.is_gone = self.refuses = False  # the nursery; another one, for want of processes
+        self.starts = 0
+        self._slots: dict[int, bytearray] = {}
+
+    # ---- the nursery
+
+    def start(self) -> None:
+        self.starts += 1
+        if self.refuses:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        self.is_gone = False
+
+    def slot(self, number: int) -> memoryview:
+        return memoryview(self._slots.setdefault(number, bytearray(place.SIZE_BYTES)))
+
+    def fork(self, serial: int, slot: int) -> Child:
+        if self.is_gone:
+            raise OSError("no nursery")
+        child = self.children[serial] = Child(serial, self.slot(slot), self)
+        child.sampler = Sampler(self.lanes(self), child, child.say)
+        self.ended.append(Report(serial, 10_000 + serial, ""))
+        self.most = max(self.most, sum(not each.dead for each in self.children.values()))
+        return child
+
+    def kill(self, serial: int) -> None:
+        if serial in self.children:
+            self.children[serial].kill()
+
+    def excuse(self, pid: int, cpu_seconds: float) -> Excuse | None:
+        return self.children[pid - 10_000].excuse
+
+    def start_ticks(self, pid: int) -> int:
+        return 0 if self.children[pid - 10_000].dead else pid
+
+    def reports(self) -> list[Report] | None:
+        if self.is_gone:
+            return None
+        found, self.ended = self.ended, []
+        return found
+
+    def descriptors(self) -> list[int]:
+        return []
+
+    def kill_all(self) -> None:
+        for child in self.children.values():
+            if not child.dead:
+                child.kill()
+        self.ended.clear()
+
+    # ---- time
+
+    def boottime_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns + 1_700_000_000 * SECOND
+
+    def wait(self, until_ns: int) -> None:
+        """Let time pass until then, or until a sampler has spoken."""
+        while not self._spoken() and not self.ended:
+            alive = [each for each in self.children.values() if not each.dead]
+            times = [(each.next_ns(), each.serial) for each in alive]
+            times += [(at, 0) for each in alive for at, _ in each.said if at > self.now_ns]
+            heapq.heapify(times)
+            at, serial = times[0] if times else (FOREVER, 0)
+            if at > until_ns:
+                self.now_ns = max(self.now_ns, until_ns)
+                break
+            self.now_ns = max(self.now_ns, at)
+            if serial and self.now_ns >= self.children[serial].busy_ns:
+                self.children[serial].run()
+        for serial, child in list(self.children.items()):
+            self._let_go(child)
+            child.show()
+            if child.dead and not child.said and len(self.children) > 40:
+                del self.children[serial]
+
+    def _let_go(self, child: Child) -> None:
+        if child.stuck_in and child.killed and not child.dead:
+            device = self.devices[child.stuck_in[1]]
+            if self.now_ns >= device.hangs_until_ns:
+                child.die("died of SIGKILL")
+
+    def _spoken(self) -> bool:
+        return any(
+            at <= self.now_ns for child in self.children.values() for at, _ in child.said[:1]
+        )
+
+    # ---- the driver
+
+    def call(self, collector: str, device: str, call: str) -> None:
+        """What a collector asks of a device."""
+        child, how = self.current, self.devices[device]
+        assert child is not None
+        child.calls += 1
+        child.collector = collector
+        at = child.boottime_ns()
+        if how.kills:
+            child.stuck_in = (at, device, call)
+            child.show()
+            raise Died(how.kills)
+        if how.hangs_until_ns > at:
+            child.stuck_in = (at, device, call)
+            child.spent_ns = 0
+            raise Stuck
+        child.spent_ns += int(how.seconds * SECOND)
+        child.timeline.append((at, at + int(how.seconds * SECOND), device, call))
+
+
+class Sweeping:
+    """A collector that asks its devices one after the other, into one block."""
+
+    enters_driver = True
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        devices: Sequence[str],
+        table: str = "",
+        pace: Pace = Pace.SECOND,
+        call: str = "read",
+    ) -> None:
+        self.name, self.pace = name, pace
+        self.devices, self._world, self._call = devices, world, call
+        self._block = Block(table or name, devices)
+
+    def is_spared(self, device: str) -> bool:
+        return False
+
+    def collect(self) -> Sequence[Block]:
+        self._block.clear()
+        for row, device in enumerate(self.devices):
+            if not self.is_spared(device):
+                self._world.call(self.name, device, self._call)
+                self._block.put_float(0, row, 1.0)
+        return [self._block]
+
+
+class SparingSweep(Sweeping):
+    """One that leaves out what it is told to."""
+
+    spared: frozenset[str] = frozenset()
+
+    def spare(self, devices: frozenset[str]) -> None:
+        self.spared = devices
+
+    def is_spared(self, device: str) -> bool:
+        return device in self.spared
+
+
+class Telling(SparingSweep):
+    """One that tells an event at each turn."""
+
+    def listen(self, teller: Teller) -> None:
+        self.teller = teller
+
+    def close(self) -> None:
+        pass
