@@ -6,6 +6,8 @@ within that, it is told from there; else from NVML. While nobody reads the kerne
 
 from __future__ import annotations
 
+import mmap
+import struct
 import threading
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -20,37 +22,47 @@ REMEMBERED_MAX = 1024
 
 
 class XidWitness:
-    """What the kernel log showed of late. For all threads; never raises."""
+    """What the kernel log showed of late. For all threads, and for processes forked later; never raises.
+
+    The daemon reads the kernel log, a child of it NVML. One process writes: an entry is void until it is whole.
+    """
+
+    _ENTRY = struct.Struct("<q16sQ")  # boot time, 0: void; PCI address; code
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: dict[tuple[str, int], int] = {}  # (address, code) -> boot time, oldest first
-        self._reads = False
+        self._memory = mmap.mmap(-1, 8 + REMEMBERED_MAX * self._ENTRY.size)
+        self._count = 0
 
     @property
     def reads_the_kernel_log(self) -> bool:
         """Whether somebody reads the kernel log now; until told so, nobody does."""
-        return self._reads
+        return bool(self._memory[0])
 
     @reads_the_kernel_log.setter
     def reads_the_kernel_log(self, reads: bool) -> None:
-        self._reads = reads
+        self._memory[0] = int(reads)
 
     def saw(self, address: str, code: int, boottime_ns: int) -> None:
         """Note that the kernel log shows XID *code* of the GPU at a PCI address, at a boot time."""
         with self._lock:
-            latest = max(boottime_ns, self._last.pop((address, code), 0))
-            self._last[address, code] = latest
-            if len(self._last) > REMEMBERED_MAX:
-                del self._last[next(iter(self._last))]
+            at = 8 + self._count % REMEMBERED_MAX * self._ENTRY.size
+            self._count += 1
+            name = address.encode(errors="replace")[:16]
+            self._memory[at : at + 8] = bytes(8)
+            self._ENTRY.pack_into(self._memory, at, 0, name, code & (1 << 64) - 1)
+            struct.pack_into("<q", self._memory, at, max(1, boottime_ns))
 
     def shows(self, address: str, code: int, boottime_ns: int) -> bool:
         """Say whether the kernel log showed it at most APART_NS_MAX before, or at any time since."""
-        with self._lock:
-            return self._last.get((address, code), -APART_NS_MAX - 1) >= boottime_ns - APART_NS_MAX
+        name, since_ns = address.encode(errors="replace")[:16], boottime_ns - APART_NS_MAX
+        return any(
+            at_ns and at_ns >= since_ns and number == code and said.rstrip(b"\0") == name
+            for at_ns, said, number in self._ENTRY.iter_unpack(self._memory[8:])
+        )
 
 
-#: Of this process: the reader of the kernel log and the reader of NVML's events share it.
+#: Of this process and those forked from it: the reader of the kernel log and the reader of NVML's events share it.
 WITNESS = XidWitness()
 
 

@@ -5,24 +5,30 @@ Each symbol is looked up once; one that the driver does not export costs its rea
 A sweep writes into memory made before, calls only what its readings need, and asks for all fields
 of a GPU in one call. Readings are in base units, so that what lands in the memory is final.
 
-The library stays loaded, for a thread may be inside it for ever; but when the driver was updated under it and
-nobody has it open, it is let go of, or the process would go on with the old library until it is restarted.
+The process's place (`place`) tells which call on which GPU is being made, and each GPU has an account of its calls.
+
+The library stays loaded until a driver was updated under it and nobody has it open: then it is let go of, or the
+process would go on with the old library until it is restarted.
 """
 
+import mmap
 from collections import namedtuple
 
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memset, strcmp, strncpy
 
 from nvml_abi cimport *
+from nvml_account cimport *
 from nvml_pass cimport *
 from nvml_sweep cimport *
+from place_abi cimport Place, place_leave
 
 from .nvml_readings import NAMED, ROWS
+from .place import POINTER
 
 cdef extern from "<dlfcn.h>" nogil:
-    enum: RTLD_NOW
+    enum: RTLD_NOW, RTLD_NOLOAD
     void *dlopen(const char *path, int flags)
     void *dlsym(void *library, const char *symbol)
     int dlclose(void *library)
@@ -59,11 +65,113 @@ REQUIRED = (
     "nvmlInit_v2", "nvmlShutdown", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2",
     "nvmlDeviceGetHandleByPciBusId_v2", "nvmlDeviceGetPciInfo_v3",
 )
-if sizeof(Calls) != len(SYMBOLS) * sizeof(void *):
-    raise ImportError("nvml: SYMBOLS and Calls disagree")
+if sizeof(Calls) != len(SYMBOLS) * sizeof(void *) or len(SYMBOLS) > 64:
+    raise ImportError("nvml: SYMBOLS and Calls disagree, or are more than NAMES")
 
 if SYMBOLS[OPEN_SLOT] != "nvmlDeviceGetHandleByPciBusId_v2" or len(NAMED) != NAMED_COUNT:
     raise ImportError("nvml: nvml_pass.pxd disagrees with SYMBOLS or NAMED")
+
+cdef Place **HERE = <Place **><uintptr_t>POINTER
+cdef const char *NAMES[64]
+_NAMES = [symbol.encode() for symbol in SYMBOLS]  # keeps what NAMES points to
+for _slot, _name in enumerate(_NAMES):
+    NAMES[<int>_slot] = <const char *><bytes>_name
+
+#: As a mask of `Rows`: all of the value counts.
+ALL_BITS = 2**64 - 1
+
+CALLS_PER_SECOND_MAX, CALLS_AT_ONCE_MAX = ACCOUNT_CALLS_PER_SECOND_MAX, ACCOUNT_CALLS_AT_ONCE_MAX
+
+# Shared with the processes that are forked from now on: what one has counted, the next one goes on with.
+_ACCOUNTS = mmap.mmap(-1, ACCOUNTS_MAX * sizeof(Account))
+cdef unsigned char[::1] _accounts_memory = _ACCOUNTS
+cdef Account *ACCOUNTS = <Account *>&_accounts_memory[0]
+ACCOUNTS[0].taken = 1  # of the driver as a whole
+
+
+cdef dict _OWN_ACCOUNTS = {}  # address -> account, of GPUs beyond those that have room in the shared memory
+
+
+cdef Account *account_of(str address) except NULL:
+    """Return a GPU's account; a new one is opened. Of more GPUs than there can be, each process has accounts of its own."""
+    cdef bytes text = address.encode()
+    cdef const char *name = text
+    cdef int i
+    if len(text) >= ADDRESS_BYTES:
+        raise ValueError(f"a PCI address has fewer than {ADDRESS_BYTES} characters, got {address!r}")
+    for i in range(ACCOUNTS_MAX):
+        if account_claim(&ACCOUNTS[i]):
+            ACCOUNTS[i].price_ns = ACCOUNTS[0].price_ns
+            strncpy(ACCOUNTS[i].address, name, ADDRESS_BYTES - 1)
+        if not strcmp(ACCOUNTS[i].address, name):
+            return &ACCOUNTS[i]
+    if address not in _OWN_ACCOUNTS:
+        own = bytearray(sizeof(Account))  # stays where it is: it is kept for ever, and never grows
+        _OWN_ACCOUNTS[address] = own
+        _fresh(own, name)
+    return _own(_OWN_ACCOUNTS[address])
+
+
+cdef Account *_own(unsigned char[::1] memory) noexcept:
+    return <Account *>&memory[0]
+
+
+cdef _fresh(unsigned char[::1] memory, const char *name):
+    cdef Account *account = <Account *>&memory[0]
+    account.price_ns = ACCOUNTS[0].price_ns
+    strncpy(account.address, name, ADDRESS_BYTES - 1)
+
+
+def account_address(str address not None):
+    return <uintptr_t>account_of(address)
+
+
+def cap(unsigned int calls_per_second):
+    cdef int i
+    for i in range(ACCOUNTS_MAX):
+        ACCOUNTS[i].price_ns = 1_000_000_000 // calls_per_second if calls_per_second else 0
+
+
+cap(CALLS_PER_SECOND_MAX)
+
+Account_ = namedtuple("Account", ["address", "uuid", "calls", "left_out", "epoch", "lost", "counts", "proofs"])
+
+
+def account(str address not None):
+    cdef Account *found = account_of(address)
+    return Account_(
+        address, found.uuid.decode(errors="replace"), found.calls, found.left_out, found.epoch, bool(found.lost),
+        tuple([found.counts[i] if found.known[i] else None for i in range(ACCOUNT_COUNTS_MAX)]), found.proofs,
+    )
+
+
+def accounts():
+    return [account(ACCOUNTS[i].address.decode()) for i in range(ACCOUNTS_MAX) if ACCOUNTS[i].taken]
+
+
+def forget_accounts():
+    memset(ACCOUNTS, 0, ACCOUNTS_MAX * sizeof(Account))
+    ACCOUNTS[0].taken = 1
+    cap(CALLS_PER_SECOND_MAX)
+
+
+def remember(str address not None, str uuid=None, epoch=None, lost=None, proofs=None):
+    cdef Account *known = account_of(address)
+    cdef bytes text
+    if uuid is not None:
+        text = uuid.encode()[: sizeof(known.uuid) - 1]
+        if text and known.uuid[0] and strcmp(known.uuid, <const char *>text):  # another GPU is there
+            memset(known.known, 0, sizeof(known.known))
+            known.lost = known.proofs = 0
+        memset(known.uuid, 0, sizeof(known.uuid))
+        memcpy(known.uuid, <const char *>text, len(text))
+    if epoch is not None:
+        known.epoch = epoch
+    if lost is not None:
+        known.lost = lost
+    if proofs is not None:
+        known.proofs = proofs
+
 
 _KINDS = {
     "NVML_CLOCK_GRAPHICS": NVML_CLOCK_GRAPHICS, "NVML_CLOCK_SM": NVML_CLOCK_SM,
@@ -126,6 +234,9 @@ class NvmlAbsent(Exception):
     """There is no NVML library here, or what is here is not one. The words say which."""
 
 
+#: As the `code` of an NvmlError: the call was left out, there had been too many.
+LEFT_OUT = -1
+
 Device = namedtuple("Device", ["address", "uuid", "name", "serial"])
 
 #: Libraries of `Nvml` objects that were closed, each once; and how many are open.
@@ -136,20 +247,24 @@ cdef int _OPEN = 0
 cdef _leave(void *library, bint unload):
     """Keep the library loaded, once; or, where no `Nvml` is open, let the next one load what lies on the disk.
 
-    Whoever is inside the library, or is opening it, has loaded it once more for itself: it is not unloaded under
-    a thread. Of what was looked up in it nothing is called after `close` (`_check`, `initialised`).
+    Of what was looked up in it nothing is called after `close` (`_check`, `initialised`).
     """
     if <size_t>library in _LEFT:
-        _unload(library)
+        dlclose(library)
     else:
         _LEFT.append(<size_t>library)
     while unload and not _OPEN and _LEFT:
-        _unload(<void *><size_t>_LEFT.pop())
+        dlclose(<void *><size_t>_LEFT.pop())
 
 
-cdef _unload(void *library):
-    with nogil:
-        dlclose(library)
+def is_loaded(str library not None):
+    cdef bytes name = library.encode()
+    cdef void *loaded = dlopen(name, RTLD_NOW | RTLD_NOLOAD)
+    if loaded == NULL:
+        dlerror()
+        return False
+    dlclose(loaded)
+    return True
 
 
 cdef class Nvml:
@@ -157,24 +272,24 @@ cdef class Nvml:
     cdef readonly bint initialised
     cdef readonly str path
     cdef readonly frozenset missing_symbols
-    cdef readonly unsigned int counted
-    cdef readonly str doing
     cdef void *library
     cdef dict addresses  # symbol -> where it is
 
     def __init__(self, str library="libnvidia-ml.so.1"):
         global _OPEN
-        self.path, self.addresses, self.doing = library, {}, ""
+        self.path, self.addresses = library, {}
         self._load(library.encode())
         cdef nvmlReturn_t code
-        # NO_GPUS: a host whose GPUs are all gone is a host without GPUs, not a broken NVML. NO_ATTACH is
-        # not asked for: since nvmlInit_v2 nothing is attached until a handle is asked for, and the
-        # readings then need that GPU attached.
-        with nogil:
-            if self.call.nvmlInitWithFlags != NULL:
-                code = self.call.nvmlInitWithFlags(NVML_INIT_FLAG_NO_GPUS)
-            else:
-                code = self.call.nvmlInit_v2()
+        # NO_GPUS: a host whose GPUs are all gone is a host without GPUs, not a broken NVML. NO_ATTACH is not asked
+        # for: no GPU is attached anyhow until its handle is (nvml.h at nvmlInit_v2), and drivers before 590.37 then
+        # say that there are no GPUs (NVIDIA's DCGM does without it there, in DcgmHostEngineHandler.cpp).
+        if self.call.nvmlInitWithFlags != NULL:
+            self._enter("", &self.call.nvmlInitWithFlags)
+            code = self.call.nvmlInitWithFlags(NVML_INIT_FLAG_NO_GPUS)
+        else:
+            self._enter("", &self.call.nvmlInit_v2)
+            code = self.call.nvmlInit_v2()
+        place_leave(HERE[0])
         if code != NVML_SUCCESS:
             error = self._error("nvmlInit", code)
             _leave(self.library, code == NVML_ERROR_LIB_RM_VERSION_MISMATCH)
@@ -182,11 +297,15 @@ cdef class Nvml:
         _OPEN += 1
         self.initialised = True
 
+    cdef int _enter(self, str address, const void *slot) except -1:
+        """Tell that the call in *slot* of `call` is being made. Raises NvmlError where it is to be left out."""
+        cdef int at = <int>((<char *>slot - <char *>&self.call) // sizeof(void *))
+        if account_enter(account_of(address), HERE[0], NAMES[at], 0, 1) == 0:
+            raise NvmlError(f"{SYMBOLS[at]}: left out, over {CALLS_PER_SECOND_MAX} calls a second", LEFT_OUT)
+        return 0
+
     def _load(self, bytes path):
-        cdef const char *name = path
-        cdef void *library
-        with nogil:
-            library = dlopen(name, RTLD_NOW)
+        cdef void *library = dlopen(path, RTLD_NOW)
         cdef const char *why = dlerror()
         if library == NULL:
             raise NvmlAbsent(why.decode(errors="replace") if why != NULL else f"{self.path}: not loaded")
@@ -220,10 +339,10 @@ cdef class Nvml:
         cdef bytes name = address.encode()
         cdef const char *bus_id = name
         cdef nvmlReturn_t code
-        self.doing = f"GPU {address} in nvmlDeviceGetHandleByPciBusId_v2"
+        self._enter(address, &self.call.nvmlDeviceGetHandleByPciBusId_v2)
         with nogil:
             code = self.call.nvmlDeviceGetHandleByPciBusId_v2(bus_id, &handle)
-        self.doing = ""
+            place_leave(HERE[0])
         if code != NVML_SUCCESS:
             raise self._error(f"nvmlDeviceGetHandleByPciBusId({address})", code)
         return handle
@@ -244,8 +363,10 @@ cdef class Nvml:
         if not self.initialised:
             return
         self.initialised = False
+        self._enter("", &self.call.nvmlShutdown)
         with nogil:
             self.call.nvmlShutdown()
+            place_leave(HERE[0])
         _OPEN -= 1
         _leave(self.library, False)
 
@@ -256,84 +377,98 @@ cdef class Nvml:
             return ""
         memset(text, 0, sizeof(text))
         cdef nvmlReturn_t code
+        self._enter("", &self.call.nvmlSystemGetDriverVersion)
         with nogil:
             code = self.call.nvmlSystemGetDriverVersion(text, sizeof(text))
+            place_leave(HERE[0])
         return _text(code, text, sizeof(text))
 
-    def devices(self):
+    def count(self):
         self._check()
-        cdef unsigned int count = 0, index
-        cdef nvmlDevice_t handle
+        cdef unsigned int count = 0
         cdef nvmlReturn_t code
-        self.doing = "nvmlDeviceGetCount_v2"
+        self._enter("", &self.call.nvmlDeviceGetCount_v2)
         with nogil:
             code = self.call.nvmlDeviceGetCount_v2(&count)
-        self.doing = ""
+            place_leave(HERE[0])
         if code == NVML_ERROR_GPU_NOT_FOUND:
-            return []
+            return 0
         if code != NVML_SUCCESS:
             raise self._error("nvmlDeviceGetCount", code)
+        return min(count, <unsigned int>GPUS_MAX)
+
+    def devices(self, count=None):
+        self._check()
+        cdef unsigned int index, most = self.count() if count is None else count
+        cdef nvmlDevice_t handle
+        cdef nvmlReturn_t code
         found = []
-        self.counted = min(count, <unsigned int>GPUS_MAX)
-        for index in range(self.counted):
-            self.doing = f"GPU number {index} in nvmlDeviceGetHandleByIndex_v2"
+        for index in range(min(most, <unsigned int>GPUS_MAX)):
+            handle = NULL
+            self._enter("", &self.call.nvmlDeviceGetHandleByIndex_v2)
             with nogil:
                 code = self.call.nvmlDeviceGetHandleByIndex_v2(index, &handle)
-            self.doing = f"GPU number {index} in nvmlDeviceGetPciInfo_v3"
+                place_leave(HERE[0])
             if code == NVML_ERROR_INVALID_ARGUMENT:
-                self.counted = index  # the count promised more than there is
-                break
+                break  # the count promised more than there is
             if code == NVML_SUCCESS:
-                device = self._describe(handle)
+                device = self._describe(handle, "")
                 if device is not None:
                     found.append(device)
-        self.doing = ""
         return found
 
     def device(self, str address):
-        device = self._describe(self._handle(address))
+        device = self._describe(self._handle(address), address)
         return Device(address, "", "", "") if device is None else device
 
-    cdef _describe(self, nvmlDevice_t handle):
-        """Return the device; None when it does not even know its address."""
+    def uuid(self, str address):
+        return self._uuid(self._handle(address), address)
+
+    cdef _describe(self, nvmlDevice_t handle, str address):
+        """Return the device; None when it does not even know its address. *address*: as far as it is known."""
         cdef nvmlPciInfo_t pci
         cdef nvmlReturn_t code
         memset(&pci, 0, sizeof(pci))
+        self._enter(address, &self.call.nvmlDeviceGetPciInfo_v3)
         with nogil:
             code = self.call.nvmlDeviceGetPciInfo_v3(handle, &pci)
+            place_leave(HERE[0])
         if code != NVML_SUCCESS or pci.bus > 0xFF or pci.device > 0x1F:
             return None
         address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
-        self.doing = f"GPU {address} in nvmlDeviceGetUUID, GetName or GetSerial"
-        device = Device(address, self._uuid(handle), self._name(handle), self._serial(handle))
-        self.doing = ""
-        return device
+        return Device(address, self._uuid(handle, address), self._name(handle, address), self._serial(handle, address))
 
-    cdef _uuid(self, nvmlDevice_t handle):
+    cdef _uuid(self, nvmlDevice_t handle, str address):
         cdef char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE]
         memset(text, 0, sizeof(text))
         cdef nvmlReturn_t code = NVML_ERROR_FUNCTION_NOT_FOUND
         if self.call.nvmlDeviceGetUUID != NULL:
+            self._enter(address, &self.call.nvmlDeviceGetUUID)
             with nogil:
                 code = self.call.nvmlDeviceGetUUID(handle, text, sizeof(text))
+                place_leave(HERE[0])
         return _text(code, text, sizeof(text))
 
-    cdef _name(self, nvmlDevice_t handle):
+    cdef _name(self, nvmlDevice_t handle, str address):
         cdef char text[NVML_DEVICE_NAME_V2_BUFFER_SIZE]
         memset(text, 0, sizeof(text))
         cdef nvmlReturn_t code = NVML_ERROR_FUNCTION_NOT_FOUND
         if self.call.nvmlDeviceGetName != NULL:
+            self._enter(address, &self.call.nvmlDeviceGetName)
             with nogil:
                 code = self.call.nvmlDeviceGetName(handle, text, sizeof(text))
+                place_leave(HERE[0])
         return _text(code, text, sizeof(text))
 
-    cdef _serial(self, nvmlDevice_t handle):
+    cdef _serial(self, nvmlDevice_t handle, str address):
         cdef char text[NVML_DEVICE_SERIAL_BUFFER_SIZE]
         memset(text, 0, sizeof(text))
         cdef nvmlReturn_t code = NVML_ERROR_FUNCTION_NOT_FOUND
         if self.call.nvmlDeviceGetSerial != NULL:
+            self._enter(address, &self.call.nvmlDeviceGetSerial)
             with nogil:
                 code = self.call.nvmlDeviceGetSerial(handle, text, sizeof(text))
+                place_leave(HERE[0])
         return _text(code, text, sizeof(text))
 
 
@@ -346,20 +481,26 @@ cdef class Sweep:
     cdef Pass state
     cdef Nvml nvml
     cdef list held
-    cdef bint running
     cdef readonly tuple addresses
 
-    def __cinit__(self, Nvml nvml not None, addresses, targets, fields=None):
+    def __cinit__(self, Nvml nvml not None, addresses, targets, fields=None, *, spared=(), double budget_seconds=0,
+                  bint skips=False, bint first=False):
         self.nvml, self.addresses, self.held = nvml, tuple(addresses), []
         cdef Pass *p = &self.state
         cdef int row, i
-        p.call, p.rows, p.at = &nvml.call, len(self.addresses), -1
+        p.call, p.rows, p.at, p.names, p.place = &nvml.call, len(self.addresses), -1, NAMES, HERE
+        p.budget_ns, p.skips, p.is_first = <int64_t>(budget_seconds * 1e9), skips, first
         p.addresses = <char *>calloc(p.rows + 1, ADDRESS_BYTES)
         p.devices = <nvmlDevice_t *>calloc(p.rows + 1, sizeof(nvmlDevice_t))
         p.opened = <nvmlReturn_t *>calloc(p.rows + 1, sizeof(nvmlReturn_t))
         p.failed = <uint64_t *>calloc(p.rows + 1, sizeof(uint64_t))
         p.refused = <int *>calloc(p.rows + 1, sizeof(int))
+        p.accounts = <Account **>calloc(p.rows + 1, sizeof(Account *))
+        p.spared, p.over, p.last = <uint8_t *>calloc(p.rows + 1, 1), <uint8_t *>calloc(p.rows + 1, 1), <uint8_t *>calloc(p.rows + 1, 1)
+        p.skip, p.skip_next = <int *>calloc(p.rows + 1, sizeof(int)), <int *>calloc(p.rows + 1, sizeof(int))
         if p.addresses == NULL or p.devices == NULL or p.opened == NULL or p.failed == NULL or p.refused == NULL:
+            raise MemoryError
+        if p.accounts == NULL or p.spared == NULL or p.over == NULL or p.last == NULL or p.skip == NULL or p.skip_next == NULL:
             raise MemoryError
         memset(p.refused, 0xFF, (p.rows + 1) * sizeof(int))
         memcpy(p.about, ABOUT, sizeof(ABOUT))
@@ -369,6 +510,7 @@ cdef class Sweep:
                 raise ValueError(f"a PCI address has fewer than {ADDRESS_BYTES} characters, got {address!r}")
             for i in range(len(text)):
                 p.addresses[row * ADDRESS_BYTES + i] = text[i]
+            p.accounts[row], p.spared[row] = account_of(address), address in spared
         for name, (cells, valid, column) in targets.items():
             self._aim(_INDEX[name], cells, valid, column)
         if p.cells[SRAM_PLACES] != NULL or p.cells[SRAM_PLACES_ERRORS] != NULL or p.cells[SRAM_PARITY_PLACES] != NULL:
@@ -389,6 +531,12 @@ cdef class Sweep:
         free(self.state.failed)
         free(self.state.refused)
         free(self.state.places)
+        free(self.state.accounts)
+        free(self.state.spared)
+        free(self.state.over)
+        free(self.state.last)
+        free(self.state.skip)
+        free(self.state.skip_next)
 
     cdef _aim(self, int reading, cells, valid, Py_ssize_t column):
         cdef uint8_t[::1] cell_bytes = cells
@@ -400,6 +548,9 @@ cdef class Sweep:
         self.held += [cell_bytes, valid_bytes]  # keeps the memory where it is
         if not p.rows:
             return
+        if p.cells[reading] == NULL:
+            p.wanted[p.wanted_count] = reading
+            p.wanted_count += 1
         p.cells[reading] = <uint64_t *>&cell_bytes[8 * first]
         p.valid[reading] = &valid_bytes[first]
 
@@ -416,20 +567,12 @@ cdef class Sweep:
 
     def run(self):
         self.nvml._check()
-        if self.running:
-            raise RuntimeError(f"the sweep before has not returned: {self.words()}")
-        self.running = True
         with nogil:
             sweep(&self.state)
-        self.running = False
 
-    def stuck_at(self):
-        cdef int at = self.state.at, row = self.state.row
-        return (row, SYMBOLS[at]) if at >= 0 else None
-
-    def words(self):
-        place = self.stuck_at()
-        return "between calls" if place is None else f"GPU {self.addresses[place[0]]} in {place[1]}"
+    @property
+    def pass_address(self):
+        return <uintptr_t>&self.state
 
     @property
     def calls(self):
@@ -439,12 +582,146 @@ cdef class Sweep:
     def ended(self):
         return self.state.ended
 
+    def slow(self):
+        cdef int row, found = 0
+        for row in range(self.state.rows):
+            found += is_slow(&self.state, row)
+        if not found:
+            return _NONE_SLOW
+        rows = range(self.state.rows)
+        slow = frozenset(self.addresses[row] for row in rows if is_slow(&self.state, row))
+        at_work = sum(not self.state.spared[row] for row in rows)
+        return slow if len(slow) < at_work or at_work == 1 < len(rows) else frozenset()
+
+    @property
+    def is_refused(self):
+        cdef int row
+        for row in range(self.state.rows):
+            if self.state.refused[row] >= 0:
+                return True
+        return False
+
     def refusals(self):
         return {
             self.addresses[row]: SYMBOLS[self.state.refused[row]]
             for row in range(self.state.rows)
             if self.state.refused[row] >= 0
         }
+
+
+cdef class Rows:
+    """Looks at some columns of a block after each turn, and says which rows a look in Python is worth."""
+
+    cdef uint64_t **cells
+    cdef uint8_t **valid
+    cdef uint64_t *masks
+    cdef uint64_t *last
+    cdef uint8_t *last_valid
+    cdef int rows, columns
+    cdef Account **accounts  # of each row, where its counts are remembered; NULL: nowhere
+    cdef list held
+
+    def __cinit__(self, int rows, columns, addresses=()):
+        cdef uint8_t[::1] cell_bytes
+        cdef uint8_t[::1] valid_bytes
+        cdef Py_ssize_t first
+        cdef int i
+        self.rows, self.columns, self.held = rows, len(columns), []
+        self.cells = <uint64_t **>calloc(self.columns + 1, sizeof(uint64_t *))
+        self.valid = <uint8_t **>calloc(self.columns + 1, sizeof(uint8_t *))
+        self.masks = <uint64_t *>calloc(self.columns + 1, 8)
+        self.last = <uint64_t *>calloc(self.columns * rows + 1, 8)
+        self.last_valid = <uint8_t *>calloc(self.columns * rows + 1, 1)
+        if self.cells == NULL or self.valid == NULL or self.masks == NULL or self.last == NULL or self.last_valid == NULL:
+            raise MemoryError
+        for i, (cells, valid, column, mask) in enumerate(columns):
+            cell_bytes, valid_bytes, first = cells, valid, column * rows
+            if column < 0 or 8 * (first + rows) > cell_bytes.shape[0] or first + rows > valid_bytes.shape[0]:
+                raise ValueError(f"column {column} of {rows} rows lies outside its memory")
+            self.held += [cell_bytes, valid_bytes]
+            self.masks[i] = mask
+            if rows:
+                self.cells[i], self.valid[i] = <uint64_t *>&cell_bytes[8 * first], &valid_bytes[first]
+        memset(self.last_valid, 2, self.columns * rows)  # neither: every row is new to the first look
+        if addresses:
+            self._remember(list(addresses))
+
+    cdef _remember(self, list addresses):
+        """Go on where the process before, or this one before it opened NVML anew, has been."""
+        cdef int row, i
+        if self.columns > ACCOUNT_COUNTS_MAX or len(addresses) != self.rows:
+            raise ValueError(f"{self.columns} counts of {self.rows} rows, at most {ACCOUNT_COUNTS_MAX} are remembered")
+        self.accounts = <Account **>calloc(self.rows + 1, sizeof(Account *))
+        if self.accounts == NULL:
+            raise MemoryError
+        for row, address in enumerate(addresses):
+            self.accounts[row] = account_of(address)
+            for i in range(self.columns):
+                if self.accounts[row].known[i]:
+                    self.last[i * self.rows + row], self.last_valid[i * self.rows + row] = self.accounts[row].counts[i], 1
+
+    def __dealloc__(self):
+        free(self.cells)
+        free(self.valid)
+        free(self.masks)
+        free(self.last)
+        free(self.last_valid)
+        free(self.accounts)
+
+    def changed(self):
+        cdef int row, i, at
+        cdef uint64_t value
+        cdef uint8_t is_valid
+        cdef bint differs
+        found = None
+        for row in range(self.rows):
+            differs = False
+            for i in range(self.columns):
+                at, is_valid = i * self.rows + row, self.valid[i][row]
+                value = self.cells[i][row] & self.masks[i] if is_valid else 0
+                differs = differs or value != self.last[at] or is_valid != self.last_valid[at]
+                self.last[at], self.last_valid[at] = value, is_valid
+            if differs:
+                found = [] if found is None else found
+                found.append(row)
+        return _NO_ROWS if found is None else found
+
+    def fallen(self):
+        cdef int row, i, at
+        cdef bint fell
+        found = None
+        for row in range(self.rows):
+            fell = False
+            for i in range(self.columns):
+                if self.valid[i][row]:  # what cannot be read now is remembered as it was
+                    at = i * self.rows + row
+                    fell = fell or (self.last_valid[at] == 1 and self._is_less(i, row, at))
+                    self.last[at], self.last_valid[at] = self.cells[i][row], 1
+                    if self.accounts != NULL:
+                        self.accounts[row].counts[i], self.accounts[row].known[i] = self.cells[i][row], 1
+            if fell:
+                found = [] if found is None else found
+                found.append(row)
+        return _NO_ROWS if found is None else found
+
+    cdef bint _is_less(self, int i, int row, int at) noexcept:
+        """A mask of 0 stands for a column of doubles."""
+        if self.masks[i] == 0:
+            return (<double *>self.cells[i])[row] < (<double *>self.last)[at]
+        return self.cells[i][row] < self.last[at]
+
+    def forget(self, int row):
+        cdef int i
+        if not 0 <= row < self.rows:
+            raise IndexError(f"there are {self.rows} rows, and no {row}")
+        for i in range(self.columns):
+            self.last_valid[i * self.rows + row] = 2
+            if self.accounts != NULL:
+                self.accounts[row].known[i] = 0
+
+
+cdef list _NO_ROWS = []
+cdef frozenset _NONE_SLOW = frozenset()
 
 
 def abi():

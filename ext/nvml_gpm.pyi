@@ -18,15 +18,21 @@ class Gpm:
         handles: Iterable[int],
         targets: Iterable[tuple[int, float, float, bytearray, bytearray, int]],
         instances: Iterable[int] | None = None,
+        *,
+        addresses: Iterable[str] | None = None,
     ) -> None:
         """*handles*: `Nvml.handle_address` of each row's GPU, 0 for one that is not open.
 
         *targets*: (metric id of nvml.h, scale, most before scaling, cells, valid, column): doubles,
         column-major, as of a Block. Raises ValueError for a column outside its memory. A driver
         without GPM, or a GPU older than Hopper, has no cell that is ever valid. *instances*: the GPU
-        instance of MIG that each row is about, below 0 for the whole GPU; None: all are whole GPUs.
+        instance of MIG that each row is about, below 0 for the whole GPU; None: all are whole GPUs. *addresses*:
+        whose accounts the calls are counted in.
         """
 
+    @property
+    def pass_address(self) -> int:
+        """Where the `GpmPass` of nvml_gpm_pass.pxd is, for other extension modules; there as long as this is."""
     @property
     def supported(self) -> Sequence[bool]:
         """Of each row, whether its GPU has GPM."""
@@ -48,4 +54,4 @@ class Gpm:
         clock that goes on evenly. Raises NvmlError once the library is closed.
         """
     def close(self) -> None:
-        """Free the samples. Not while `run` runs, and before the library is closed: after that there is nothing to free."""
+        """Free the samples. Before the library is closed: after that there is nothing to free."""

@@ -82,16 +82,13 @@ def bit_error_ratio(code: int) -> float | None:
     NVML_NVLINK_ERROR_COUNTER_BER_GET). None for a code with other bits, or a ratio above 1."""
 
 class Parts:
-    """Some GPUs of an initialised library. For one thread; `words` is for any."""
+    """Some GPUs of an initialised library. For one thread. A call over the GPU's cap raises NvmlError (LEFT_OUT)."""
 
     missing_symbols: frozenset[str]
 
     def __init__(self, nvml: Nvml) -> None: ...
     def open(self, address: str) -> None:
         """Attach a GPU; the other methods raise KeyError for one that is not. Raises NvmlError."""
-
-    def words(self) -> str:
-        """Return which call on which GPU is being made now: a hang is named by it."""
 
     def nvlink_count(self, address: str) -> int:
         """Return how many NVLinks the GPU has, whether they are up or not; at most LINKS_MAX."""
@@ -108,7 +105,10 @@ class Parts:
         """Return the MIG devices that there are now, of at most so many. A dozen calls each: not for every second."""
 
     def processes(self, address: str) -> list[Process]:
-        """Return the compute, graphics and MPS lists one after the other, each of at most PROCESSES_MAX."""
+        """Return the compute, graphics and MPS lists one after the other, each of at most PROCESSES_MAX.
+
+        The same list again as long as the driver says the same.
+        """
 
     def fabric(self, address: str) -> Fabric | None: ...
 
@@ -141,7 +141,7 @@ class FieldPass:
         """Fill all cells. A GPU that answers with an error, or is lost, is missing cells and a row of `codes`."""
 
 class EventSet:
-    """NVML's events of some GPUs. One thread makes it, waits on it and closes it."""
+    """NVML's events of some GPUs."""
 
     def __init__(self, parts: Parts) -> None:
         """Raises NvmlError, also where the driver has no events."""
@@ -151,6 +151,28 @@ class EventSet:
 
     def wait(self, milliseconds: int) -> Event | None:
         """Return the next event; None when none came in time. Raises NvmlError."""
+
+    def close(self) -> None: ...
+
+#: Of a system event: the driver is being taken off a GPU, or has been put onto it.
+UNBIND: Final[int]
+BIND: Final[int]
+
+class SystemEvent(NamedTuple):
+    """What became of the driver of a GPU."""
+
+    type: int
+    address: str
+    """PCI address, of a number in which NVML packs domain, bus and device."""
+
+class SystemEventSet:
+    """The driver's coming and going on the GPUs."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Raises NvmlError, also where the driver has no such events."""
+
+    def look(self) -> list[SystemEvent]:
+        """Return what has come, without waiting; of more than 16 the rest the next time. Raises NvmlError."""
 
     def close(self) -> None: ...
 

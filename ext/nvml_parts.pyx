@@ -2,22 +2,25 @@
 """The parts of a GPU by NVML's C ABI: NVLink and C2C fields, MIG, processes, fabric, the event set.
 
 Stands on `nvml`: that one loads the library, looks symbols up and attaches GPUs; this one holds the handles and
-makes the calls, each without the GIL. A symbol that the driver lacks costs its own readings. Counts are bounded:
+makes the calls, each without the GIL, told in the process's place and counted in its GPU's account. A symbol that the driver lacks costs its own readings. Counts are bounded:
 a driver that claims four thousand million links or processes is not believed.
 """
 
 from collections import namedtuple
 
-from libc.stdint cimport uint8_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdint cimport uint8_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset
 
 from nvml_abi cimport *
+from nvml_account cimport Account, account_enter
 from nvml_parts_abi cimport *
 from nvml_parts_fields cimport *
 from nvml_pass cimport blank
+from place_abi cimport Place, place_leave
 
-from .nvml import NvmlError
+from .nvml import CALLS_PER_SECOND_MAX, LEFT_OUT, NvmlError, account_address
+from .place import POINTER
 
 #: Counts beyond these are not believed. (NVML 13.5 knows 36 NVLinks, and MIG at most 8 devices a GPU.)
 LINKS_MAX = 64
@@ -42,9 +45,16 @@ SYMBOLS = (
     "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
     "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetSupportedEventTypes",
     "nvmlDeviceRegisterEvents", "nvmlEventSetCreate", "nvmlEventSetWait_v2", "nvmlEventSetFree",
+    "nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents", "nvmlSystemEventSetWait", "nvmlSystemEventSetFree",
 )
-if sizeof(PartsCalls) != len(SYMBOLS) * sizeof(void *):
-    raise ImportError("nvml_parts: SYMBOLS and PartsCalls disagree")
+if sizeof(PartsCalls) != len(SYMBOLS) * sizeof(void *) or len(SYMBOLS) > 64:
+    raise ImportError("nvml_parts: SYMBOLS and PartsCalls disagree, or are more than NAMES")
+
+cdef Place **HERE = <Place **><uintptr_t>POINTER
+cdef const char *NAMES[64]
+_NAMES = [symbol.encode() for symbol in SYMBOLS]  # keeps what NAMES points to
+for _slot, _name in enumerate(_NAMES):
+    NAMES[<int>_slot] = <const char *><bytes>_name
 
 #: How a field's value is written into its cell.
 INTEGER, FLOAT, BIT_ERROR_RATIO = INTEGER_FORM, FLOAT_FORM, BIT_ERROR_RATIO_FORM
@@ -60,6 +70,9 @@ MigDevice = namedtuple("MigDevice", [
 Process = namedtuple("Process", ["pid", "memory_bytes", "gpu_instance", "compute_instance", "kinds"])
 Fabric = namedtuple("Fabric", ["cluster_uuid", "state", "status", "clique", "health_mask", "health_summary"])
 Event = namedtuple("Event", ["address", "type", "data", "gpu_instance", "compute_instance"])
+#: Of a system event: the driver is taken off a GPU, or has been put onto it.
+UNBIND, BIND = nvmlSystemEventTypeGpuDriverUnbind, nvmlSystemEventTypeGpuDriverBind
+SystemEvent = namedtuple("SystemEvent", ["type", "address"])
 
 ctypedef nvmlReturn_t (*ProcessesCall)(nvmlDevice_t, unsigned int *, nvmlProcessInfo_t *) noexcept nogil
 ctypedef nvmlReturn_t (*UintCall)(nvmlDevice_t, unsigned int *) noexcept nogil
@@ -81,14 +94,16 @@ cdef class Parts:
     cdef PartsCalls call
     cdef object nvml
     cdef dict handles
-    cdef tuple place
+    cdef dict accounts
+    cdef dict said  # what was made of the last answer of a call on a GPU, with the answer as it came
+    cdef int at
     cdef nvmlProcessInfo_t *room
     cdef unsigned int room_entries
     cdef readonly frozenset missing_symbols
     cdef int fabric_version
 
     def __init__(self, nvml):
-        self.nvml, self.handles, self.place, self.fabric_version = nvml, {}, None, 3
+        self.nvml, self.handles, self.accounts, self.said, self.fabric_version = nvml, {}, {}, {}, 3
         cdef void **slots = <void **>&self.call
         missing = []
         for i, symbol in enumerate(SYMBOLS):
@@ -101,33 +116,33 @@ cdef class Parts:
         free(self.room)
 
     def open(self, str address):
-        self.place = (address, "nvmlDeviceGetHandleByPciBusId_v2")
         self.handles[address] = self.nvml.handle_address(address)
-        self.place = None
-
-    def words(self):
-        place = self.place
-        return "between calls" if place is None else f"GPU {place[0]} in {place[1]}"
 
     cdef nvmlDevice_t _device(self, str address) except? NULL:
         self.nvml._check()  # the library may be unloaded
         return <nvmlDevice_t><size_t>self.handles[address]
 
-    cdef bint _may(self, str address, const void *slot):
-        """Say whether the driver has the call in *slot*, and note that it is being made."""
+    cdef bint _may(self, str address, const void *slot) except -1:
+        """Say whether the driver has the call in *slot*, and tell that it is being made. Raises NvmlError where it is
+        to be left out."""
         if (<void **>slot)[0] == NULL:
             return False
-        self.place = (address, SYMBOLS[(<char *>slot - <char *>&self.call) // sizeof(void *)])
+        self.at = <int>((<char *>slot - <char *>&self.call) // sizeof(void *))
+        known = self.accounts.get(address)
+        if known is None:
+            known = self.accounts[address] = account_address(address)
+        if account_enter(<Account *><uintptr_t>known, HERE[0], NAMES[self.at], 0, 0) == 0:
+            raise NvmlError(f"{SYMBOLS[self.at]}: left out, over {CALLS_PER_SECOND_MAX} calls a second", LEFT_OUT)
         return True
 
     cdef bint _answered(self, nvmlReturn_t code) except -1:
         """Say whether there is an answer; False where the GPU does not have it. Raises NvmlError."""
-        place, self.place = self.place, None
+        place_leave(HERE[0])
         if code == NVML_SUCCESS:
             return True
         if lacking(code):
             return False
-        raise self._error(place[1], code)
+        raise self._error(SYMBOLS[self.at], code)
 
     cdef object _error(self, str what, int code):
         return self.nvml._error(what, code)
@@ -310,10 +325,15 @@ cdef class Parts:
 
     def processes(self, str address):
         found = self._processes(address, &self.call.nvmlDeviceGetComputeRunningProcesses_v3, COMPUTE)
-        found += self._processes(address, &self.call.nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS)
-        return found + self._processes(address, &self.call.nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS)
+        graphics = self._processes(address, &self.call.nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS)
+        mps = self._processes(address, &self.call.nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS)
+        before = self.said.get(address)
+        if before is None or before[0] is not found or before[1] is not graphics or before[2] is not mps:
+            before = self.said[address] = (found, graphics, mps, found + graphics + mps)
+        return before[3]
 
     cdef list _processes(self, str address, ProcessesCall *slot, int kind):
+        """Return the processes of one list: the same object as long as the driver's answer is the same."""
         cdef nvmlDevice_t device = self._device(address)
         cdef nvmlReturn_t code = NVML_ERROR_INSUFFICIENT_SIZE
         cdef unsigned int count = 0
@@ -322,18 +342,25 @@ cdef class Parts:
             if code != NVML_ERROR_INSUFFICIENT_SIZE:
                 break
             if not self._may(address, slot):
-                return []
+                return _NONE
             self._make_room(count)
             count = self.room_entries
             memset(self.room, 0, count * sizeof(nvmlProcessInfo_t))
             with nogil:
                 code = slot[0](device, &count, self.room)
+            place_leave(HERE[0])
         if code == NVML_ERROR_INSUFFICIENT_SIZE:
-            what, self.place = self.place[1], None
+            what = SYMBOLS[self.at]
             raise NvmlError(f"{what}: {count} processes, of which at most {PROCESSES_MAX} are believed", code)
         if not self._answered(code):
-            return []
-        return [_process(&self.room[i], kind) for i in range(min(count, self.room_entries)) if self.room[i].pid]
+            return _NONE
+        count = min(count, self.room_entries)
+        raw = <bytes>(<char *>self.room)[: count * sizeof(nvmlProcessInfo_t)]
+        before = self.said.get((address, kind))
+        if before is None or before[0] != raw:
+            found = [_process(&self.room[i], kind) for i in range(count) if self.room[i].pid]
+            before = self.said[address, kind] = (raw, found)
+        return before[1]
 
     cdef int _make_room(self, unsigned int entries) except -1:
         """Hold room for *entries* and a few more, never beyond PROCESSES_MAX."""
@@ -361,9 +388,14 @@ cdef class Parts:
             with nogil:
                 code = self.call.nvmlDeviceGetGpuFabricInfoV(device, &info)
             if self._answered(code):
-                uuid = <bytes>(<char *>info.clusterUuid)[:NVML_GPU_FABRIC_UUID_LEN]
-                summary = info.healthSummary if version == 3 else None
-                return Fabric(uuid, info.state, info.status, info.cliqueId, info.healthMask, summary)
+                raw = <bytes>(<char *>&info)[: sizeof(info)]
+                before = self.said.get((address, 0))
+                if before is None or before[0] != raw:
+                    uuid = <bytes>(<char *>info.clusterUuid)[:NVML_GPU_FABRIC_UUID_LEN]
+                    summary = info.healthSummary if version == 3 else None
+                    said = Fabric(uuid, info.state, info.status, info.cliqueId, info.healthMask, summary)
+                    before = self.said[address, 0] = (raw, said)
+                return before[1]
             if code != NVML_ERROR_ARGUMENT_VERSION_MISMATCH:
                 break
             self.fabric_version = 2  # this driver's newest: asked for first from now on
@@ -382,6 +414,9 @@ cdef class Parts:
             return None
         uuid = <bytes>(<char *>info.clusterUuid)[:NVML_GPU_FABRIC_UUID_LEN]
         return Fabric(uuid, info.state, info.status, info.cliqueId, None, None)
+
+
+cdef list _NONE = []
 
 
 cdef unsigned int fabric_version(int version):
@@ -412,8 +447,10 @@ cdef class FieldPass:
     """Fields of many links: one call a GPU, as long as they fit one."""
 
     cdef Parts parts
-    cdef Ask *asks
+    cdef Ask *asks  # from the first pass on GPU by GPU
     cdef int count
+    cdef int arranged  # as many of them as `ends` is about
+    cdef list ends  # of each GPU's asks
     cdef uint64_t passes
     cdef list addresses
     cdef dict held
@@ -422,7 +459,7 @@ cdef class FieldPass:
     cdef int asked[FIELDS_PER_CALL_MAX]
 
     def __init__(self, Parts parts not None):
-        self.parts, self.addresses, self.held, self.codes = parts, [], {}, {}
+        self.parts, self.addresses, self.held, self.codes, self.ends = parts, [], {}, {}, []
 
     def __dealloc__(self):
         free(self.asks)
@@ -465,40 +502,77 @@ cdef class FieldPass:
         return known[:3]
 
     def run(self):
-        cdef int i, first, device
+        cdef int i, first, end, device
         cdef nvmlDevice_t handle
         cdef nvmlReturn_t code
+        if self.arranged != self.count:
+            self._arrange()
         for i in range(self.count):
             self.asks[i].valid[0] = 0
-        self.codes = {}
+        self.codes, end = {}, 0
         for device, address in enumerate(self.addresses):
-            handle, first = self.parts._device(address), 0
-            while first < self.count and self.parts._may(address, &self.parts.call.nvmlDeviceGetFieldValues):
+            first, end = end, self.ends[device]
+            handle, first = self.parts._device(address), self._next(first, end)
+            while first < end and self._may(address):
                 with nogil:
-                    code = self._call(handle, device, &first)
+                    code = self._call(handle, end, &first)
+                    place_leave(HERE[0])
                 if code != NVML_SUCCESS:
                     self.codes[address] = code
                     self._forget(device)
                     break
-        self.parts.place = None
+                first = self._next(first, end)
         self.passes += 1
 
-    cdef nvmlReturn_t _call(self, nvmlDevice_t handle, int device, int *first) noexcept nogil:
+    cdef int _arrange(self) except -1:
+        """Put the asks of each GPU together: a pass over one is not to walk through those of all."""
+        cdef Ask *asks = <Ask *>malloc((self.count + 1) * sizeof(Ask))
+        cdef int i, device, at = 0
+        if asks == NULL:
+            raise MemoryError
+        self.ends = []
+        for device in range(len(self.addresses)):
+            for i in range(self.count):
+                if self.asks[i].device == device:
+                    asks[at] = self.asks[i]
+                    at += 1
+            self.ends.append(at)
+        free(self.asks)
+        self.asks, self.arranged = asks, self.count
+        return 0
+
+    cdef bint _may(self, str address):
+        """Say whether the next call may be made; one that is to be left out is an error of its GPU."""
+        try:
+            return self.parts._may(address, &self.parts.call.nvmlDeviceGetFieldValues)
+        except NvmlError as error:
+            self.codes[address] = error.code
+            self._forget(self.addresses.index(address))
+            return False
+
+    cdef int _next(self, int first, int end) noexcept nogil:
+        """Return the first ask from *first* on that is to be made in this pass; the end: none is."""
+        while first < end and not self._is_due(&self.asks[first]):
+            first += 1
+        return first
+
+    cdef bint _is_due(self, Ask *ask) noexcept nogil:
+        return ask.has or self.passes % ASK_AGAIN_PASSES == 0
+
+    cdef nvmlReturn_t _call(self, nvmlDevice_t handle, int end, int *first) noexcept nogil:
         """Ask for the next fields of a GPU, write them, and set *first* behind the last of them."""
         cdef int i, count = 0
         cdef Ask *ask
         cdef nvmlReturn_t code
-        while first[0] < self.count and count < FIELDS_PER_CALL_MAX:
+        while first[0] < end and count < FIELDS_PER_CALL_MAX:
             ask = &self.asks[first[0]]
-            if ask.device == device and (ask.has or self.passes % ASK_AGAIN_PASSES == 0):
+            if self._is_due(ask):
                 memset(&self.values[count], 0, sizeof(nvmlFieldValue_t))
                 self.values[count].fieldId, self.values[count].scopeId = ask.field, ask.scope
                 self.values[count].nvmlReturn = NVML_ERROR_NOT_SUPPORTED  # should the driver pass one over
                 self.asked[count] = first[0]
                 count += 1
             first[0] += 1
-        if not count:
-            return NVML_SUCCESS
         code = self.parts.call.nvmlDeviceGetFieldValues(handle, count, self.values)
         if code == NVML_SUCCESS:
             for i in range(count):
@@ -518,7 +592,7 @@ cdef class FieldPass:
 # ---- events ------------------------------------------------------------------------------------------------
 
 cdef class EventSet:
-    """NVML's events of some GPUs. One thread makes it, waits on it and closes it."""
+    """NVML's events of some GPUs."""
 
     cdef Parts parts
     cdef nvmlEventSet_t events
@@ -531,7 +605,7 @@ cdef class EventSet:
         if parts.call.nvmlEventSetWait_v2 != NULL and parts._may("", &parts.call.nvmlEventSetCreate):
             with nogil:
                 code = parts.call.nvmlEventSetCreate(&self.events)
-        parts.place = None
+            place_leave(HERE[0])
         if code != NVML_SUCCESS:
             raise parts._error("nvmlEventSetCreate", code)
 
@@ -565,7 +639,7 @@ cdef class EventSet:
         self.parts._may("", &self.parts.call.nvmlEventSetWait_v2)
         with nogil:
             code = self.parts.call.nvmlEventSetWait_v2(self.events, &data, milliseconds)
-        self.parts.place = None
+        place_leave(HERE[0])
         if code == NVML_ERROR_TIMEOUT:
             return None
         if code != NVML_SUCCESS:
@@ -578,9 +652,82 @@ cdef class EventSet:
     def close(self):
         cdef nvmlEventSet_t events = self.events
         self.events = NULL
-        if events != NULL and self.parts.nvml.initialised and self.parts.call.nvmlEventSetFree != NULL:
+        if events != NULL and self.parts.nvml.initialised and self.parts._may("", &self.parts.call.nvmlEventSetFree):
             with nogil:
                 self.parts.call.nvmlEventSetFree(events)
+                place_leave(HERE[0])
+
+
+cdef class SystemEventSet:
+    """The driver's being taken off GPUs and put onto them. Drivers before 575 or so have no such events."""
+
+    cdef Parts parts
+    cdef nvmlSystemEventSet_t events
+
+    def __init__(self, Parts parts not None):
+        cdef nvmlSystemEventSetCreateRequest_v1_t made
+        cdef nvmlSystemRegisterEventRequest_v1_t asked
+        cdef nvmlReturn_t code = NVML_ERROR_FUNCTION_NOT_FOUND
+        parts.nvml._check()
+        self.parts, self.events = parts, NULL
+        memset(&made, 0, sizeof(made))
+        made.version = sizeof(made) | 1 << 24
+        if parts.call.nvmlSystemEventSetWait == NULL or parts.call.nvmlSystemRegisterEvents == NULL:
+            raise parts._error("nvmlSystemEventSetCreate", code)
+        if parts._may("", &parts.call.nvmlSystemEventSetCreate):
+            with nogil:
+                code = parts.call.nvmlSystemEventSetCreate(&made)
+            place_leave(HERE[0])
+        if code != NVML_SUCCESS:
+            raise parts._error("nvmlSystemEventSetCreate", code)
+        self.events = made.set
+        memset(&asked, 0, sizeof(asked))
+        asked.version = sizeof(asked) | 1 << 24
+        asked.eventTypes, asked.set = nvmlSystemEventTypeGpuDriverUnbind | nvmlSystemEventTypeGpuDriverBind, made.set
+        parts._may("", &parts.call.nvmlSystemRegisterEvents)
+        with nogil:
+            code = parts.call.nvmlSystemRegisterEvents(&asked)
+        place_leave(HERE[0])
+        if code != NVML_SUCCESS:
+            self.close()
+            raise parts._error("nvmlSystemRegisterEvents", code)
+
+    def look(self):
+        cdef nvmlSystemEventData_v1_t data[16]
+        cdef nvmlSystemEventSetWaitRequest_v1_t asked
+        cdef nvmlReturn_t code
+        cdef unsigned int i
+        if self.events == NULL:
+            raise NvmlError("the event set was closed", NVML_ERROR_UNINITIALIZED)
+        self.parts.nvml._check()
+        memset(&asked, 0, sizeof(asked))
+        asked.version = sizeof(asked) | 1 << 24
+        asked.set, asked.data, asked.dataSize = self.events, data, 16
+        self.parts._may("", &self.parts.call.nvmlSystemEventSetWait)
+        with nogil:
+            code = self.parts.call.nvmlSystemEventSetWait(&asked)
+        place_leave(HERE[0])
+        if code == NVML_ERROR_TIMEOUT:
+            return []
+        if code != NVML_SUCCESS and code != NVML_ERROR_INSUFFICIENT_SIZE:  # more than there is room for: the next time
+            raise self.parts._error("nvmlSystemEventSetWait", code)
+        return [SystemEvent(data[i].eventType, _address_of(data[i].gpuId)) for i in range(min(asked.numEvent, <unsigned int>16))]
+
+    def close(self):
+        cdef nvmlSystemEventSetFreeRequest_v1_t freed
+        memset(&freed, 0, sizeof(freed))
+        freed.version = sizeof(freed) | 1 << 24
+        freed.set, self.events = self.events, NULL
+        if freed.set != NULL and self.parts.nvml.initialised and self.parts._may("", &self.parts.call.nvmlSystemEventSetFree):
+            with nogil:
+                self.parts.call.nvmlSystemEventSetFree(&freed)
+                place_leave(HERE[0])
+
+
+def _address_of(unsigned int gpu):
+    """Return the PCI address of a GPU's number: domain, bus and device, as NVIDIA's open kernel modules pack them
+    (gpuGenerate32BitId)."""
+    return f"{gpu >> 16:04x}:{gpu >> 8 & 0xFF:02x}:{gpu & 0xFF:02x}.0"
 
 
 def abi():
@@ -590,7 +737,17 @@ def abi():
     cdef nvmlGpuFabricInfo_v2_t fabric2
     cdef nvmlGpuFabricInfo_v3_t fabric3
     cdef nvmlEventData_t event
+    cdef nvmlSystemEventData_v1_t system_event
+    cdef nvmlSystemEventSetWaitRequest_v1_t wait
     return {
+        "nvmlSystemEventSetCreateRequest_v1": sizeof(nvmlSystemEventSetCreateRequest_v1_t) | 1 << 24,
+        "nvmlSystemEventSetFreeRequest_v1": sizeof(nvmlSystemEventSetFreeRequest_v1_t) | 1 << 24,
+        "nvmlSystemRegisterEventRequest_v1": sizeof(nvmlSystemRegisterEventRequest_v1_t) | 1 << 24,
+        "nvmlSystemEventSetWaitRequest_v1": sizeof(wait) | 1 << 24,
+        "sizeof(nvmlSystemEventData_v1_t)": sizeof(system_event),
+        "offsetof(nvmlSystemEventData_v1_t, gpuId)": _at(&system_event, &system_event.gpuId),
+        "offsetof(nvmlSystemEventSetWaitRequest_v1_t, data)": _at(&wait, &wait.data),
+        "offsetof(nvmlSystemEventSetWaitRequest_v1_t, numEvent)": _at(&wait, &wait.numEvent),
         "sizeof(nvmlGpuInstancePlacement_t)": sizeof(nvmlGpuInstancePlacement_t),
         "sizeof(nvmlGpuInstanceInfo_t)": sizeof(instance),
         "offsetof(nvmlGpuInstanceInfo_t, profileId)": _at(&instance, &instance.profileId),

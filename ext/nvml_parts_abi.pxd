@@ -14,6 +14,7 @@ ctypedef unsigned int nvmlMemoryLocation_t
 ctypedef unsigned char nvmlGpuFabricState_t
 ctypedef void *nvmlGpuInstance_t
 ctypedef void *nvmlEventSet_t
+ctypedef void *nvmlSystemEventSet_t
 
 cdef enum:
     NVML_ERROR_TIMEOUT = 10
@@ -25,6 +26,8 @@ cdef enum:
     NVML_NVLINK_BER_MANTISSA_WIDTH = 15
     NVML_NVLINK_BER_EXP_SHIFT = 0
     NVML_NVLINK_BER_EXP_WIDTH = 255
+    nvmlSystemEventTypeGpuDriverUnbind = 1
+    nvmlSystemEventTypeGpuDriverBind = 2
 
 cdef struct nvmlGpuInstancePlacement_t:
     unsigned int start
@@ -79,6 +82,31 @@ cdef struct nvmlEventData_t:
     unsigned int gpuInstanceId
     unsigned int computeInstanceId
 
+cdef struct nvmlSystemEventSetCreateRequest_v1_t:
+    unsigned int version
+    nvmlSystemEventSet_t set
+
+cdef struct nvmlSystemEventSetFreeRequest_v1_t:
+    unsigned int version
+    nvmlSystemEventSet_t set
+
+cdef struct nvmlSystemRegisterEventRequest_v1_t:
+    unsigned int version
+    unsigned long long eventTypes
+    nvmlSystemEventSet_t set
+
+cdef struct nvmlSystemEventData_v1_t:
+    unsigned long long eventType
+    unsigned int gpuId
+
+cdef struct nvmlSystemEventSetWaitRequest_v1_t:
+    unsigned int version
+    unsigned int timeoutms
+    nvmlSystemEventSet_t set
+    nvmlSystemEventData_v1_t *data
+    unsigned int dataSize
+    unsigned int numEvent
+
 # One pointer a symbol, named as the symbol; NULL where the driver does not export it.
 cdef struct PartsCalls:
     nvmlReturn_t (*nvmlDeviceGetFieldValues)(nvmlDevice_t device, int count, nvmlFieldValue_t *values) noexcept nogil
@@ -104,3 +132,7 @@ cdef struct PartsCalls:
     nvmlReturn_t (*nvmlEventSetCreate)(nvmlEventSet_t *events) noexcept nogil
     nvmlReturn_t (*nvmlEventSetWait_v2)(nvmlEventSet_t events, nvmlEventData_t *data, unsigned int milliseconds) noexcept nogil
     nvmlReturn_t (*nvmlEventSetFree)(nvmlEventSet_t events) noexcept nogil
+    nvmlReturn_t (*nvmlSystemEventSetCreate)(nvmlSystemEventSetCreateRequest_v1_t *request) noexcept nogil
+    nvmlReturn_t (*nvmlSystemRegisterEvents)(nvmlSystemRegisterEventRequest_v1_t *request) noexcept nogil
+    nvmlReturn_t (*nvmlSystemEventSetWait)(nvmlSystemEventSetWaitRequest_v1_t *request) noexcept nogil
+    nvmlReturn_t (*nvmlSystemEventSetFree)(nvmlSystemEventSetFreeRequest_v1_t *request) noexcept nogil

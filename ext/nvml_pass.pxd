@@ -9,6 +9,8 @@ from libc.math cimport fabs, isfinite
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from nvml_abi cimport *
+from nvml_account cimport Account, account_boottime_ns, account_enter
+from place_abi cimport Place, place_leave
 
 cdef enum:
     FIELDS_MAX = 96
@@ -21,6 +23,11 @@ cdef enum:
     OPEN_EVERY_SWEEPS = 60
     #: Where nvmlDeviceGetHandleByPciBusId_v2 stands in Calls (nvml.pyx compares).
     OPEN_SLOT = 7
+    #: A GPU that is over its time in so many passes, one after the other, is slow.
+    SLOW_PASSES = 3
+    #: A GPU over its time in a pass that may skip it is skipped so often, and twice as often each time, up to a minute.
+    SKIP_PASSES = 8
+    SKIP_PASSES_MAX = 480
 
 # Readings that a call of a shape of its own gives; the others are numbered as they are declared in nvml.pyx.
 cdef enum:
@@ -64,8 +71,19 @@ cdef struct Ask:
 # What a sweep needs, made before it begins. `cells` and `valid` stand at a reading's row 0; NULL: not wanted.
 cdef struct Pass:
     Calls *call
+    const char **names  # of Calls, by slot
+    Place **place  # where this process tells which call it is in
     int rows
     char *addresses  # ADDRESS_BYTES a row
+    Account **accounts  # of each row
+    uint8_t *spared  # of each row: it is asked nothing
+    int64_t budget_ns  # of all rows together; 0: no limit
+    bint skips  # a row that is over its time is left out of the next passes
+    bint is_first  # its calls are made when others' are left out
+    uint8_t *over  # passes of each row that were over its time, one after the other
+    uint8_t *last  # rows that come last
+    int *skip  # passes that each row is still left out of
+    int *skip_next  # how many those will be the next time
     nvmlDevice_t *devices  # NULL: not open
     nvmlReturn_t *opened  # the last answer to opening it
     uint64_t *failed  # calls, of each row, since the sweep was made
@@ -81,11 +99,15 @@ cdef struct Pass:
     uint64_t sweeps
     uint64_t calls
     int row  # the row at hand
-    int at  # slot in Calls of the call being made, -1 between calls: what a hang is named by
+    int at  # slot in Calls of the last call
+    int64_t until_ns  # when this row's time is up; 0: never
+    bint late  # it is: the row is asked no more
     bint lost  # the GPU of this row
     bint mute  # this row's GPU says that NVML itself is gone, and NVML does not: it is asked no more
     nvmlReturn_t ended  # not 0: NVML itself is gone (uninitialised, unloaded, of another version)
     nvmlEccSramUniqueUncorrectedErrorEntry_v1_t *places  # SRAM_PLACES_MAX; NULL: not wanted
+    int wanted[READINGS_MAX]  # the readings that have cells
+    int wanted_count
     uint8_t lacks[READINGS_MAX]  # this row has no such field: the reading's own call is asked
 
 ctypedef nvmlReturn_t (*UintCall)(nvmlDevice_t, unsigned int *) noexcept nogil
@@ -112,10 +134,22 @@ cdef inline bint of_nvml(nvmlReturn_t code) noexcept nogil:
     return code in (NVML_ERROR_UNINITIALIZED, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
 
+cdef inline bint may(Pass *p, const void *slot) noexcept nogil:
+    """Say whether the call in *slot* of Calls can be made now, and tell that it is being made."""
+    cdef int allowed
+    if p.lost or p.mute or p.late or p.ended or (<void **>slot)[0] == NULL:
+        return False
+    p.at = <int>((<char *>slot - <char *>p.call) // sizeof(void *))
+    allowed = account_enter(p.accounts[p.row], p.place[0], p.names[p.at], p.until_ns, p.is_first)
+    p.late = allowed < 0
+    p.calls += allowed > 0
+    return allowed > 0
+
+
 cdef inline void note_end(Pass *p, nvmlReturn_t code) noexcept nogil:
     """Ask NVML itself whether it is gone: one GPU's word does not cost its neighbours."""
     cdef unsigned int count = 0
-    if of_nvml(p.call.nvmlDeviceGetCount_v2(&count)):
+    if may(p, &p.call.nvmlDeviceGetCount_v2) and of_nvml(p.call.nvmlDeviceGetCount_v2(&count)):
         p.ended = code
     else:
         p.mute = True
@@ -123,7 +157,8 @@ cdef inline void note_end(Pass *p, nvmlReturn_t code) noexcept nogil:
 
 
 cdef inline bint answered(Pass *p, nvmlReturn_t code) noexcept nogil:
-    """Say whether there is a value; note a loss, a refusal, an end; count a failure."""
+    """Say whether there is a value; note a loss, a refusal, an end; count a failure. The call has returned."""
+    place_leave(p.place[0])
     if code == NVML_SUCCESS:
         return True
     if code == NVML_ERROR_GPU_IS_LOST:
@@ -178,15 +213,6 @@ cdef inline void put_signed(Pass *p, int reading, int64_t value) noexcept nogil:
 
 cdef inline bint wanted(Pass *p, int reading) noexcept nogil:
     return p.cells[reading] != NULL
-
-
-cdef inline bint may(Pass *p, const void *slot) noexcept nogil:
-    """Say whether the call in *slot* of Calls can be made now, and note that it is being made."""
-    if p.lost or p.mute or p.ended or (<void **>slot)[0] == NULL:
-        return False
-    p.at = <int>((<char *>slot - <char *>p.call) // sizeof(void *))
-    p.calls += 1
-    return True
 
 
 cdef inline void make(Pass *p, nvmlDevice_t device, Ask *ask) noexcept nogil:
@@ -260,8 +286,8 @@ cdef inline void read_fields(Pass *p, nvmlDevice_t device) noexcept nogil:
     """
     cdef int i
     cdef nvmlReturn_t code
-    for i in range(READINGS_MAX):
-        p.lacks[i] = p.cells[i] != NULL
+    for i in range(p.wanted_count):
+        p.lacks[p.wanted[i]] = True
     for i in range(p.field_count):
         p.fields[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED  # should the driver pass one over
     if not p.field_count or not may(p, &p.call.nvmlDeviceGetFieldValues):

@@ -266,10 +266,9 @@ cdef inline void open_device(Pass *p) noexcept nogil:
 
 
 cdef inline void forget_row(Pass *p) noexcept nogil:
-    cdef int reading
-    for reading in range(READINGS_MAX):
-        if p.valid[reading] != NULL:
-            p.valid[reading][p.row] = 0
+    cdef int i
+    for i in range(p.wanted_count):
+        p.valid[p.wanted[i]][p.row] = 0
 
 
 cdef inline void read_row(Pass *p) noexcept nogil:
@@ -290,18 +289,60 @@ cdef inline void read_row(Pass *p) noexcept nogil:
     put(p, SETTINGS_CALLS_FAILED, p.failed[p.row])
 
 
+cdef inline bint is_slow(Pass *p, int row) noexcept nogil:
+    return p.over[row] >= SLOW_PASSES
+
+
+cdef inline void note_time(Pass *p, bint over) noexcept nogil:
+    """Note whether the row at hand was over its time; where that is so, it may be left out for a while."""
+    cdef int row = p.row
+    if not over:
+        p.over[row], p.skip_next[row] = 0, 0
+        return
+    p.over[row] += p.over[row] < 255
+    if p.skips:
+        p.skip_next[row] = min(max(2 * p.skip_next[row], <int>SKIP_PASSES), <int>SKIP_PASSES_MAX)
+        p.skip[row] = p.skip_next[row]
+
+
+cdef inline void sweep_row(Pass *p, int row, int64_t share_ns) noexcept nogil:
+    """Fill one row, within its share of the pass's time. Who is asked apart from the others has a larger share, and is
+    slow all the same when it takes longer than its part of all."""
+    cdef int64_t began_ns = 0
+    p.row, p.lost, p.mute, p.late, p.until_ns = row, False, False, False, 0
+    p.refused[row] = -1
+    forget_row(p)
+    if p.spared[row] or p.ended:
+        return
+    if p.skip[row] > 0:
+        p.skip[row] -= 1
+        return
+    if share_ns:
+        began_ns = account_boottime_ns()
+        p.until_ns = began_ns + share_ns
+    read_row(p)
+    place_leave(p.place[0])
+    if share_ns and not p.ended:
+        note_time(p, p.late or account_boottime_ns() - began_ns > (share_ns if p.skips else p.budget_ns // p.rows))
+
+
 cdef inline void sweep(Pass *p) noexcept nogil:
-    """Fill every row; a row's error stays in its row. Where NVML itself ended, every row is missing."""
-    cdef int row
+    """Fill every row, those of slow GPUs last; a row's error stays in its row. Where NVML itself ended, every row is
+    missing. Each GPU has the same share of the pass's time, one that is alone all of it."""
+    cdef int row, at_work = 0, late_ones
+    cdef int64_t share_ns = 0
     p.ended = NVML_SUCCESS
     for row in range(p.rows):
-        p.row, p.lost, p.mute = row, False, False
-        p.refused[row] = -1
-        forget_row(p)
-        if not p.ended:
-            read_row(p)
-    if p.ended:
+        at_work += not p.spared[row]
+    if at_work:
+        share_ns = p.budget_ns // at_work
+    for late_ones in range(2):
         for row in range(p.rows):
+            if p.last[row] == late_ones:
+                sweep_row(p, row, share_ns)
+    for row in range(p.rows):
+        p.last[row] = is_slow(p, row)
+        if p.ended:
             p.row = row
             forget_row(p)
     p.sweeps += 1

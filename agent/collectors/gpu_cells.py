@@ -41,3 +41,21 @@ class Cells:
         """Set a counter or a state of this lane (KeyError of another); None: missing."""
         block, column, _ = self._places[name]
         block.put_int(column, row, value)
+
+    def place(self, name: str) -> tuple[bytearray, bytearray, int]:
+        """Return where a signal of this lane stands: cells, valid, column. KeyError of another."""
+        block, column, _ = self._places[name]
+        return block.cells, block.valid, column
+
+    def hide(self, name: str, rows: bytes) -> None:
+        """Make a signal of this lane missing in every row that is not 0 in *rows*."""
+        if not any(rows):
+            return
+        block, column, _ = self._places[name]
+        first = column * block.rows
+        if all(rows):
+            block.valid[first : first + block.rows] = bytes(block.rows)
+            return
+        for row, is_hidden in enumerate(rows):
+            if is_hidden:
+                block.valid[first + row] = 0

@@ -5,7 +5,7 @@ Of an NVL72 rack the compute trays see no more than this: errors of the switches
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...ext.nvml_parts import Fabric, Parts
 from ...fingerprints.block import Block
@@ -34,18 +34,33 @@ class GpuFabric(PartsLane):
     def __init__(self, roots: Roots) -> None:
         super().__init__("gpu_fabric_1s", Pace.SECOND, roots)
         self._block: Block | None = None
+        self._answers: dict[str, Fabric | None] = {}  # of the turn that filled the block
+
+    def let_go(self) -> None:
+        super().let_go()
+        self._answers = {}
 
     def _read(self, parts: Parts) -> Sequence[Block]:
-        found = {a: fabric for a, fabric in self._ask(parts.fabric).items() if fabric is not None}
-        found = {a: fabric for a, fabric in found.items() if fabric.state != _NOT_SUPPORTED}
+        """As long as every GPU says the same, the block stands."""
+        answers = self._ask(parts.fabric)
+        if self._block is None or answers != self._answers or not answers:
+            self._block, self._answers = self._filled(answers), answers
+        return (self._block,)
+
+    def _filled(self, answers: Mapping[str, Fabric | None]) -> Block:
+        found = {
+            address: fabric
+            for address, fabric in answers.items()
+            if fabric is not None and fabric.state != _NOT_SUPPORTED
+        }
         if not found:
             raise NoData("no GPU is part of an NVLink fabric")
         keys = [self._gpus[address] for address in found]
-        self._block = block = remade(self._block, "gpu_fabric_1s_changes", keys)
+        block = remade(self._block, "gpu_fabric_1s_changes", keys)
         for row, fabric in enumerate(found.values()):
             for column, value in enumerate(values_of(fabric)):
                 block.put_int(column, row, value)
-        return (block,)
+        return block
 
 
 def values_of(fabric: Fabric) -> tuple[int | None, ...]:

@@ -1,39 +1,29 @@
 """What GPUs do within a second: eight samples of clock, power, reasons and GPM, summarised once a second.
 
-A thread of its own takes the samples into a ring. Should it not return from the driver, the turn says
-where it is, and nothing else waits for it.
+The samples are taken while the sampler rests between its turns, in C and into a ring (`ext/nvml_ring`).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from ...ext.nvml import Nvml, NvmlError, Sweep
 from ...ext.nvml_gpm import Gpm
+from ...ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing, wait
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace, index_of
 from ...fingerprints.nvml_fields import fields_of
-from ..clock import Clock
-from ..hardware.nvml_session import session_of
 from ..hardware.roots import Roots
-from ..listening import Teller
-from ..ring import Ring
-from ..turn import Blind, Hung, NoData
-from .gpu_open import LOOK_AGAIN_SECONDS, gpus_of, is_complete, keys_of, library_of, open_nvml
-
-T = TypeVar("T")
+from .gpu_session import Gpu, Session, session_of
 
 SECOND_NS = 1_000_000_000
 #: 8 Hz: GPM's samples must be more than 100 ms apart (nvml.h), and power is renewed no faster.
 PERIOD_NS = 125_000_000
-#: A sample that has not returned by then is hung.
-DEADLINE_NS = 3 * SECOND_NS
-#: After so long without one clock reading, with GPM in error at a GPU that answers, or with a GPU that is missing
-#: or nameless, the GPUs are opened anew; as long as that does not help, ever more rarely: it costs those that are well.
+#: What a sample of all GPUs may take, each GPU its share. One that is over it is left out for a second, then longer.
+SAMPLE_SECONDS_MAX = 0.1
+#: After so long without one clock reading, or with GPM in error at a GPU that answers, the handles are asked for anew;
+#: as long as that does not help, ever more rarely.
 AILING_NS, AILING_NS_MAX = 10 * SECOND_NS, 600 * SECOND_NS
-CLOSE_SECONDS_MAX = 1.0
 
 #: Readings of a sweep, then GPM metrics (nvml.h, NVML_GPM_METRIC_*) with scale and most: the ring's columns.
 SWEPT = ("sm_clock_hertz", "power_watts", "clock_event_reasons_flags")
@@ -53,61 +43,54 @@ COLUMNS = len(SWEPT) + len(METRICS)
 REASONS = {"power_cap_ratio": 0x4, "thermal_ratio": 0x20 | 0x40, "power_brake_ratio": 0x80}
 
 
-class Sampler:
-    """The GPUs that were found, and the last samples of each. `sample` is for one thread."""
+def _summary() -> list[tuple[int, int, int, float, int]]:
+    """Return how each column of the table is made: form, column of the ring, bits, most (0: any), column."""
+    rows = [("samples_count", COUNT, 0, 0, 0.0)]
+    for at, name in enumerate(("sm_clock", "power")):
+        unit = SWEPT[at].rpartition("_")[2]
+        for form, part in ((MEAN, "mean"), (LEAST, "min"), (MOST, "max")):
+            rows.append((f"{name}_{part}_{unit}", form, at, 0, 0.0))
+    rows += [(name, SHARE, 2, bits, 0.0) for name, bits in REASONS.items()]
+    for at, (_, _, name) in enumerate(METRICS, start=len(SWEPT)):
+        # A share is at most 1: drivers round 100.02 % up.
+        rows.append((name, MEAN, at, 0, 1.0 if name.endswith("_ratio") else 0.0))
+    rows += [("sm_active_min_ratio", LEAST, len(SWEPT), 0, 1.0)]
+    rows += [("sm_active_max_ratio", MOST, len(SWEPT), 0, 1.0)]
+    return [(form, at, bits, most, index_of(f"gpu_fast.{n}")) for n, form, at, bits, most in rows]
 
-    def __init__(self, roots: Roots) -> None:
-        """Open NVML and every GPU. Raises NoData, Blind or NvmlError, as a GPU lane does."""
-        self._nvml = open_nvml(roots)
-        try:
-            self._open(roots)
-        except BaseException:
-            self._nvml.close()
-            raise
 
-    def _open(self, roots: Roots) -> None:
-        devices = sorted(gpus_of(self._nvml, roots))
-        if not devices:
-            raise NoData("the NVIDIA driver has no GPU")
-        self.keys = keys_of(devices)
-        self._complete = is_complete(self._nvml, self.keys)
-        rows = len(devices)
-        self.ring = Ring(COLUMNS, rows)
-        self._cells, self._valid = bytearray(8 * COLUMNS * rows), bytearray(COLUMNS * rows)
-        addresses = [device.address for device in devices]
-        places = {name: (self._cells, self._valid, at) for at, name in enumerate(SWEPT)}
-        self._sweep = Sweep(self._nvml, addresses, places, fields_of(self._nvml.driver_version()))
-        handles = [_handle(self._nvml, address) for address in addresses]
-        self._gpm = Gpm(
-            self._nvml,
-            handles,
-            [
-                (metric, scale, most, self._cells, self._valid, len(SWEPT) + at)
-                for at, (metric, (scale, most), _) in enumerate(METRICS)
-            ],
+class Samples:
+    """The GPUs that were found, and the last samples of each."""
+
+    def __init__(self, nvml: Nvml, gpus: Sequence[Gpu], driver_version: str) -> None:
+        """*gpus*: one or more, of which those that are spared are not asked."""
+        rows = len(gpus)
+        addresses = [gpu.address for gpu in gpus]
+        cells, valid = bytearray(8 * COLUMNS * rows), bytearray(COLUMNS * rows)
+        self._sweep = Sweep(
+            nvml,
+            addresses,
+            {name: (cells, valid, at) for at, name in enumerate(SWEPT)},
+            fields_of(driver_version),
+            spared=[gpu.address for gpu in gpus if gpu.spared],
+            budget_seconds=SAMPLE_SECONDS_MAX,
+            skips=True,
         )
-        #: When all was well last; 0: never.
-        self.well_ns = 0
-
-    def sample(self, now_ns: int) -> None:
-        """Read every GPU once into the ring."""
-        self._sweep.run()
-        self._gpm.run(now_ns)
-        self.ring.put(now_ns, self._cells, self._valid)
-        answers = self._valid[: len(self.keys)]
-        if not self._complete or not any(answers):
-            return
-        if not any(self._gpm.failing(row) for row, a in enumerate(answers) if a):
-            self.well_ns = now_ns
-
-    def whereabouts(self) -> str:
-        """Say, from another thread, which call has not returned."""
-        return self._sweep.words() if self._sweep.stuck_at() else "GPM samples"
+        self.gpm = Gpm(
+            nvml,
+            [0 if gpu.spared else _handle(nvml, gpu.address) for gpu in gpus],
+            [
+                (metric, scale, most, cells, valid, at)
+                for at, (metric, (scale, most), _) in enumerate(METRICS, start=len(SWEPT))
+            ],
+            addresses=addresses,
+        )
+        self.ring = SampleRing(self._sweep, self.gpm, cells, valid, rows, _summary(), PERIOD_NS)
+        self.block = Block("gpu_fast_1s", [gpu.key for gpu in gpus])
 
     def close(self) -> None:
-        """Let go of the GPUs. Not while `sample` runs."""
-        self._gpm.close()
-        self._nvml.close()
+        """Free the samples of GPM."""
+        self.gpm.close()
 
 
 def _handle(nvml: Nvml, address: str) -> int:
@@ -119,172 +102,62 @@ def _handle(nvml: Nvml, address: str) -> int:
 
 
 class GpuFast:
-    """The table `gpu_fast_1s`. `collect` never enters the driver: it looks at the ring."""
+    """The table `gpu_fast_1s`: a turn sums up what was sampled while the sampler rested since the one before."""
 
     name = "gpu_fast_1s"
     pace = Pace.SECOND
-    enters_driver = False
+    enters_driver = True
 
-    def __init__(self, roots: Roots) -> None:
-        """Starts nothing yet: `listen` does."""
-        self._roots = roots
-        self._clock: Clock | None = None
-        self._sampler: Sampler | None = None
-        self._nothing: Exception | None = None
-        self._began_ns = 0  # of the sample being taken; 0: none is
-        self._told_ns = 0  # samples up to here are in an earlier row
+    def __init__(self, roots: Roots, session: Session | None = None) -> None:
+        """Opens nothing yet: the first `collect` does. *session*: the host's own, unless another is given."""
+        self._session = session or session_of(roots)
+        self._session.join(self)
+        self.samples: Samples | None = None
+        self._made_ns = 0
         self._patience_ns = AILING_NS
-        self._block: Block | None = None
-        self._stop = threading.Event()
-        self._wanted = threading.Event()  # not set from `release` to the next `collect`
-        self._seat = session_of(library_of(roots)).seat(self._let_go)
-        self._thread: threading.Thread | None = None
-
-    def listen(self, teller: Teller) -> None:
-        """Start sampling, at the pace of *teller*'s clock."""
-        self._clock = teller.clock
-        self._wanted.set()
-        self._thread = threading.Thread(target=self._run, name="gpu-fast", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End sampling; a thread that is in the driver for ever is left behind."""
-        self._stop.set()
-        self._wanted.set()
-        if self._thread:
-            self._thread.join(CLOSE_SECONDS_MAX)
-
-    def release(self) -> bool:
-        """Let go of all GPUs, so that they can be reset; the next `collect` has them opened again.
-
-        While they are open this is False, and happens after the sample at hand.
-        """
-        self._wanted.clear()
-        return self._seat.vacate()
-
-    def _let_go(self) -> None:
-        """The thread has closed what it had open: it does so by itself when it is asked to."""
-
-    def whereabouts(self) -> str:
-        """Say, from another thread, which call has not returned."""
-        sampler = self._sampler
-        return sampler.whereabouts() if sampler else "finding the GPUs"
 
     def collect(self) -> Sequence[Block]:
-        """Return the summary of the samples since the last turn; no block while there is none."""
-        if self._clock is None:
-            raise NoData("nothing samples: it was never told to listen")
-        self._wanted.set()
-        self._raise_if_stuck(self._clock)
-        sampler, nothing = self._sampler, self._nothing
-        if nothing is not None:
-            raise nothing.with_traceback(None)
-        if sampler is None:
+        """Return the summary; no block while there is no sample. Raises as a lane of the GPUs does."""
+        self._session.open()
+        samples = self.samples
+        if samples is not None and self._ails(samples):
+            self.let_go()
+            samples = None
+        if samples is None:
+            self._make()
             return ()
-        numbers = sampler.ring.since(self._told_ns)
-        if not numbers:
-            return ()
-        self._told_ns = sampler.ring.time_ns(numbers[-1])
-        if self._block is None or self._block.devices != tuple(sampler.keys):
-            self._block = Block("gpu_fast_1s", sampler.keys)
-        summarise(sampler.ring, numbers, self._block)
-        return (self._block,)
+        return (samples.block,) if samples.ring.summarise(samples.block) else ()
 
-    def _raise_if_stuck(self, clock: Clock) -> None:
-        began_ns, now_ns = self._began_ns, clock.boottime_ns()
-        if began_ns and now_ns - began_ns > DEADLINE_NS:
-            seconds = (now_ns - began_ns) / SECOND_NS
-            raise Hung(f"did not return for {seconds:.1f} s in {self.name}: {self.whereabouts()}")
+    def rest(self, until_ns: int, wake_descriptor: int) -> None:
+        """Sample eight times a second until then, or until somebody calls."""
+        self._session.listen()
+        if self.samples is None:
+            wait(until_ns, wake_descriptor)
+        else:
+            self.samples.ring.rest(until_ns, wake_descriptor)
 
-    def _run(self) -> None:
-        """Open, sample until that is of no use or all are to let go, and again; the thread's whole life."""
-        assert self._clock is not None
-        while self._wanted.wait() and not self._stop.is_set():
-            self._seat.begin(wait=True)
-            try:
-                if self._wanted.is_set():
-                    self._hold(self._clock)
-            except (NoData, Blind, NvmlError) as reason:
-                self._nothing = reason
-            except Exception as error:  # noqa: BLE001 - whatever a driver's library does
-                self._nothing = RuntimeError(f"{type(error).__name__}: {error}")
-            finally:
-                self._seat.end()
-            if self._nothing is not None:
-                self._stop.wait(LOOK_AGAIN_SECONDS)
+    def spare(self, devices: frozenset[str]) -> None:
+        """Ask these GPUs nothing; their rows remain, and are missing."""
+        self._session.spare(devices)
 
-    def _hold(self, clock: Clock) -> None:
-        """Hold the GPUs open, from finding them to letting go."""
-        sampler = self._enter(clock, lambda: Sampler(self._roots))
-        try:
-            self._sampler, self._nothing = sampler, None
-            self._sample(sampler, clock)
-        finally:
-            self._enter(clock, sampler.close)
-            self._sampler = None
+    def let_go(self) -> None:
+        """Free the samples, before NVML is closed."""
+        if self.samples is not None:
+            self.samples.close()
+        self.samples = None
 
-    def _sample(self, sampler: Sampler, clock: Clock) -> None:
-        began_ns = clock.boottime_ns()
-        while not self._stop.wait((PERIOD_NS - clock.boottime_ns() % PERIOD_NS) / SECOND_NS):
-            now_ns = clock.boottime_ns()
-            self._enter(clock, lambda now_ns=now_ns: sampler.sample(now_ns))  # type: ignore[misc]
-            if sampler.well_ns > began_ns:
-                self._patience_ns = AILING_NS
-            if self._seat.is_asked:
-                return
-            if now_ns - max(sampler.well_ns, began_ns) >= self._patience_ns:
-                self._patience_ns = min(2 * self._patience_ns, AILING_NS_MAX)
-                return
+    def _make(self) -> None:
+        session = self._session
+        if session.nvml is not None:  # else every GPU is spared
+            self.samples = Samples(session.nvml, session.gpus, session.driver_version)
+            self._made_ns = session.clock.boottime_ns()
 
-    def _enter(self, clock: Clock, call: Callable[[], T]) -> T:
-        """Make a call that may not return, and let the turn know since when."""
-        self._began_ns = clock.boottime_ns()
-        try:
-            return call()
-        finally:
-            self._began_ns = 0
-
-
-def summarise(ring: Ring, numbers: Sequence[int], block: Block) -> None:
-    """Fill a row of *block* for each GPU of the ring, from those samples."""
-    block.clear()
-    for row in range(block.rows):
-        values = _swept(ring, numbers, row) | _gpm(ring, numbers, row)
-        for name, value in values.items():
-            block.put_float(index_of(f"gpu_fast.{name}"), row, value)
-
-
-def _swept(ring: Ring, numbers: Sequence[int], row: int) -> dict[str, float]:
-    clock, power = (ring.floats(numbers, column, row) for column in (0, 1))
-    flags = ring.ints(numbers, 2, row)
-    values = {"samples_count": float(max(len(clock), len(power), len(flags)))}
-    if clock:
-        values |= {"sm_clock_mean_hertz": _mean(clock)}
-        values |= {"sm_clock_min_hertz": min(clock), "sm_clock_max_hertz": max(clock)}
-    if power:
-        values |= {"power_mean_watts": _mean(power)}
-        values |= {"power_min_watts": min(power), "power_max_watts": max(power)}
-    for name, bits in REASONS.items() if flags else ():
-        values[name] = sum(bool(flag & bits) for flag in flags) / len(flags)
-    return values
-
-
-def _gpm(ring: Ring, numbers: Sequence[int], row: int) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for at, (_, _, name) in enumerate(METRICS):
-        samples = ring.floats(numbers, len(SWEPT) + at, row)
-        if samples:
-            values[name] = _share(name, _mean(samples))
-        if samples and name == "sm_active_ratio":
-            values["sm_active_min_ratio"] = _share(name, min(samples))
-            values["sm_active_max_ratio"] = _share(name, max(samples))
-    return values
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _share(name: str, value: float) -> float:
-    """A share is at most 1: drivers round 100.02 % up."""
-    return min(1.0, value) if name.endswith("_ratio") else value
+    def _ails(self, samples: Samples) -> bool:
+        """Say whether to ask for the handles anew: as they are, they have been of no use for long enough."""
+        now_ns, well_ns = self._session.clock.boottime_ns(), samples.ring.well_ns
+        if well_ns > self._made_ns:
+            self._patience_ns = AILING_NS
+        if now_ns - max(well_ns, self._made_ns) < self._patience_ns:
+            return False
+        self._patience_ns = min(2 * self._patience_ns, AILING_NS_MAX)
+        return True

@@ -6,7 +6,7 @@ nobody subtracts over the gap.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -27,7 +27,6 @@ class Lifecycle:
         self._at: dict[str, str] = {}  # key -> PCI address, as last found
         self._lost: set[str] = set()
         self._driver = ("", 0)
-        self._counts: dict[str, Sequence[float | None]] = {}
         self._began_anew: set[str] = set()
 
     def found(self, at: Mapping[str, str], driver_version: str, driver_loads: int) -> list[str]:
@@ -39,16 +38,14 @@ class Lifecycle:
         driver, self._driver = self._driver, (driver_version, driver_loads)
         for key in at:
             self.epochs.setdefault(key, 0)
-        if not before:
-            return []
-        words = (
-            [f"driver {driver[0]} is now {driver_version}"] if driver[0] != driver_version else []
-        )
-        if driver[1] != driver_loads:
+        words = []
+        if driver[0] and driver[0] != driver_version:
+            words += [f"driver {driver[0]} is now {driver_version}"]
+        if before and driver[1] != driver_loads:
             words += ["the driver was loaded again"]
         if words:
             self.restart(at)
-        return words + list(self._moves(before, at))
+        return words + (list(self._moves(before, at)) if before else [])
 
     def _moves(self, before: Mapping[str, str], at: Mapping[str, str]) -> Iterable[str]:
         for key, address in at.items():
@@ -67,7 +64,6 @@ class Lifecycle:
         """The counters of these GPUs began anew."""
         for key in list(keys):
             self.epochs[key] = self.epochs.get(key, 0) + 1
-            self._counts.pop(key, None)
             self._began_anew.add(key)
 
     def began_anew(self, key: str) -> bool:
@@ -91,23 +87,22 @@ class Lifecycle:
                 self.restart([change.key])
         return changes
 
+    def recall(self, key: str, epoch: int, *, lost: bool) -> None:
+        """Take what another process of this agent knew of a GPU. That it was lost was told, if so, by this one's lane."""
+        if key not in self.epochs and lost:
+            self._lost.add(key)
+        self.epochs[key] = max(epoch, self.epochs.get(key, 0))
+
+    def recall_driver(self, version: str) -> None:
+        """Take which driver the process before this one had; empty: there was none."""
+        if version and not self._driver[0]:
+            self._driver = version, self._driver[1]
+
+    def is_lost(self, key: str) -> bool:
+        """Say whether a GPU was lost when it was last looked at."""
+        return key in self._lost
+
     @property
     def any_lost(self) -> bool:
         """Whether a GPU that was found last is lost."""
         return not self._lost.isdisjoint(self._at)
-
-    def counted(self, key: str, counts: Sequence[float | None]) -> bool:
-        """Take counts that never fall while the GPU keeps them, and say whether one fell: it was reset."""
-        before = self._counts.get(key, ())
-        fell = any(
-            old is not None and new is not None and new < old
-            for old, new in zip(before, counts, strict=False)
-        )
-        if fell:
-            self.restart([key])
-        # what cannot be read now is remembered as it was
-        self._counts[key] = [
-            new if new is not None else old
-            for old, new in zip(before or counts, counts, strict=True)
-        ]
-        return fell

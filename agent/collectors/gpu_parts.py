@@ -1,32 +1,19 @@
-"""What the collectors of a GPU's parts share: finding the GPUs, asking each, and letting go of them.
-
-Each has a library and handles of its own, as the lanes of `gpu.py` have: one that hangs in a driver holds up no other.
-"""
+"""What the collectors of a GPU's parts share: asking each GPU, and letting go of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from ...ext.nvml import Nvml, NvmlError
+from ...ext.nvml import LEFT_OUT, NvmlError
 from ...ext.nvml_parts import Parts
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import PERIOD_SECONDS, Pace
 from ..hardware.nvidia_capabilities import mig_monitor_line
-from ..hardware.nvml_session import session_of
 from ..hardware.roots import Roots
 from ..turn import Blind, NoData
-from .gpu_open import (
-    LOOK_AGAIN_SECONDS,
-    LOST,
-    NO_PERMISSION,
-    LookAgain,
-    gpus_of,
-    is_complete,
-    keys_of,
-    library_of,
-    open_nvml,
-)
+from .gpu_open import LOOK_AGAIN_SECONDS, LOST, NO_PERMISSION
+from .gpu_session import session_of
 
 Answer = TypeVar("Answer")
 
@@ -36,41 +23,33 @@ class PartsLane:
 
     `collect` raises NoData where there is no driver, no GPU, or none with such a part, Blind where the agent may
     not look. A GPU that answers with an error is left out of that turn, which its words in `blind_words` say; one
-    that is lost is left out in silence: `gpu.lost_state` says it. Neither costs its neighbours.
+    that is lost or spared is left out in silence: `gpu.lost_state` says it. Neither costs its neighbours.
     """
 
     enters_driver = True
 
     def __init__(self, name: str, pace: Pace, roots: Roots) -> None:
-        """Loads nothing yet: the first `collect` does, in the thread that may be left behind."""
+        """Loads nothing yet: the first `collect` does."""
         self.name, self.pace = name, pace
         self.blind_words = ""
         self._roots = roots
-        self._seat = session_of(library_of(roots)).seat(self._let_go)
-        self._nvml: Nvml | None = None
+        self._session = session_of(roots)
+        self._session.join(self)
         self._parts: Parts | None = None
         #: Address -> key, of the GPUs that are open.
         self._gpus: dict[str, str] = {}
         self._closed = ""  # in words: a GPU that could not be opened
         self._nothing: Exception | None = None
-        self._again = LookAgain(roots, pace)
         self._turns_to_wait = 0
         self._sick = False  # some GPU did not answer: all are looked for again after a while
 
     def collect(self) -> Sequence[Block]:
         """Read every GPU once."""
-        if not self._seat.begin():
-            raise RuntimeError(f"the turn before has not returned: {self.whereabouts()}")
-        try:
-            return self._collect()
-        finally:
-            self._seat.end()
-
-    def _collect(self) -> Sequence[Block]:
+        self._session.open()
         if self._sick and self._turns_to_wait == 0:
-            self._let_go()
-        parts = self._parts or self._find()
+            self.let_go()
         self._turns_to_wait = max(0, self._turns_to_wait - 1)
+        parts = self._parts or self._find()
         self.blind_words = self._closed
         try:
             return self._read(parts)
@@ -85,58 +64,47 @@ class PartsLane:
         """Fill the blocks."""
         raise NotImplementedError
 
-    def whereabouts(self) -> str:
-        """Say, from another thread, which call on which GPU has not returned."""
-        nvml, parts = self._nvml, self._parts
-        return (nvml.doing if nvml else "") or (parts.words() if parts else "finding the GPUs")
+    def spare(self, devices: frozenset[str]) -> None:
+        """Ask these GPUs nothing: they have no parts meanwhile."""
+        self._session.spare(devices)
 
-    def release(self) -> bool:
-        """Let go of all GPUs, so that they can be reset; the next `collect` opens them again.
-
-        During a `collect` this is False, and happens at its end: a handle cannot be taken from a call
-        that uses it.
-        """
-        return self._seat.vacate()
-
-    def _let_go(self) -> None:
-        if self._nvml:
-            self._nvml.close()
-        self._nvml = self._parts = self._nothing = None
-        self._gpus, self._sick, self._turns_to_wait = {}, False, 0
+    def let_go(self) -> None:
+        """Forget what was made of the open NVML."""
+        self._parts = self._nothing = None
+        self._gpus, self._sick = {}, False
 
     def _find(self) -> Parts:
-        """Open NVML and all GPUs; where there is nothing to read, say so and look again after a while."""
-        if self._nothing is not None and not self._again.is_due():
+        """Open all GPUs; where there is nothing to read, say so and look again after a while."""
+        if self._nothing is not None and self._turns_to_wait > 0:
             raise self._nothing.with_traceback(None)  # or each raise would make it longer
+        nvml = self._session.nvml
+        if nvml is None:
+            raise NoData("all GPUs are left alone")
         try:
-            self._nvml = open_nvml(self._roots)
-            self._parts = parts = Parts(self._nvml)
-            self._open(self._nvml, parts)
+            self._parts = parts = Parts(nvml)
+            self._open(parts)
             self._prepare(parts)
         except (NoData, Blind, NvmlError) as reason:
             self._give_up(reason)
             raise
         except BaseException:
-            self._let_go()
+            self.let_go()
             raise
         return parts
 
     def _give_up(self, reason: Exception) -> None:
         """Let go, and give the same answer until it is time to look again."""
-        self._let_go()
+        self.let_go()
         self._nothing = reason
-        self._again.begin(reason)
+        self._wait()
 
-    def _open(self, nvml: Nvml, parts: Parts) -> None:
-        """Find all GPUs and attach them; what could not be attached is named, and tried again after a while."""
-        devices = sorted(gpus_of(nvml, self._roots))
-        if not devices:
-            raise NoData("the NVIDIA driver has no GPU")
-        self._gpus = {d.address: key for d, key in zip(devices, keys_of(devices), strict=True)}
+    def _open(self, parts: Parts) -> None:
+        """Take the GPUs that are not spared; what cannot be opened is named, and tried again after a while."""
+        self._gpus = {gpu.address: gpu.key for gpu in self._session.gpus if not gpu.spared}
         self.blind_words = ""
         opened = self._ask(parts.open)
         self._closed = self.blind_words
-        if len(opened) < len(devices) or not is_complete(nvml, list(self._gpus.values())):
+        if len(opened) < len(self._gpus):
             self._fell_sick()
         self._gpus = {address: self._gpus[address] for address in opened}
 
@@ -151,17 +119,18 @@ class PartsLane:
                 answers[address] = question(address)
             except NvmlError as error:
                 errors[address] = error
-        self._note(errors)
-        if errors and not answers:
-            if all(error.code == NO_PERMISSION for error in errors.values()):
-                raise Blind(self.blind_words)
-            raise next(iter(errors.values()))
+        if errors:
+            self._note(errors)
+            if not answers:
+                if all(error.code == NO_PERMISSION for error in errors.values()):
+                    raise Blind(self.blind_words)
+                raise next(iter(errors.values()))
         return answers
 
     def _note(self, errors: dict[str, NvmlError]) -> None:
         """Keep the words of the first GPU that would not answer."""
         for address, error in errors.items():
-            if error.code != NO_PERMISSION:
+            if error.code not in (NO_PERMISSION, LEFT_OUT):
                 self._fell_sick()
             if error.code != LOST and not self.blind_words:
                 said = self.refused_words() if error.code == NO_PERMISSION else str(error)

@@ -55,13 +55,10 @@ class Mig(PartsLane):
     def close(self) -> None:
         """Nothing runs between turns."""
 
-    def whereabouts(self) -> str:
-        """Say, from another thread, which call on which GPU has not returned."""
-        return self._occupancy.at or super().whereabouts()
-
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Free the samples of instances too."""
         self._occupancy.close()
-        super()._let_go()
+        super().let_go()
 
     def _read(self, parts: Parts) -> Sequence[Block]:
         modes = {a: mode for a, mode in self._ask(parts.mig_mode).items() if mode is not None}
@@ -97,7 +94,8 @@ class Mig(PartsLane):
 
     def _shares(self, found: Mapping[str, list[MigDevice]]) -> dict[str, dict[str, float]]:
         """Return what share of each device's GPU instance was at work, by its key; what could not be had is noted."""
-        assert self._nvml is not None
+        nvml = self._session.nvml
+        assert nvml is not None
         places: list[Place] = [
             (_key(self._gpus[address], device), address, device.gpu_instance)
             for address, devices in found.items()
@@ -109,9 +107,7 @@ class Mig(PartsLane):
         errors: dict[str, NvmlError] = {}
         for place in places:
             try:
-                shares[place[0]] = self._occupancy.read(
-                    self._nvml, place, self._clock.boottime_ns()
-                )
+                shares[place[0]] = self._occupancy.read(nvml, place, self._clock.boottime_ns())
             except NvmlError as error:
                 errors.setdefault(place[1], error)
         self._note(errors)

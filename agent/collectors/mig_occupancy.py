@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ...ext.nvml import Nvml, NvmlError
-from ...ext.nvml_gpm import MIG_SYMBOL, Gpm
+from ...ext.nvml_gpm import Gpm
 from .gpu_fast import METRICS
 
 #: Those of GPM's metrics that are told of an instance: the shares, as columns of `mig_10s`.
@@ -18,13 +18,12 @@ Place = tuple[str, str, int]
 
 
 class Occupancy:
-    """The samples of some MIG devices, kept from turn to turn. For one thread; `at` is for any.
+    """The samples of some MIG devices, kept from turn to turn.
 
     A device that was not there the turn before, or failed in it, has no share yet: it begins anew.
     """
 
     def __init__(self) -> None:
-        self.at = ""
         self._instances: dict[Place, Instance] = {}
 
     def keep(self, places: Collection[Place]) -> None:
@@ -35,7 +34,6 @@ class Occupancy:
     def read(self, nvml: Nvml, place: Place, now_ns: int) -> dict[str, float]:
         """Return the shares of one device by column, without those that are missing. Raises NvmlError."""
         _, address, number = place
-        self.at = f"GPU {address} in {MIG_SYMBOL}"
         try:
             instance = self._instances.get(place)
             if instance is None:
@@ -45,8 +43,6 @@ class Occupancy:
             if place in self._instances:
                 self._instances.pop(place).close()
             raise
-        finally:
-            self.at = ""
 
     def close(self) -> None:
         """Free all samples. Before the library is let go of."""
@@ -63,7 +59,8 @@ class Instance:
             (metric, scale, most, self._cells, self._valid, column)
             for column, (metric, (scale, most), _) in enumerate(SHARES)
         ]
-        self._gpm = Gpm(nvml, [nvml.handle_address(address)], targets, [number])
+        handles = [nvml.handle_address(address)]
+        self._gpm = Gpm(nvml, handles, targets, [number], addresses=[address])
 
     def read(self, now_ns: int) -> dict[str, float]:
         """Take a sample, and return the means since the one before; none at first. Raises NvmlError."""

@@ -126,6 +126,10 @@ class LinkLane(PartsLane):
         for signal, field in self._fields.items():
             self._aim(self._pass, self._blocks[BY_NAME[signal].table], index_of(signal), field)
 
+    def let_go(self) -> None:
+        super().let_go()
+        self._pass = None
+
     def _aim(self, fields: FieldPass, block: Block, column: int, field: Field) -> None:
         for row, (address, link) in enumerate(self._links):
             cell = column * block.rows + row

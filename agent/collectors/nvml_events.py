@@ -1,22 +1,21 @@
-"""NVML's events, told as they come: XIDs that the kernel log does not show, ECC errors, MIG changes, retirements.
+"""NVML's events, told as they come: XIDs that the kernel log does not show, ECC errors, MIG changes, retirements; and
+that the driver is about to be taken off a GPU, which is then let go of at once.
 
-A thread of its own waits in NVML, half a second at a time. It makes, uses and closes its library and event set itself,
-so that nobody takes them from under a call. There is one such thread for life: while it is stuck in a driver no other
-is started.
+NVML is asked once a second, without waiting: what an XID needs at once the kernel log tells.
 """
 
 from __future__ import annotations
 
-import threading
+import logging
 from collections.abc import Sequence
 
-from ...ext.nvml import Device, NvmlError
-from ...ext.nvml_parts import Event, EventSet, Parts
+from ...ext import nvml as library
+from ...ext.nvml import NvmlError
+from ...ext.nvml_parts import BIND, UNBIND, Event, EventSet, Parts, SystemEvent, SystemEventSet
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
 from ...fingerprints.wire.telemetry_pb2 import HealthEvent
 from ..hardware.nvidia_capabilities import mig_monitor_line, sees_all_mig_instances
-from ..hardware.nvml_session import session_of
 from ..hardware.roots import Roots
 from ..listening import Teller
 from ..turn import Blind, NoData
@@ -29,14 +28,13 @@ from ..xid_witness import (
     Hearings,
     XidWitness,
 )
-from .gpu_open import LOOK_AGAIN_SECONDS, gpus_of, keys_of, library_of, open_nvml
+from .gpu_open import LOOK_AGAIN_SECONDS
+from .gpu_session import session_of
 
-#: Shorter than END_SECONDS_MAX: a thread that is not stuck ends in time.
-WAIT_MILLISECONDS = 500
-#: A wait that has not returned after this long is stuck in the driver.
-STUCK_NS = 10 * SECOND_NS
-#: `close` waits this long for the thread, and leaves it behind then.
-END_SECONDS_MAX = 0.9
+log = logging.getLogger(__name__)
+
+#: At one look no more events are taken: a storm must not hold up the turns.
+EVENTS_MAX = 256
 
 XID = 0x8
 MIG_CHANGE = 0x100
@@ -59,166 +57,119 @@ WANTED = sum(TYPES)
 
 class NvmlEvents:
     """The listener. `collect` reports how it fares: NoData without a driver, a GPU or an event that it supports; Blind
-    where it may not look; RuntimeError while the driver does not return."""
+    where it may not look."""
 
     name = "nvml_events_10s"
     pace = Pace.TEN_SECONDS
-    enters_driver = False  # its thread does
+    enters_driver = True
 
     def __init__(self, roots: Roots, witness: XidWitness = WITNESS) -> None:
         self.blind_words = ""
         self._roots, self._witness = roots, witness
-        self._wanted = threading.Event()  # not set from `release` to the next `collect`
-        self.seat = session_of(library_of(roots)).seat(self._let_go)
+        self._session = session_of(roots)
+        self._session.join(self)
         self._block = Block("nvml_events_10s_changes", ["host"])
         self._teller: Teller | None = None
-        self._listener: _Listener | None = None
+        self._parts: Parts | None = None
+        self._events: EventSet | None = None
+        self._system: SystemEventSet | None = None
+        self._keys: dict[str, str] = {}  # address -> UUID
+        self._hearings = Hearings()
+        self._trouble: Exception | None = None
+        self._pause_seconds, self._again_ns = 0.5, 0
+        self._listens_ns = 0  # since when
         self.received = self.told_by_kernel_log = self.failed_waits = 0
 
     def listen(self, teller: Teller) -> None:
-        """Start to listen. Never raises."""
+        """Take the teller."""
         self._teller = teller
-        self._wanted.set()
-        self._start(teller)
 
     def close(self) -> None:
-        """End the thread, or leave it behind in the driver; within a second."""
+        """Tell nobody any more."""
         self._teller = None
-        listener = self._listener
-        if listener:
-            listener.stop.set()
-            self._wanted.set()
-            listener.thread.join(END_SECONDS_MAX)
 
-    def release(self) -> bool:
-        """Let go of all GPUs, so that they can be reset; the next `collect` listens again. While they are open this
-        is False, and happens within WAIT_MILLISECONDS."""
-        self._wanted.clear()
-        return self.seat.vacate()
+    def spare(self, devices: frozenset[str]) -> None:
+        """Register no events of these GPUs."""
+        self._session.spare(devices)
 
-    def _let_go(self) -> None:
-        """The thread has closed what it had open: it does so by itself when it is asked to."""
-
-    def whereabouts(self) -> str:
-        """Say which call has not returned."""
-        return self._listener.words() if self._listener else "not listening"
+    def let_go(self) -> None:
+        """Free the event sets; what still waits is told: nothing more will be heard for a while."""
+        for events in (self._events, self._system):
+            if events is not None:
+                events.close()
+        self._parts = self._events = self._system = None
+        if self._teller is not None:
+            end_ns = self._teller.clock.boottime_ns() + TOLD_AGAIN_NS_MIN + APART_NS_MAX
+            self._tell_due(self._teller, end_ns)
 
     def collect(self) -> Sequence[Block]:
         """Report what was heard until now, or why nothing can be."""
         if self._teller is None:
             raise NoData("nobody listens: there is no one to tell")
-        self._wanted.set()
-        listener = self._listener or self._start(self._teller)
-        now_ns, beat_ns = self._teller.clock.boottime_ns(), listener.beat_ns
-        stuck_ns = 0 if beat_ns is None else now_ns - beat_ns
-        if stuck_ns > STUCK_NS:
-            raise RuntimeError(f"{listener.words()} has not returned for {stuck_ns / 1e9:.0f} s")
-        if listener.trouble is not None:
-            raise listener.trouble.with_traceback(None)
-        self.blind_words = listener.blind_words
-        counts = (self.received, self.told_by_kernel_log, self.failed_waits)
+        self._session.open()
+        self.hear()
+        if self._trouble is not None:
+            raise self._trouble.with_traceback(None)
+        calls = sum(each.calls for each in library.accounts())
+        counts = (self.received, self.told_by_kernel_log, self.failed_waits, calls)
         for column, count in enumerate(counts):
             self._block.put_int(column, 0, count)
         return (self._block,)
 
-    def _start(self, teller: Teller) -> _Listener:
-        listener = _Listener(self, self._roots, teller, self._witness, self._wanted)
+    def hear(self) -> None:
+        """Ask NVML what has come, and tell it; what goes wrong is said in the next turn."""
+        teller = self._teller
+        if teller is None or self._session.nvml is None or not self._session.gpus:
+            return
+        now_ns = teller.clock.boottime_ns()
+        if self._events is None and now_ns < self._again_ns:
+            return
         try:
-            listener.thread.start()
-            self._listener = listener
-        except RuntimeError as error:  # "can't start new thread": tried again at the next turn
-            listener.trouble = error
-        return listener
+            self._listen(teller, now_ns)
+        except Exception as error:  # noqa: BLE001 - whatever a driver's library does
+            self._fail(error, now_ns)
+        self._tell_due(teller, now_ns)
 
+    def _fail(self, error: Exception, now_ns: int) -> None:
+        """Make the sets anew after a while: soon at first, then ever more rarely."""
+        # it had listened for long: a GPU was lost, say, and its neighbours are not to wait for it
+        lasted = now_ns - self._listens_ns > LOOK_AGAIN_SECONDS * SECOND_NS and self._events
+        self._pause_seconds = 1 if lasted else min(2 * self._pause_seconds, LOOK_AGAIN_SECONDS)
+        self._again_ns = now_ns + int(self._pause_seconds * SECOND_NS)
+        self._trouble = error
+        self.failed_waits += not isinstance(error, NoData | Blind)
+        self.let_go()
 
-class _Listener:
-    """The thread's work. What it says of itself may be read from any thread."""
+    def _listen(self, teller: Teller, now_ns: int) -> None:
+        if self._events is None:
+            self._register()
+            self._listens_ns = now_ns
+        assert self._events is not None
+        for _ in range(EVENTS_MAX):
+            event = self._events.wait(0)
+            self._trouble = None
+            if event is None:
+                break
+            self._hear(teller, event)
+        for said in self._system.look() if self._system else ():
+            self._hear_of_driver(teller, said)
 
-    def __init__(
-        self,
-        owner: NvmlEvents,
-        roots: Roots,
-        teller: Teller,
-        witness: XidWitness,
-        wanted: threading.Event,
-    ) -> None:
-        """*wanted*: while it is not set the GPUs stay closed."""
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
-        #: Why nothing can be heard; until the first answer of the driver nothing is known.
-        self.trouble: Exception | None = None
-        self.blind_words = ""
-        #: When the thread was last seen outside of the driver; None while it pauses.
-        self.beat_ns: int | None = teller.clock.boottime_ns()
-        self._owner, self._roots, self._teller, self._witness = owner, roots, teller, witness
-        self._wanted = wanted
-        self._parts: Parts | None = None
-        self._keys: dict[str, str] = {}  # address -> UUID
-        self._hearings = Hearings()
-
-    def words(self) -> str:
-        parts = self._parts
-        return parts.words().removeprefix("GPU  in ") if parts else "nvmlInit"
-
-    def _run(self) -> None:
-        """Listen until stopped; whatever goes wrong, say so and try again: soon at first, then after a while."""
-        pause_seconds = 0.5
-        while self._wanted.wait() and not self.stop.is_set():
-            self._owner.seat.begin(wait=True)
-            began_ns = self._teller.clock.boottime_ns()
-            try:
-                if self._wanted.is_set():
-                    self._listen()
-                    continue  # it was to let go
-            except Exception as error:  # noqa: BLE001 - a thread that ends is a listener that nobody misses
-                # it had listened for long: a GPU was lost, say, and its neighbours are not to wait for it
-                listened = self._teller.clock.boottime_ns() - began_ns
-                lasted = listened > LOOK_AGAIN_SECONDS * SECOND_NS
-                pause_seconds = 1 if lasted else min(2 * pause_seconds, LOOK_AGAIN_SECONDS)
-                self.trouble = error
-                self._owner.failed_waits += not isinstance(error, NoData | Blind)
-            finally:
-                self._owner.seat.end()
-                self._flush()
-                self.beat_ns = None
-            self.stop.wait(pause_seconds)
-
-    def _flush(self) -> None:
-        """Tell what still waits: nothing more will be heard for a while."""
-        self._tell_due(self._teller.clock.boottime_ns() + TOLD_AGAIN_NS_MIN + APART_NS_MAX)
-
-    def _listen(self) -> None:
-        self._beat()
-        nvml = open_nvml(self._roots)
-        events: EventSet | None = None
-        try:
-            self._parts = parts = Parts(nvml)
-            events = EventSet(parts)
-            self._register(parts, events, sorted(gpus_of(nvml, self._roots)))
-            self.trouble = None
-            while not self.stop.is_set() and not self._owner.seat.is_asked:
-                self._beat()
-                self._hear(events.wait(WAIT_MILLISECONDS))
-        finally:
-            if events:
-                events.close()
-            nvml.close()
-
-    def _beat(self) -> None:
-        now_ns = self.beat_ns = self._teller.clock.boottime_ns()
-        self._tell_due(now_ns)
-
-    def _register(self, parts: Parts, events: EventSet, devices: Sequence[Device]) -> None:
+    def _register(self) -> None:
         """Register what each GPU supports; one that fails costs only its own events."""
+        assert self._session.nvml is not None
+        self._parts = parts = Parts(self._session.nvml)
+        self._events = events = EventSet(parts)
         self._keys, registered, under_mig, words = {}, 0, False, ""
-        for device, key in zip(devices, keys_of(devices), strict=True):
+        for gpu in self._session.gpus:
+            if gpu.spared:
+                continue
             try:
-                parts.open(device.address)
-                self._keys[device.address] = key
-                registered |= events.register(device.address, WANTED)
-                under_mig |= (parts.mig_mode(device.address) or (0, 0))[0] == 1
+                parts.open(gpu.address)
+                self._keys[gpu.address] = gpu.key
+                registered |= events.register(gpu.address, WANTED)
+                under_mig |= (parts.mig_mode(gpu.address) or (0, 0))[0] == 1
             except NvmlError as error:
-                words = words or f"GPU {device.address}: {error}"
+                words = words or f"GPU {gpu.address}: {error}"
         if not registered:
             raise RuntimeError(words) if words else NoData("no GPU supports NVML events")
         if under_mig and not sees_all_mig_instances(self._roots):
@@ -226,28 +177,55 @@ class _Listener:
                 words or f"events of MIG instances are not shown; {mig_monitor_line(self._roots)}"
             )
         self.blind_words = words
+        self._system = self._system_events(parts)
 
-    def _hear(self, event: Event | None) -> None:
-        if event is None:
-            return
-        self._owner.received += 1
+    def _system_events(self, parts: Parts) -> SystemEventSet | None:
+        try:
+            return SystemEventSet(parts)
+        except NvmlError as error:  # drivers before 575 have none
+            log.info("no system events: %s", error, extra={"cause": "gpu.system_events"})
+            return None
+
+    def _hear(self, teller: Teller, event: Event) -> None:
+        self.received += 1
         if event.type == MIG_CHANGE:
-            self._teller.renew_inventory("NVML: MIG configuration changed")
-        self._hearings.heard(event, self._teller.clock.boottime_ns())
-        self._beat()
+            teller.renew_inventory("NVML: MIG configuration changed")
+        now_ns = teller.clock.boottime_ns()
+        self._hearings.heard(event, now_ns)
+        self._tell_due(teller, now_ns)
 
-    def _tell_due(self, now_ns: int) -> None:
+    def _hear_of_driver(self, teller: Teller, said: SystemEvent) -> None:
+        """Let go of the GPU that the driver is taken off, before that waits for us; take up one that it is put onto."""
+        if said.type not in (UNBIND, BIND):
+            return
+        self.received += 1
+        state = "unbind" if said.type == UNBIND else "bind"
+        key = self._keys.get(said.address, "")
+        (self._session.unbind if said.type == UNBIND else self._session.bind)(said.address)
+        words = "is taken off, it is let go of" if state == "unbind" else "is put on"
+        teller.renew_inventory(f"the driver {words}: GPU {key or said.address}")
+        teller.tell(
+            HealthEvent(
+                device_kind="gpu",
+                device=key or said.address,
+                name="gpu.driver_binding",
+                message=f"NVML system event: the driver {words}",
+                attributes={"source": "nvml", "pci_address": said.address, "state": state},
+            )
+        )
+
+    def _tell_due(self, teller: Teller, now_ns: int) -> None:
         """Tell what has waited long enough. An XID waits for the kernel log, as long as somebody reads that."""
         hold_ns = APART_NS_MAX if self._witness.reads_the_kernel_log else 0
         for event, heard in self._hearings.due(now_ns, hold_ns):
             assert isinstance(event, Event)
             if event.type == XID and self._witness.shows(event.address, event.data, heard.first_ns):
-                self._owner.told_by_kernel_log += heard.count
+                self.told_by_kernel_log += heard.count
             else:
                 said = as_health_event(event, heard, self._keys.get(event.address, ""))
-                clock = self._teller.clock
+                clock = teller.clock
                 said.wall_time_ns = clock.wall_ns() - (clock.boottime_ns() - heard.first_ns)
-                self._teller.tell(said)
+                teller.tell(said)
 
 
 def as_health_event(event: Event, heard: Heard, key: str) -> HealthEvent:

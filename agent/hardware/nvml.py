@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ...ext import place
 from .files import names_in, read_text
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -18,8 +19,22 @@ def driver_gpus(proc: Path) -> list[str]:
 
 
 def driver_gpu_uuid(proc: Path, address: str) -> str:
-    """Return the UUID that the driver remembers of a GPU; empty when it never learned it."""
-    return parse_uuid(read_text(proc / "driver/nvidia/gpus" / address / "information") or "")
+    """Return the UUID that the driver remembers of a GPU; empty when it never learned it. Asks the driver."""
+    place.enter(address.encode(), b"read /proc/driver/nvidia/gpus information")
+    text = read_text(proc / "driver/nvidia/gpus" / address / "information")
+    place.leave()
+    return parse_uuid(text or "")
+
+
+def pci_gpus(sys: Path) -> list[str]:
+    """Return the PCI addresses that the NVIDIA driver is on, in order, as the kernel has it. Asks no driver."""
+    return [n for n in names_in(sys / "bus/pci/drivers/nvidia") if _ADDRESS.fullmatch(n)]
+
+
+def is_bound(sys: Path, address: str) -> bool | None:
+    """Say whether the NVIDIA driver is on a GPU; None where the kernel's list is not to be seen. Asks no driver."""
+    folder = sys / "bus/pci/drivers/nvidia"
+    return (folder / address).exists() if folder.is_dir() else None
 
 
 def parse_uuid(information: str) -> str:

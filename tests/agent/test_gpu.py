@@ -16,21 +16,24 @@ from gangline.agent.collectors.gpu_lane import GpuLane
 from gangline.agent.collectors.gpu_open import LOOK_AGAIN_SECONDS
 from gangline.agent.hardware.nvml import driver_gpus, parse_uuid
 from gangline.agent.hardware.roots import Roots
-from gangline.agent.probe import Probe
 from gangline.agent.turn import Outcome, Turn, take_turn
+from gangline.ext import place
 from gangline.ext.nvml import READINGS, NvmlError
 from gangline.fingerprints.block import Block, is_float
 from gangline.fingerprints.catalogue import BY_ID, PERIOD_SECONDS, TABLES, Kind, Pace
 from gangline.fingerprints.catalogue.gpu import SIGNALS
-from tests.agent.gpu_host import INFORMATION
+from tests.agent.gpu_host import INFORMATION, SECOND, HandedClock
 from tests.fake_nvml.build import build
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 
 LANES: list[Callable[[Roots], GpuLane]] = [GpuSecond, GpuTenSeconds, GpuMinute]
 #: What the agent says of its own reading.
-OF_THE_AGENT = {"counter_epoch_count"} | {
-    f"violation_{cause}_field_state" for cause in ("sw_thermal", "hw_thermal", "hw_power_brake")
-}
+OF_THE_AGENT = {
+    "counter_epoch_count",
+    "driver_updating_state",
+    "driver_calls_count",
+    "driver_calls_left_out_count",
+} | {f"violation_{cause}_field_state" for cause in ("sw_thermal", "hw_thermal", "hw_power_brake")}
 #: Kept back until they have proved what they are (test_gpu_fields.py).
 UNPROVEN = {
     f"violation_{cause}_nanoseconds" for cause in ("sw_thermal", "hw_thermal", "hw_power_brake")
@@ -78,7 +81,7 @@ def lane(roots: Roots) -> Iterator[Lane]:
 
     yield make
     for each in made:
-        each.release()
+        each._session.close()
 
 
 def turn(collector: GpuLane) -> Turn:
@@ -107,12 +110,13 @@ def test_every_gpu_signal_has_a_reading_of_its_type() -> None:
         assert (READINGS[signal.column] is float) == is_float(signal.signal_id), signal.name
 
 
-def test_lanes_fill_all_gpu_tables(lane: Lane, play: Play) -> None:
+def test_lanes_fill_all_gpu_tables(roots: Roots, lane: Lane, play: Play) -> None:
     """The lanes together carry every GPU signal there is, for every GPU, keyed by UUID."""
     devices = gpus(8)
     play(devices).step(1)
     blocks = [block for kind in LANES for block in turn(lane(kind)).blocks]
-    tables = {name for name, signals in TABLES.items() if signals[0].device_kind == "gpu"}
+    paces = {f"gpu_{kind(roots).pace}" for kind in LANES}
+    tables = {name for name in TABLES if name.removesuffix("_changes") in paces}
     assert {block.table for block in blocks} == tables
     for block in blocks:
         assert block.devices == tuple(gpu.uuid for gpu in devices)
@@ -159,7 +163,10 @@ def test_values_are_in_the_units_of_their_names(lane: Lane, play: Play) -> None:
     for kind in LANES:
         for block in turn(lane(kind)).blocks:
             said |= named(block, 1)
+    assert said.pop("driver_calls_count")
     assert said == ECC | SRAM | PCIE_ERRORS | {
+        "driver_updating_state": 0,
+        "driver_calls_left_out_count": 0,
         "sm_clock_hertz": 1_965_000_000.0,
         "memory_clock_hertz": 2_619_000_000.0,
         "sm_clock_max_hertz": 1_980_000_000.0,
@@ -341,9 +348,15 @@ def test_what_was_absent_is_looked_for_again(
     monkeypatch.delenv("GANGLINE_FAKE_NVML")
     assert turn(collector).outcome is Outcome.NO_DATA
     monkeypatch.setenv("GANGLINE_FAKE_NVML", scenario)
-    waits = LOOK_AGAIN_SECONDS // PERIOD_SECONDS[collector.pace]
-    outcomes = [turn(collector).outcome for _ in range(waits + 1)]
-    assert outcomes == [Outcome.NO_DATA] * waits + [Outcome.OK]
+    clock = HandedClock()
+    collector._session.clock = clock
+    clock.now_ns = SystemClock().boottime_ns()
+    period, outcomes = PERIOD_SECONDS[collector.pace], []
+    while Outcome.OK not in outcomes:
+        clock.now_ns += period * SECOND
+        outcomes.append(turn(collector).outcome)
+    assert outcomes == [Outcome.NO_DATA] * (len(outcomes) - 1) + [Outcome.OK]
+    assert LOOK_AGAIN_SECONDS <= len(outcomes) * period <= LOOK_AGAIN_SECONDS + period
 
 
 # ---- sick GPUs ------------------------------------------------------------------------------------
@@ -407,7 +420,7 @@ def test_rows_do_not_depend_on_the_order_of_enumeration(lane: Lane, play: Play) 
     play(devices)
     collector = lane()
     first, _ = turn(collector).blocks
-    collector.release()  # its last user: the library reads the scenario anew
+    collector._session.close()  # its last user: the library reads the scenario anew
     play(reversed(devices)).step(1)
     second, _ = turn(collector).blocks
     assert named(first, 3)["sm_clock_hertz"] == 390e6
@@ -430,54 +443,31 @@ def test_release_lets_go_and_the_next_turn_opens_again(lane: Lane, play: Play) -
     collector = lane()
     turn(collector)
     sweep = collector._sweep
-    collector.release()
+    collector._session.close()
     assert sweep is not None
     with pytest.raises(NvmlError, match="let go of"):
         sweep.run()
     assert turn(collector).outcome is Outcome.OK
 
 
-def test_a_hang_is_named_and_the_agent_goes_on(lane: Lane, play: Play, tmp_path: Path) -> None:
-    """`Did not return` is a reading that names the GPU and the call; the other lane goes on."""
+def test_a_hang_names_gpu_and_call(lane: Lane, play: Play, tmp_path: Path) -> None:
+    """The event said only that `gpu_1s` hung: eight GPUs, and nobody knew which one to drain."""
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
     devices = gpus(2)
     devices[1].lines.append(f"block nvmlDeviceGetUtilizationRates fifo {fifo}")
     play(devices)
-    fast, slow = lane(GpuSecond), lane(GpuTenSeconds)
-    turns: list[Turn] = []
-    thread = threading.Thread(target=lambda: turns.append(turn(fast)), daemon=True)
+    memory = bytearray(place.SIZE_BYTES)
+    place.use(memory)
+    thread = threading.Thread(target=turn, args=(lane(GpuSecond),), daemon=True)
     thread.start()
     held = os.open(fifo, os.O_WRONLY)
-    assert fast.whereabouts() == f"GPU {devices[1].address} in nvmlDeviceGetUtilizationRates"
-    assert turn(slow).outcome is Outcome.OK
-    second = turn(fast)
-    assert second.outcome is Outcome.ERROR
-    assert "has not returned: GPU" in second.words
+    seen = place.read(memory)
+    assert (seen.device, seen.call) == (devices[1].address, "nvmlDeviceGetUtilizationRates")
+    assert 0 < seen.entered_ns <= SystemClock().boottime_ns()
     os.close(held)
     thread.join(GUARD_SECONDS)
-    assert [done.outcome for done in turns] == [Outcome.OK]
-    assert fast.whereabouts() == "between calls"
-
-
-def test_the_turn_of_a_hung_driver_names_gpu_and_call(
-    lane: Lane, play: Play, tmp_path: Path
-) -> None:
-    """The event said only that `gpu_1s` hung: eight GPUs, and nobody knew which one to drain."""
-    fifo = tmp_path / "held"
-    os.mkfifo(fifo)
-    devices = gpus(2)
-    devices[1].lines.append(f"block nvmlDeviceGetMemoryInfo fifo {fifo}")
-    play(devices)
-    probe = Probe(lane(GpuSecond), SystemClock(), deadline_ns=3_000_000_000)
-    assert probe.begin(0)
-    held = os.open(fifo, os.O_WRONLY)
-    hung = probe.take(4_000_000_000)
-    assert hung is not None and hung.outcome is Outcome.HUNG
-    where = f"GPU {devices[1].address} in nvmlDeviceGetMemoryInfo"
-    assert hung.words == f"did not return for 4.0 s in gpu_1s: {where}"
-    os.close(held)
-    assert probe._returned.wait(GUARD_SECONDS)
+    assert place.read(memory).entered_ns == 0
 
 
 # ---- the kernel's side --------------------------------------------------------------------------------

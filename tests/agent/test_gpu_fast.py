@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gangline.agent.clock import SystemClock
 from gangline.agent.collectors import gpu_fast
-from gangline.agent.collectors.gpu_fast import PERIOD_NS, GpuFast, Sampler
+from gangline.agent.collectors.gpu_fast import PERIOD_NS, GpuFast, Samples
+from gangline.agent.collectors.gpu_session import session_of
 from gangline.agent.hardware.roots import Roots
-from gangline.agent.listening import Teller
-from gangline.agent.ring import Ring
-from gangline.agent.turn import NoData, Outcome, take_turn
+from gangline.agent.turn import NoData
 from gangline.ext import nvml_gpm
+from gangline.ext.nvml_gpm import Gpm
+from gangline.ext.nvml_ring import SampleRing
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import BY_ID
-from gangline.fingerprints.wire import telemetry_pb2
+from tests.agent.gpu_host import HandedClock
 from tests.fake_nvml.build import build, compiler, header_folder
 from tests.fake_nvml.parts_scenario import with_gpm
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 
 GUARD_SECONDS = 60.0
-
-
-class HandedClock:
-    """Stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1_000_000_000
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    def wall_ns(self) -> int:
-        return self.now_ns
-
-
-class NoEvents:
-    def put(self, event: telemetry_pb2.HealthEvent) -> None:
-        raise AssertionError("this lane tells no events")
 
 
 @pytest.fixture(scope="module")
@@ -76,20 +57,36 @@ def roots(tmp_path: Path, library: str) -> Roots:
 
 
 class Lane:
-    """The collector with its thread replaced by `sample`, and its clock handed in."""
+    """The collector, with samples taken by the clock that is handed in."""
 
     def __init__(self, roots: Roots) -> None:
         self.clock = HandedClock()
-        self.sampler = Sampler(roots)
+        session_of(roots).clock = self.clock
         self.fast = GpuFast(roots)
-        self.fast._sampler, self.fast._clock = self.sampler, self.clock
+        self.fast._session.clock = self.clock
+        self.fast.collect()
+
+    @property
+    def ring(self) -> SampleRing:
+        assert self.fast.samples is not None
+        return self.fast.samples.ring
+
+    @property
+    def gpm(self) -> Gpm:
+        assert self.fast.samples is not None
+        return self.fast.samples.gpm
 
     def second(self, act: Callable[[int], None] = lambda number: None) -> None:
         """Take the eight samples of a second; *act* is called before each."""
         for number in range(8):
             act(number)
             self.clock.now_ns += PERIOD_NS
-            self.sampler.sample(self.clock.now_ns)
+            if self.fast.samples is not None:
+                self.ring.sample(self.clock.now_ns)
+
+    def known(self, column: int, row: int) -> list[int]:
+        """Return what is known of a reading over the samples that are kept."""
+        return [value for value in self.ring.samples(column, row) if value is not None]
 
     def row(self, row: int = 0) -> dict[str, float]:
         """Return what the turn's block says of one GPU."""
@@ -112,7 +109,7 @@ def lane(roots: Roots, play: Callable[..., Scenario]) -> Iterator[Callable[..., 
 
     yield make
     for each in made:
-        each.sampler.close()
+        each.fast._session.close()
 
 
 def test_the_structs_are_those_of_the_header(tmp_path: Path) -> None:
@@ -181,7 +178,7 @@ def test_a_gpu_without_gpm_has_the_rest(lane: Callable[..., Lane]) -> None:
     assert "sm_active_ratio" not in values(block, 0)
     assert values(block, 0)["sm_clock_mean_hertz"] == 345e6
     assert values(block, 1)["sm_active_ratio"] == 0.0
-    assert made.sampler._gpm.failed == 0
+    assert made.gpm.failed == 0
 
 
 @pytest.mark.parametrize("symbol", nvml_gpm.SYMBOLS)
@@ -195,7 +192,7 @@ def test_a_driver_that_lacks_a_symbol_costs_gpm_alone(
     made = Lane(older)
     made.second()
     row = made.row()
-    made.sampler.close()
+    made.fast._session.close()
     assert row["sm_clock_mean_hertz"] == 345e6
     assert "sm_active_ratio" not in row
 
@@ -233,13 +230,13 @@ def test_a_gpu_that_fails_begins_anew_and_its_neighbour_does_not_notice(
     scenario.step(1)
     made.second()
     block = made.fast.collect()[0]
-    assert made.sampler._gpm.failed == 8
-    assert len(made.sampler.ring.floats(made.sampler.ring.since(0), 3, 1)) == 15
-    assert len(made.sampler.ring.floats(made.sampler.ring.since(0), 3, 0)) == 7
+    assert made.gpm.failed == 8
+    assert len(made.known(3, 1)) == 15
+    assert len(made.known(3, 0)) == 7
     assert values(block, 1)["samples_count"] == 16
     scenario.step(2)
     made.second()
-    assert len(made.sampler.ring.floats(made.sampler.ring.since(0), 3, 0)) == 7 + 7
+    assert len(made.known(3, 0)) == 7 + 7
 
 
 def test_what_is_of_no_use_any_more_is_opened_anew(
@@ -253,10 +250,10 @@ def test_what_is_of_no_use_any_more_is_opened_anew(
     scenario = Scenario(tmp_path / "scenario", devices)
     made.second()
     last_ns = made.clock.now_ns
-    assert made.sampler.well_ns == last_ns
+    assert made.ring.well_ns == last_ns
     scenario.step(1)
     made.second()
-    assert made.sampler.well_ns == last_ns
+    assert made.ring.well_ns == last_ns
 
 
 def test_samples_that_are_too_close_are_left_out(lane: Callable[..., Lane]) -> None:
@@ -264,99 +261,67 @@ def test_samples_that_are_too_close_are_left_out(lane: Callable[..., Lane]) -> N
     made = lane()
     for after_ns in (PERIOD_NS, PERIOD_NS, PERIOD_NS + 110_000_000, 15_000_000, PERIOD_NS):
         made.clock.now_ns += after_ns
-        made.sampler.sample(made.clock.now_ns)
-    ring = made.sampler.ring
-    assert [len(ring.floats([n], 3, 0)) for n in ring.since(0)] == [0, 1, 1, 0, 1]
-    assert [len(ring.floats([n], 0, 0)) for n in ring.since(0)] == [1] * 5
-    assert made.sampler._gpm.failed == 0
+        made.ring.sample(made.clock.now_ns)
+    assert [value is not None for value in made.ring.samples(3, 0)] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert None not in made.ring.samples(0, 0)
+    assert made.gpm.failed == 0
 
 
-class Ticking(threading.Event):
-    """Never waits: the clock goes on by as much as was to be waited, until the end of the test."""
+def makings(made: Lane, seconds: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let so many seconds pass, and return those at which the GPUs' handles were asked for."""
+    found: list[int] = []
+    original = Samples.__init__
+    begin_ns = made.clock.now_ns
 
-    def __init__(self, clock: HandedClock, seconds: int) -> None:
-        super().__init__()
-        self.clock, self.end_ns = clock, clock.now_ns + seconds * 1_000_000_000
+    def noted(self: Samples, *arguments: Any) -> None:
+        found.append((made.clock.now_ns - begin_ns) // 1_000_000_000)
+        original(self, *arguments)
 
-    def wait(self, timeout: float | None = None) -> bool:
-        self.clock.now_ns += round((timeout or 0) * 1e9)
-        if self.clock.now_ns >= self.end_ns:
-            self.set()
-        return self.is_set()
-
-
-def openings(roots: Roots, seconds: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let the thread's work run for so long, and return the seconds at which it opened the GPUs."""
-    opened: list[int] = []
-    original = Sampler._open
-    clock = HandedClock()
-
-    def noted(self: Sampler, roots: Roots) -> None:
-        opened.append(clock.now_ns // 1_000_000_000 - 1)
-        original(self, roots)
-
-    monkeypatch.setattr(Sampler, "_open", noted)
-    fast = GpuFast(roots)
-    fast._clock, fast._stop = clock, Ticking(clock, seconds)
-    fast._wanted.set()
-    fast._run()
-    assert fast._sampler is None
-    return opened
+    monkeypatch.setattr(Samples, "__init__", noted)
+    for _ in range(seconds):
+        made.second()
+        made.fast.collect()
+    return found
 
 
 @pytest.mark.parametrize(
-    ("lines", "gaps"),
+    ("lines", "expected"),
     [
         ([], []),
         (["error nvmlDeviceGetClockInfo 999", "error nvmlGpmSampleGet 999"], []),  # is lost, say
-        (["error nvmlGpmSampleGet 999"], [10, 20, 40, 80, 160, 320, 600, 600]),
+        (["error nvmlGpmSampleGet 999"], [10, 30, 70, 150, 310, 630, 1230, 1830]),
     ],
 )
 def test_one_sick_gpu_disturbs_its_neighbours_ever_more_rarely(
     lines: list[str],
-    gaps: list[int],
-    roots: Roots,
-    play: Callable[..., Scenario],
+    expected: list[int],
+    lane: Callable[..., Lane],
     library: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Eight GPUs were closed and attached again every ten seconds, for a month, because GPM failed on one."""
+    """Eight GPUs were asked for again every ten seconds, for a month, because GPM failed on one."""
     devices = hoppers()
     devices[1].lines += lines
-    play(devices)
-    opened = openings(roots, 1900, monkeypatch)
-    assert [round(b - a, -1) for a, b in pairwise(opened)] == gaps
+    made = lane(devices)
+    assert makings(made, 1900, monkeypatch) == expected
+    made.fast._session.close()
     assert ctypes.CDLL(library).fake_nvml_users() == 0
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
 
 
 def test_a_driver_that_answers_nothing_is_asked_ever_more_rarely(
-    roots: Roots, play: Callable[..., Scenario], monkeypatch: pytest.MonkeyPatch
+    lane: Callable[..., Lane], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU whose clock nobody may read, in a container: NVML was opened anew every ten seconds."""
     devices = hoppers(1)
     devices[0].lines.append("error nvmlDeviceGetClockInfo 4")
-    play(devices)
-    opened = openings(roots, 700, monkeypatch)
-    assert [round(b - a, -1) for a, b in pairwise(opened)] == [10, 20, 40, 80, 160, 320]
-
-
-def test_whatever_ends_the_sampling_nothing_stays_open(
-    roots: Roots,
-    play: Callable[..., Scenario],
-    library: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """An error that nobody had thought of left one more user of NVML each minute."""
-    play(hoppers())
-
-    def broken(self: Sampler, now_ns: int) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(Sampler, "sample", broken)
-    assert len(openings(roots, 200, monkeypatch)) == 4
-    assert ctypes.CDLL(library).fake_nvml_users() == 0
-    assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
+    assert makings(lane(devices), 700, monkeypatch) == [10, 30, 70, 150, 310, 630]
 
 
 def test_samples_are_freed(lane: Callable[..., Lane], library: str) -> None:
@@ -364,84 +329,67 @@ def test_samples_are_freed(lane: Callable[..., Lane], library: str) -> None:
     before = alive()
     made = lane()
     assert alive() == before + 4
-    made.sampler.close()
-    made.sampler.close()
+    made.fast._session.close()
+    made.fast._session.close()
     assert alive() == before
 
 
 def test_without_a_driver_there_is_no_data(tmp_path: Path) -> None:
+    fast = GpuFast(Roots(tmp_path, tmp_path, "no-nvml-here.so"))
     with pytest.raises(NoData, match="no NVML"):
-        Sampler(Roots(tmp_path, tmp_path, "no-nvml-here.so"))
+        fast.collect()
+    clock = SystemClock()
+    began_ns = clock.boottime_ns()
+    fast.rest(began_ns + 1_000_000, -1)  # there is nothing to do but to wait
+    assert clock.boottime_ns() >= began_ns + 1_000_000
 
 
-def test_its_own_thread_samples_and_ends(roots: Roots, play: Callable[..., Scenario]) -> None:
-    """The thread as the daemon has it, with the machine's clock: it samples, tells, and lets go."""
+def test_it_samples_while_its_sampler_rests(roots: Roots, play: Callable[..., Scenario]) -> None:
+    """With the machine's clock: a sample at each grid point, the one at the end of the rest too."""
     play(hoppers())
-    enough = threading.Event()
-    fast = GpuFast(roots)
-    sample = Sampler.sample
-
-    def counted(self: Sampler, now_ns: int) -> None:
-        sample(self, now_ns)
-        if self.ring.count >= 3:
-            enough.set()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sampler, "sample", counted)
-        fast.listen(Teller(SystemClock(), NoEvents(), lambda: None))
-        assert enough.wait(GUARD_SECONDS)
-        (block,) = fast.collect()
-        assert values(block, 1)["samples_count"] >= 3
-        assert fast._thread
-        fast.close()
-        fast._thread.join(GUARD_SECONDS)
-        assert not fast._thread.is_alive()
+    fast, clock = GpuFast(roots), SystemClock()
+    assert fast.collect() == ()
+    until_ns = (clock.boottime_ns() // PERIOD_NS + 4) * PERIOD_NS
+    fast.rest(until_ns, -1)
+    assert clock.boottime_ns() >= until_ns
+    (block,) = fast.collect()
+    assert values(block, 1)["samples_count"] in (3, 4)  # a busy machine may be late for one
+    fast._session.close()
 
 
-def test_a_sample_that_does_not_return_is_named_and_stops_nobody(
-    roots: Roots, play: Callable[..., Scenario], tmp_path: Path
+def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Callable[..., Scenario]) -> None:
+    """The daemon has an order; a sampler that hears it only after its rest cannot let go of a GPU at once."""
+    play(hoppers())
+    fast, clock = GpuFast(roots), SystemClock()
+    fast.collect()
+    reading, writing = os.pipe()
+    os.write(writing, b"!")
+    far_ns = clock.boottime_ns() + int(GUARD_SECONDS * 1e9)
+    fast.rest(far_ns, reading)
+    assert clock.boottime_ns() < far_ns
+    os.close(reading)
+    os.close(writing)
+    fast._session.close()
+
+
+def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
+    roots: Roots, play: Callable[..., Scenario], library: str
 ) -> None:
-    """One sick GPU: the loop must not wait for it, and an operator must read which GPU and call it is."""
-    gate = tmp_path / "gate"
+    """The one that hangs must not be asked eight times a second either."""
     devices = hoppers()
-    devices[1].lines.append(f"block nvmlDeviceGetClockInfo file {gate}")
+    devices[1].lines.append("block * crash -")
+    for gpu in devices:
+        folder = roots.proc / "driver/nvidia/gpus" / gpu.address
+        folder.mkdir(parents=True)
     play(devices)
-    clock = HandedClock()
-    fast = GpuFast(roots)
-    fast.listen(Teller(clock, NoEvents(), lambda: None))
-    try:
-        entered = threading.Event()
-        while not entered.wait(0.01):  # until the thread is in the call; the library has no bell
-            sampler = fast._sampler
-            if sampler and sampler._sweep.stuck_at():
-                entered.set()
-        clock.now_ns += gpu_fast.DEADLINE_NS + 1
-        turn = take_turn(fast, clock)
-        assert turn.outcome is Outcome.HUNG
-        assert re.search(r"0000:2a:00\.0 in nvmlDeviceGetClockInfo", turn.words), turn.words
-    finally:
-        gate.touch()
-        fast.close()
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 3e9), st.integers(0, 2**64 - 1)), min_size=1, max_size=12),
-)
-def test_shares_are_shares_and_means_lie_between(samples: list[tuple[float, int]]) -> None:
-    """Whatever the flags, whatever the clocks."""
-    ring = Ring(gpu_fast.COLUMNS, 1)
-    for at, (clock, flags) in enumerate(samples, start=1):
-        block = Block("gpu_fast_1s", ["g"], [1301, 1304, 1307])
-        block.put_float(0, 0, clock)
-        block.ints[2], block.valid[2] = flags, 1
-        pad = gpu_fast.COLUMNS - 3
-        ring.put(at, block.cells + bytearray(8 * pad), block.valid + bytearray(pad))
-    out = Block("gpu_fast_1s", ["g"])
-    gpu_fast.summarise(ring, ring.since(0), out)
-    row = values(out, 0)
-    low, high = row["sm_clock_min_hertz"], row["sm_clock_max_hertz"]
-    assert low <= high
-    assert low * (1 - 1e-12) <= row["sm_clock_mean_hertz"] <= high * (1 + 1e-12)
-    assert "power_mean_watts" not in row
-    for name in gpu_fast.REASONS:
-        assert 0 <= row[name] <= 1
+    made = Lane.__new__(Lane)
+    made.clock, made.fast = HandedClock(), GpuFast(roots)
+    made.fast._session.clock = made.clock
+    made.fast.spare(frozenset({devices[1].address}))
+    made.fast.collect()
+    made.second()
+    (block,) = made.fast.collect()
+    assert values(block, 0)["samples_count"] == 8
+    assert values(block, 1) == {}
+    made.fast._session.close()
+    assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0

@@ -16,6 +16,7 @@ from gangline.agent.collectors.gpu_fields import (
     FieldState,
 )
 from gangline.agent.turn import Outcome
+from gangline.ext import nvml
 from tests.agent.gpu_host import GpuHost
 from tests.fake_nvml.build import build
 from tests.fake_nvml.drivers import CAUSES, COUNTERS_AT, SECOND, Throttling, behave_as, throttling
@@ -274,3 +275,39 @@ def test_a_contradiction_is_said_once(host: GpuHost, caplog: pytest.LogCaptureFi
     assert rows[devices[0].uuid]["violation_hw_thermal_field_state"] == FieldState.UNSUPPORTED
     assert rows[devices[0].uuid]["violation_sw_thermal_field_state"] == FieldState.VERIFIED
     assert rows[devices[1].uuid]["violation_hw_thermal_field_state"] == FieldState.VERIFIED
+
+
+def test_what_a_field_has_proved_the_next_process_knows(host: GpuHost) -> None:
+    """One GPU hung and another sampler took over: the counters of its seven neighbours were gone until each of them
+    throttled again. With another driver they are void."""
+    version, name = "590.48.01", "violation_sw_thermal_nanoseconds"
+    course = throttling(60)
+
+    def first(driver: str) -> float | int | None:
+        """Return what another process says at its first look."""
+        host.session.close()
+        host.begin(anew=False)
+        devices = [behave_as(gpu, driver, course) for gpu in gpus(1)]
+        host.play(devices, host=f"driver {driver}").step(45)
+        return host.read(host.second())[devices[0].uuid][name]
+
+    devices = [behave_as(gpu, version, course) for gpu in gpus(1)]
+    scenario = host.play(devices, host=f"driver {version}")
+    lane = host.second()
+    for step in range(44):
+        scenario.step(step)
+        host.turn(lane)
+    scenario.step(44)
+    assert host.read(lane)[devices[0].uuid][name] == course.counters["sw_thermal"][44]
+    assert first(version) == course.counters["sw_thermal"][45]
+    assert first("580.126.09") is None
+    assert first(version) is None
+
+
+def test_what_is_known_of_a_gpu_is_not_of_another_in_its_slot() -> None:
+    """The board was replaced, and the new one `answered again`, with the field proofs of the old."""
+    nvml.remember("0000:19:00.0", uuid="GPU-1", lost=True, proofs=3, epoch=2)
+    nvml.remember("0000:19:00.0", uuid="GPU-1")
+    assert nvml.account("0000:19:00.0")[4:] == (2, True, (None,) * 4, 3)
+    nvml.remember("0000:19:00.0", uuid="GPU-2")
+    assert nvml.account("0000:19:00.0")[4:] == (2, False, (None,) * 4, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,20 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collectors.gpu import (
-    IDENTITY_SECONDS,
-    REOPEN_SECONDS,
-    REOPEN_SECONDS_MAX,
-    GpuSecond,
-)
+from gangline.agent.collectors.gpu import IDENTITY_SECONDS, GpuSecond
 from gangline.agent.collectors.gpu_lifecycle import Change, Lifecycle
 from gangline.agent.collectors.gpu_open import LOOK_AGAIN_SECONDS, LOOK_SOON_SECONDS, LookAgain
+from gangline.agent.collectors.gpu_session import REOPEN_SECONDS, REOPEN_SECONDS_MAX, Session
 from gangline.agent.hardware.nvml import parse_kernel_driver_version
-from gangline.agent.hardware.roots import Roots
-from gangline.agent.turn import NoData, Outcome
-from gangline.ext.nvml import Nvml, NvmlError, Sweep
-from gangline.fingerprints.catalogue import Pace
-from tests.agent.gpu_host import SECOND, VERSION, GpuHost
+from gangline.agent.turn import NoData, Outcome, StartAnew
+from gangline.ext import nvml
+from gangline.ext.nvml import NvmlError
+from tests.agent.gpu_host import SECOND, VERSION, GpuHost, read
 from tests.fake_nvml.build import build
 from tests.fake_nvml.scenario import Gpu, gpus
 
@@ -125,13 +121,13 @@ def test_a_gpu_that_stays_lost_disturbs_the_others_ever_more_rarely(
     host.list_in_proc(devices)
     lane = host.second()
     opened: list[int] = []
-    original = type(lane)._make_sweep
+    original = Session._find
 
-    def noted(self: GpuSecond, nvml: Nvml) -> Sweep:
+    def noted(self: Session) -> None:
         opened.append(host.clock.now_ns // SECOND)
-        return original(self, nvml)
+        original(self)
 
-    monkeypatch.setattr(type(lane), "_make_sweep", noted)
+    monkeypatch.setattr(Session, "_find", noted)
     for _ in range(3000):
         assert epochs(host.read(lane))[devices[0].uuid] == 0
     gaps = [after - before for before, after in pairwise(opened)]
@@ -184,6 +180,18 @@ def test_library_and_driver_of_two_versions_is_an_update(host: GpuHost) -> None:
     assert updating.outcome is Outcome.ERROR
     assert "the driver is being updated" in updating.words
     assert "the kernel has 595.45.04 loaded" in updating.words
+    host.play(devices, host="error nvmlInitWithFlags 18")
+    for _ in range(3):
+        still = host.turn(lane)
+        assert still.outcome is Outcome.BLIND
+        assert "the driver is being updated" in still.words
+        rows = read(still.blocks)
+        assert [row["driver_updating_state"] for row in rows.values()] == [1, 1]
+        assert [row["lost_state"] for row in rows.values()] == [None, None]
+    host.play(gpus(2)).step(1)
+    done = host.turn(lane, LOOK_SOON_SECONDS)
+    assert done.outcome is Outcome.OK
+    assert [row["driver_updating_state"] for row in read(done.blocks).values()] == [0, 0]
     assert host.events == []
 
 
@@ -199,16 +207,38 @@ def test_the_new_library_is_taken_up_without_a_restart(
     host.play(gpus(1), host="driver 580.65.06")
     lane = host.second()
     assert host.turn(lane).outcome is Outcome.OK
-    assert lane.release()  # the operator replaces the driver
+    lane._session.close()  # the operator replaces the driver
     host.play(gpus(1), host="driver 590.48.01")
     assert "is being updated" in host.turn(lane).words
     shutil.copy(newer, tmp_path / "new")
     (tmp_path / "new").rename(installed)
-    for _ in range(LOOK_AGAIN_SECONDS):
+    for _ in range(LOOK_AGAIN_SECONDS - 1):
         assert "is being updated" in host.turn(lane).words
     assert host.turn(lane).outcome is Outcome.OK
     assert "driver 580.65.06 is now 590.48.01" in host.teller.inventory_wanted()
     host.close()
+
+
+def test_a_library_that_cannot_be_unloaded_has_the_process_start_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something else in the process held the old library; every look found it again, until the next restart."""
+    installed = build(tmp_path, version="580.65.06")
+    host = GpuHost(tmp_path, str(installed), monkeypatch)
+    host.play(gpus(1), host="driver 580.65.06")
+    lane = host.second()
+    assert host.turn(lane).outcome is Outcome.OK
+    held = ctypes.CDLL(str(installed))
+    lane._session.close()
+    host.play(gpus(1), host="driver 590.48.01")
+    with pytest.raises(StartAnew, match="cannot be unloaded"):
+        host.turn(lane)
+    fresh = GpuSecond(
+        replace(host.roots, run=tmp_path), host.clock
+    )  # as in a process that has just begun
+    assert "is being updated" in host.turn(fresh).words
+    host.close()
+    assert held.fake_nvml_users() == 0
 
 
 def test_nvml_is_opened_again_as_soon_as_it_can_be_and_not_in_the_way_of_a_repair(
@@ -216,24 +246,27 @@ def test_nvml_is_opened_again_as_soon_as_it_can_be_and_not_in_the_way_of_a_repai
 ) -> None:
     """After a driver was loaded again half of the lanes stayed dark for a minute. But while none is loaded NVML
     must be left alone: opening it may load the driver that an operator has just unloaded."""
-    roots = Roots(proc=tmp_path)
     driver = tmp_path / "driver/nvidia/version"
     driver.parent.mkdir(parents=True)
 
     def load(version: str) -> None:
         driver.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Tue\n")
 
-    again = LookAgain(roots, Pace.SECOND)
-    again.begin(NoData("the NVIDIA driver is not loaded"))
-    assert [again.is_due() for _ in range(LOOK_AGAIN_SECONDS + 1)].index(True) == LOOK_AGAIN_SECONDS
-    again.begin(NoData("the NVIDIA driver is not loaded"))
-    assert not again.is_due()
+    def first_due(seconds: int) -> int | None:
+        due = [again.is_due((1000 + after) * SECOND) for after in range(seconds)]
+        return due.index(True) if True in due else None
+
+    again = LookAgain(tmp_path)
+    again.begin(NoData("the NVIDIA driver is not loaded"), 1000 * SECOND)
+    assert first_due(100) == LOOK_AGAIN_SECONDS
+    again.begin(NoData("the NVIDIA driver is not loaded"), 1000 * SECOND)
     load("590.48.01")
-    assert again.is_due()  # at once
-    again.begin(NvmlError("not yet", 9))
-    assert [again.is_due() for _ in range(LOOK_SOON_SECONDS + 1)].index(True) == LOOK_SOON_SECONDS
-    again.begin(NoData("no GPU has C2C links"))  # and will have none in ten seconds
-    assert not any(again.is_due() for _ in range(LOOK_AGAIN_SECONDS))
+    assert not again.is_due(1000 * SECOND + 1)  # looked at a moment ago
+    assert first_due(100) == 1  # at once
+    again.begin(NvmlError("not yet", 9), 1000 * SECOND)
+    assert first_due(100) == LOOK_SOON_SECONDS
+    again.begin(NoData("the NVIDIA driver has no GPU"), 1000 * SECOND)
+    assert first_due(LOOK_AGAIN_SECONDS) is None
 
 
 def test_a_kernel_with_another_driver_is_noticed(host: GpuHost) -> None:
@@ -325,14 +358,96 @@ def test_a_reset_gpu_has_another_epoch(host: GpuHost) -> None:
     assert f"GPU {devices[0].uuid} was reset" in host.teller.inventory_wanted()
 
 
-def test_after_a_release_every_epoch_is_another(host: GpuHost) -> None:
-    """`gangline release` is there for resets and driver updates: what was counted before is over."""
+@pytest.mark.parametrize("was_reset", [True, False])
+def test_what_was_let_go_of_has_another_epoch_only_if_it_was_reset(
+    was_reset: bool, host: GpuHost
+) -> None:
+    """XID 119 asks for a reset, and the GPU was left alone for a minute: because it came back it was taken to have been
+    reset, and what had been found of it was closed. And after a true reset the next sampler knew of none."""
     devices = gpus(2)
-    host.play(devices)
+    host.play(devices).step(1)
+    host.list_in_proc(devices)
     lane = host.second()
     host.turn(lane)
-    assert lane.release()
+    host.session.spare(frozenset({devices[0].address}))
+    rows = host.read(lane)
+    assert rows[devices[0].uuid]["energy_joules"] is None
+    fresh = gpus(2)
+    if was_reset:
+        fresh[0].fields[83] = ("ull", 1000)
+    lane._session.close()
+    host.begin(anew=False)  # another process goes on
+    host.play(fresh).step(1)
+    host.session.spare(frozenset({devices[0].address}))
+    lane = host.second()
+    host.turn(lane, 2)
+    host.session.spare(frozenset())
+    host.turn(lane)
+    assert epochs(host.read(lane)) == {devices[0].uuid: int(was_reset), devices[1].uuid: 0}
+    assert ("was reset" in host.teller.inventory_wanted()) is was_reset
+
+
+def test_a_driver_that_was_replaced_between_two_processes_is_noticed(host: GpuHost) -> None:
+    """The old library could not be unloaded, so another sampler went on: it took the counters for those of before."""
+    devices = gpus(2)
+    host.play(devices, host="driver 580.65.06")
+    lane = host.second()
+    assert set(epochs(host.read(lane)).values()) == {0}
+    lane._session.close()
+    host.begin(anew=False)
+    host.play(devices, host="driver 590.48.01")
+    rows = host.read(host.second())
+    assert set(epochs(rows).values()) == {1}
+    assert "driver 580.65.06 is now 590.48.01" in host.teller.inventory_wanted()
+
+
+def test_a_driver_is_loaded_again_while_a_gpu_is_left_alone(host: GpuHost) -> None:
+    """The operator reloaded the driver to get rid of a GPU that hung: the first call after that was into it."""
+    devices = gpus(3)
+    host.play(devices, host="driver 580.65.06")
+    host.list_in_proc(devices, "580.65.06")
+    lane = host.second()
+    host.turn(lane)
+    calls = nvml.account(devices[1].address).calls
+    host.session.spare(frozenset({devices[1].address}))
+    host.turn(lane)
+    fresh = gpus(3)
+    for gpu in fresh:
+        gpu.fields[83] = ("ull", 1000)
+    fresh[1].lines.append("block * crash -")
+    host.list_in_proc(fresh, "590.48.01")
+    host.play(fresh, host="driver 590.48.01")
+    noticed(host, lane)
+    host.turn(lane, 3)
+    assert nvml.account(devices[1].address).calls == calls
+    well = gpus(3)
+    for gpu in well:
+        gpu.fields[83] = ("ull", 2000)
+    host.session.close()
+    host.play(well, host="driver 590.48.01")
+    host.session.spare(frozenset())
+    host.turn(lane)
     assert epochs(host.read(lane)) == {gpu.uuid: 1 for gpu in devices}
+    assert host.events == []
+
+
+def test_what_a_trial_sees_of_a_loss_is_told_by_the_lane(host: GpuHost) -> None:
+    """What a sampler of one GPU tells is thrown away: it had noted the loss as told, and nobody ever heard of it."""
+    devices = gpus(2)
+    devices[0].lines.append("error * 15")
+    host.play(devices)
+    host.list_in_proc(devices)
+    trial = GpuSecond(host.roots, host.clock)  # nobody listens
+    assert host.read(trial)[devices[0].uuid]["lost_state"] == 1
+    trial._session.close()
+    host.begin(anew=False)
+    lane = host.second()
+    host.turn(lane)
+    assert told(host) == [("gpu.lost", devices[0].address, "lost")]
+    lane._session.close()
+    host.begin(anew=False)
+    host.turn(host.second())
+    assert len(host.events) == 1  # and not again
 
 
 # ---- what is not shown ----------------------------------------------------------------------------
@@ -471,5 +586,5 @@ def test_the_kernels_driver_version(text: str, version: str) -> None:
 @given(st.text())
 def test_a_kernels_version_is_one_or_none(text: str) -> None:
     """Whatever stands in that file, the agent goes on."""
-    for read in (text, VERSION.format(version=text)):
-        assert re.fullmatch(r"(\d{1,4}(\.\d{1,4}){1,2})?", parse_kernel_driver_version(read))
+    for said in (text, VERSION.format(version=text)):
+        assert re.fullmatch(r"(\d{1,4}(\.\d{1,4}){1,2})?", parse_kernel_driver_version(said))

@@ -1,27 +1,24 @@
-"""All collectors of one host's GPUs at once, each in its thread, as the daemon has them: one library for all of them."""
+"""All collectors of one host's GPUs, one after another, as a sampler has them: one library for all of them."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import threading
-import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import pytest
 
-from gangline.agent.clock import SystemClock
 from gangline.agent.collectors import COLLECTORS
-from gangline.agent.collectors.gpu import REOPEN_SECONDS, GpuSecond
-from gangline.agent.collectors.gpu_fabric import GpuFabric
+from gangline.agent.collectors.gpu import GpuSecond
 from gangline.agent.collectors.gpu_fast import GpuFast
-from gangline.agent.collectors.nvml_events import WANTED, NvmlEvents
-from gangline.agent.hardware import nvml_session
-from gangline.agent.listening import Listening, Teller
-from gangline.agent.probe import Probe
-from gangline.agent.turn import Collector, Outcome, Turn, take_turn
+from gangline.agent.collectors.gpu_session import REOPEN_SECONDS
+from gangline.agent.collectors.nvml_events import WANTED
+from gangline.agent.listening import Listening
+from gangline.agent.sampler.loop import AllBut
+from gangline.agent.turn import Collector, Outcome, Sparing, Turn, take_turn
+from gangline.ext import nvml, nvml_gpm, nvml_parts, place
+from gangline.fingerprints.catalogue import PERIOD_SECONDS
 from tests.agent.gpu_host import SECOND, GpuHost, read
 from tests.fake_nvml.build import build
 from tests.fake_nvml.parts_scenario import (
@@ -36,10 +33,8 @@ from tests.fake_nvml.parts_scenario import (
 )
 from tests.fake_nvml.scenario import Gpu, gpus
 
-GUARD_SECONDS = 60.0
-NAMES = [name for name in COLLECTORS if name.startswith(("gpu", "nv", "mig", "c2c"))]
-NAMES.remove("nvme_10s")
-NAMES.remove("nvme_60s")
+NAMES = ["gpu_1s", "gpu_10s", "gpu_60s", "gpu_fast_1s", "nvlink_10s", "c2c_10s", "mig_10s"]
+NAMES += ["gpu_process_1s", "gpu_fabric_1s", "nvml_events_10s"]
 
 
 @pytest.fixture(scope="module")
@@ -58,70 +53,43 @@ def everything(count: int = 2) -> list[Gpu]:
     return devices + [mig_device(i, 1) for i in range(count)]
 
 
-@runtime_checkable
-class Releasing(Protocol):
-    """A collector that can let go of the GPUs."""
-
-    def release(self) -> bool: ...
-
-
-class Agent:
-    """The collectors of a host's GPUs, and their turns, all at once."""
+class Sampler:
+    """The collectors of a host's GPUs and their turns, one after another, as a sampler has them."""
 
     def __init__(self, host: GpuHost, library: str) -> None:
         self.host = host
         self.collectors: dict[str, Collector] = {n: COLLECTORS[n](host.roots) for n in NAMES}
         self.collectors["gpu_1s"] = GpuSecond(host.roots, host.clock)
-        self.probes = {
-            name: Probe(c, host.clock, deadline_ns=3 * SECOND)
-            for name, c in self.collectors.items()
-            if c.enters_driver
-        }
         self.library = ctypes.CDLL(library)
-
-    def listen(self) -> None:
-        """Threads of their own go by the machine's clock: a tick takes them no second."""
-        threads = Teller(SystemClock(), self.host, lambda: None)
         for collector in self.collectors.values():
             if isinstance(collector, Listening):
-                collector.listen(self.host.teller if collector.enters_driver else threads)
+                collector.listen(host.teller)
 
-    def tick(self) -> dict[str, Turn]:
-        """A second passes, and every collector has its turn; those that hang are left behind."""
-        self.host.clock.now_ns += SECOND
-        begun = [p for p in self.probes.values() if p.begin(self.host.clock.now_ns)]
-        turns = {
-            name: take_turn(collector, self.host.clock)
-            for name, collector in self.collectors.items()
-            if name not in self.probes
-        }
-        for probe in begun:
-            assert probe.wait(GUARD_SECONDS)
-            turn = probe.take(self.host.clock.now_ns)
-            assert turn is not None
-            turns[turn.collector] = turn
-        return turns
-
-    def close(self) -> None:
-        """End the threads, and let go."""
-        for collector in self.collectors.values():
-            if isinstance(collector, Listening):
-                collector.close()
-        self.release()
+    def tick(self, *, paced: bool = False) -> dict[str, Turn]:
+        """A second passes with its samples, and every collector has its turn; *paced*: those that it is time for."""
+        fast = self.collectors["gpu_fast_1s"]
+        assert isinstance(fast, GpuFast)
+        self.host.session.listen()
+        for _ in range(8):
+            self.host.clock.now_ns += SECOND // 8
+            if fast.samples:
+                fast.samples.ring.sample(self.host.clock.now_ns)
+        second = self.host.clock.now_ns // SECOND
+        due = [
+            each
+            for each in self.collectors.values()
+            if not paced or second % PERIOD_SECONDS[each.pace] == 0
+        ]
+        return {each.name: take_turn(each, self.host.clock) for each in due}
 
     def release(self) -> None:
-        """Have each let go; those that sample by themselves do it within the moment."""
-        for collector in self.collectors.values():
-            assert isinstance(collector, Releasing)
-            collector.release()
-
-    def users(self) -> int:
-        return int(self.library.fake_nvml_users())
+        """Have each let go."""
+        self.host.session.close()
 
     def open_things(self) -> tuple[int, int, int]:
         """Return what is open: users of NVML, GPM samples, event sets."""
         samples, sets = self.library.fake_nvml_gpm_samples(), self.library.fake_nvml_event_sets()
-        return self.users(), int(samples), int(sets)
+        return int(self.library.fake_nvml_users()), int(samples), int(sets)
 
 
 @pytest.fixture
@@ -130,27 +98,11 @@ def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> GpuHo
 
 
 @pytest.fixture
-def agent(host: GpuHost, library: str) -> Iterator[Agent]:
-    made = Agent(host, library)
+def sampler(host: GpuHost, library: str) -> Iterator[Sampler]:
+    made = Sampler(host, library)
     yield made
-    made.close()
-    until(lambda: made.open_things() == (0, 0, 0))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for another thread, and fail if it does not come."""
-    guard = time.monotonic() + GUARD_SECONDS
-    while not condition():
-        assert time.monotonic() < guard
-        os.sched_yield()
-
-
-def start(agent: Agent) -> None:
-    """Listen, and take ticks until all have the library open."""
-    agent.listen()
-    until(lambda: agent.users() == 2)  # the threads of the fast lane and of the events
-    agent.tick()
-    assert agent.users() == len(NAMES)
+    made.release()
+    assert made.open_things() == (0, 0, 0)
 
 
 def play(host: GpuHost, devices: list[Gpu]) -> Callable[[int], None]:
@@ -161,126 +113,162 @@ def play(host: GpuHost, devices: list[Gpu]) -> Callable[[int], None]:
     return host.play(devices, host=host_lines(devices)).step
 
 
-def test_every_collector_reads(agent: Agent, host: GpuHost) -> None:
-    """Eleven users of one library, each in its own thread."""
+def test_every_collector_reads(sampler: Sampler, host: GpuHost) -> None:
+    """Ten collectors of one library, which is opened once."""
     play(host, everything())
-    start(agent)
-    until(lambda: bool(agent.tick()["gpu_fast_1s"].blocks))
-    turns = agent.tick()
+    sampler.tick()
+    assert sampler.open_things() == (1, 8, 2)  # two samples a GPU, two more a MIG device
+    sampler.tick()
+    turns = sampler.tick()
     assert {turn.collector: turn.words for turn in turns.values() if turn.words} == {}
-    assert set(turns) == set(NAMES)
+    assert [name for name, turn in turns.items() if not turn.blocks] == []
+    assert all(turn.outcome is Outcome.OK for turn in turns.values())
 
 
-def test_a_gpu_comes_back_while_all_are_at_work(agent: Agent, host: GpuHost) -> None:
-    """NVML finds again what it lost only once its last user has closed it; ten others held it open, and each that
-    closed had opened again before the last one closed."""
+def test_a_gpu_comes_back_while_all_are_at_work(sampler: Sampler, host: GpuHost) -> None:
+    """NVML finds again what it lost only once it was shut down as a whole: one collector that held it open was enough."""
     devices = everything()
     devices[1].lines.append("error * 0 15")
     step = play(host, devices)
-    start(agent)
+    sampler.tick()
     step(1)
-    lost = read(agent.tick()["gpu_1s"].blocks)[devices[1].uuid]
+    lost = read(sampler.tick()["gpu_1s"].blocks)[devices[1].uuid]
     assert lost["lost_state"] == 1
     play(host, everything())(1)  # well; whoever opens NVML anew when nobody has it open sees it
     for _ in range(REOPEN_SECONDS - 1):
-        assert read(agent.tick()["gpu_1s"].blocks)[devices[1].uuid]["lost_state"] == 1
-    back = read(agent.tick()["gpu_1s"].blocks)
+        assert read(sampler.tick()["gpu_1s"].blocks)[devices[1].uuid]["lost_state"] == 1
+    sampler.tick()
+    back = read(sampler.tick()["gpu_1s"].blocks)
     assert {key: row["lost_state"] for key, row in back.items()} == {
         devices[0].uuid: 0,
         devices[1].uuid: 0,
     }
     assert [row["counter_epoch_count"] for row in back.values()] == [0, 1]
-    agent.tick()
-    until(lambda: agent.users() == len(NAMES))
+    assert sampler.open_things() == (1, 8, 2)
 
 
-def test_a_driver_that_was_loaded_again_is_one_epoch(agent: Agent, host: GpuHost) -> None:
-    """Several lanes see in the same second that the driver is gone: the counters began anew once."""
+def test_a_driver_that_was_loaded_again_is_one_epoch(sampler: Sampler, host: GpuHost) -> None:
+    """Several lanes saw in the same second that the driver was gone: the counters began anew once."""
     devices = everything()
     for gpu in devices:
         gpu.lines.append("error * 0 1")
     lines = f"{host_lines(devices)}\nerror nvmlDeviceGetCount_v2 0 1"
     host.list_in_proc(devices[:2])
-    host.play(devices, host=lines)
-    start(agent)
-    play(host, everything())(1)  # what was read before is gone; whoever opens anew reads this
-    turns = agent.tick()
+    step = host.play(devices, host=lines).step
+    sampler.tick()
+    play(host, everything())  # what is read once all have let go
+    step(1)
+    turns = sampler.tick()
     gone = [turn for turn in turns.values() if "NVML lost the driver" in turn.words]
-    assert gone and all(turn.blocks == () for turn in gone)
+    assert [turn.collector for turn in gone] == ["gpu_1s"] and gone[0].blocks == ()
     for _ in range(4):
-        turns = agent.tick()
+        turns = sampler.tick()
     rows = read(turns["gpu_1s"].blocks)
     assert [row["counter_epoch_count"] for row in rows.values()] == [1, 1]
     assert turns["mig_10s"].outcome is Outcome.OK
 
 
-def test_all_let_go_when_asked_and_nobody_opens_by_itself(agent: Agent, host: GpuHost) -> None:
+def test_all_let_go_when_asked_and_nobody_opens_by_itself(sampler: Sampler, host: GpuHost) -> None:
     """`gangline release`: one handle that is left open defeats the reset."""
     play(host, everything())
-    start(agent)
-    agent.release()
-    until(lambda: agent.open_things() == (0, 0, 0))
-    fast, events = agent.collectors["gpu_fast_1s"], agent.collectors["nvml_events_10s"]
-    assert isinstance(fast, GpuFast) and isinstance(events, NvmlEvents)
-    until(
-        lambda: fast.release() and events.release()
-    )  # each says so once its thread has left its seat
-    assert agent.users() == 0
-    agent.tick()
-    until(lambda: agent.users() == len(NAMES))
+    sampler.tick()
+    sampler.release()
+    assert sampler.open_things() == (0, 0, 0)
+    host.session.listen()
+    assert sampler.open_things() == (0, 0, 0)
+    sampler.tick()
+    assert sampler.open_things() == (1, 8, 2)
 
 
-@pytest.mark.parametrize("name", ["gpu_fast_1s", "nvml_events_10s"])
-def test_a_thread_that_hangs_is_never_doubled(
-    name: str, agent: Agent, host: GpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_fields", [True, False])
+def test_what_a_gpu_with_everything_is_asked_is_far_below_the_cap(
+    has_fields: bool, sampler: Sampler, host: GpuHost
 ) -> None:
-    """A listener was started anew at each reopening, and each hung behind the one before: a thread a minute."""
-    monkeypatch.setattr(nvml_session, "LEAVING_SECONDS_MAX", 0.0)
-    call = {"gpu_fast_1s": "nvmlGpmSampleGet", "nvml_events_10s": "nvmlDeviceRegisterEvents"}[name]
-    fifo = tmp_path / "held"
-    os.mkfifo(fifo)
-    devices = everything()
-    devices[0].lines.append(f"block {call} fifo {fifo}")
-    play(host, devices)
-    agent.listen()
-    held = os.open(fifo, os.O_WRONLY)
-    agent.tick()
-    before = threading.active_count()
-    for _ in range(5):
-        agent.release()
-        turns = agent.tick()
-        assert turns["gpu_1s"].outcome is Outcome.OK
-    assert threading.active_count() == before
-    began = SystemClock().boottime_ns()
-    collector = agent.collectors[name]
-    assert isinstance(collector, Listening)
-    collector.close()
-    assert SystemClock().boottime_ns() - began < 2 * SECOND
-    os.close(held)
+    """Seven MIG instances, 18 NVLinks, sixty processes, and a driver that has no field: a cap below what that needs
+    would leave readings out for ever, and on healthy hosts."""
+    devices = [with_gpm(with_fabric(with_mig(with_links(gpu, 18)))) for gpu in gpus(2)]
+    for gpu in devices:
+        gpu.values["events_supported"] = WANTED
+        gpu.lines += [process(4000 + number) for number in range(60)]
+        if not has_fields:
+            gpu.fields.clear()
+            gpu.lines = [line for line in gpu.lines if not line.startswith("scoped")]
+    play(host, devices + [mig_device(i, instance) for i in range(2) for instance in range(7)])
+    calls = [0]
+    for _ in range(61):
+        sampler.tick(paced=True)
+        calls.append(nvml.account(devices[1].address).calls)
+    seconds = [after - before for before, after in pairwise(calls)]
+    assert (
+        40 < min(seconds[1:]) < max(seconds) < nvml.CALLS_AT_ONCE_MAX * 0.6
+    )  # the rest is for who comes first
+    assert sum(seconds[-60:]) / 60 < nvml.CALLS_PER_SECOND_MAX * 0.75
 
 
-def test_a_lane_that_hangs_does_not_keep_the_others_from_opening(
-    agent: Agent, host: GpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+#: Only made where a driver lacks what replaced them, or nobody but NVML knows where the GPUs are.
+NOT_CALLED = {
+    "nvmlInit_v2",
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetGpuFabricInfo",
+    "nvmlErrorString",
+}
+
+
+def test_every_call_stands_in_the_place_with_its_name_and_its_gpu(
+    sampler: Sampler, host: GpuHost
 ) -> None:
-    """One sick GPU: its lane never comes back from the driver, and all others let go and open again without it."""
-    monkeypatch.setattr(nvml_session, "LEAVING_SECONDS_MAX", 0.0)
-    gate = tmp_path / "gate"
-    devices = everything()
-    devices[1].lines.append(f"block nvmlDeviceGetGpuFabricInfoV file {gate}")
+    """One call of a hundred was made outside: the hang was blamed on the GPU that had been asked before it."""
+    called, misplaced = sampler.library.fake_nvml_calls, sampler.library.fake_nvml_misplaced
+    called.argtypes, called.restype = [ctypes.c_char_p], ctypes.c_ulong
+    misplaced.restype = ctypes.c_char_p
+    symbols = {*nvml.SYMBOLS, *nvml_parts.SYMBOLS, *nvml_gpm.SYMBOLS, nvml_gpm.MIG_SYMBOL}
+    before = {name: called(name.encode()) for name in symbols - NOT_CALLED}
+    bare = everything()
+    for gpu in bare:  # each reading by its own call
+        gpu.fields.clear()
+        gpu.lines = [line for line in gpu.lines if not line.startswith("scoped")]
+        gpu.lines += [f"link_state {link} 1" for link in range(2)]
+    sampler.library.fake_nvml_watch(ctypes.c_void_p(place.POINTER))
+    for devices in (everything(), bare):
+        play(host, devices)
+        host.session.open_anew(driver_loaded=True)
+        for _ in range(3):
+            sampler.tick()
+    sampler.release()
+    assert misplaced() == b""
+    sampler.tick()
+    sampler.library.nvmlSystemGetDriverVersion(ctypes.create_string_buffer(80), 80)
+    assert misplaced().startswith(b"nvmlSystemGetDriverVersion of '' is called, the place is ")
+    sampler.library.fake_nvml_watch(None)
+    assert {name for name in before if called(name.encode()) == before[name]} == set()
+
+
+def test_no_one_that_is_spared_is_asked_by_anybody(sampler: Sampler, host: GpuHost) -> None:
+    """The sick one killed each sampler in turn: one of ten collectors had asked it all the same."""
+    devices = everything(3)
+    devices[1].lines.append("block * crash -")
     play(host, devices)
-    stuck = agent.probes.pop("gpu_fabric_1s")
-    fabric = agent.collectors.pop("gpu_fabric_1s")
-    assert isinstance(fabric, GpuFabric)
-    agent.listen()
-    assert stuck.begin(0)
-    until(lambda: fabric.whereabouts().endswith("nvmlDeviceGetGpuFabricInfoV"))
-    agent.tick()
-    second = agent.collectors["gpu_1s"]
-    assert isinstance(second, GpuSecond)
-    second._session.open_anew(second._seat, driver_loaded=False)
-    turns = agent.tick()
-    assert {turn.words for turn in turns.values()} == {""}
-    until(lambda: agent.users() == len(NAMES))
-    gate.touch()
-    assert stuck._returned.wait(GUARD_SECONDS)
-    assert fabric.release()
+    for collector in sampler.collectors.values():
+        assert isinstance(collector, Sparing)
+        collector.spare(frozenset({devices[1].address, "mlx5_0/1"}))
+    turns = [sampler.tick() for _ in range(12)][-1]
+    assert nvml.account(devices[1].address).calls == 0
+    assert all(turn.outcome is Outcome.OK for turn in turns.values())
+
+
+def test_a_solo_sampler_asks_one_and_no_other(sampler: Sampler, host: GpuHost) -> None:
+    """It is to see whether one GPU answers again, whatever the others do."""
+    devices = everything(3)
+    for gpu in devices[:2]:
+        gpu.lines.append("block * crash -")
+    play(host, devices)
+    spared = AllBut.of(devices[2].address, {devices[0].address})
+    for collector in sampler.collectors.values():
+        assert isinstance(collector, Sparing)
+        collector.spare(spared)
+    turns = [sampler.tick() for _ in range(3)][-1]
+    assert turns["gpu_1s"].outcome is Outcome.OK
+    assert [nvml.account(gpu.address).calls for gpu in devices[:2]] == [0, 0]
+    assert nvml.account(devices[2].address).calls > 100

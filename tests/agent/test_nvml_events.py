@@ -1,59 +1,41 @@
-"""The listener to NVML's events, over a library that delivers them when a step says so."""
+"""NVML's events and the driver's own, over a library that delivers them when a step says so."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from gangline.agent.clock import SystemClock
-from gangline.agent.collectors.nvml_events import STUCK_NS, WANTED, NvmlEvents, _Listener
+from gangline.agent.collectors.gpu_session import UNBINDING_SECONDS, session_of
+from gangline.agent.collectors.nvml_events import WANTED, NvmlEvents
 from gangline.agent.hardware.roots import Roots
 from gangline.agent.listening import Listening, Teller
 from gangline.agent.turn import Outcome, Turn, take_turn
 from gangline.agent.xid_witness import XidWitness
 from gangline.fingerprints.catalogue import BY_ID, BY_NAME
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from tests.agent.gpu_host import SECOND, HandedClock
 from tests.fake_nvml.build import build
 from tests.fake_nvml.parts_scenario import host_lines, with_mig
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
+from tests.fake_nvml.sick import is_unbound
 
-#: A wait that is longer than this is a failed test; nothing is timed by it.
-GUARD_SECONDS = 30.0
-
-Play = Callable[[Iterable[Gpu]], Scenario]
+Play = Callable[..., Scenario]
 
 
-class Told:
-    """Takes events; a test waits for them by condition. Its clock can be put forward."""
+class Told(HandedClock):
+    """Takes events; the clock of the host."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[HealthEvent] = []
-        self.ahead_ns = 0
-        self.changed = threading.Condition()
         self.teller = Teller(self, self, lambda: None)
 
-    def boottime_ns(self) -> int:
-        return SystemClock().boottime_ns() + self.ahead_ns
-
-    def wall_ns(self) -> int:
-        return SystemClock().wall_ns() + self.ahead_ns
-
     def put(self, event: HealthEvent) -> None:
-        with self.changed:
-            self.events.append(event)
-            self.changed.notify_all()
-
-    def wait(self, count: int) -> list[HealthEvent]:
-        """Return the events once there are *count*."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(self.events) >= count, GUARD_SECONDS)
-        return self.events
+        self.events.append(event)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +47,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     """Return a function that writes a scenario and makes the library play it."""
 
-    def write(devices: Iterable[Gpu]) -> Scenario:
+    def write(devices: Iterable[Gpu], host: str = "") -> Scenario:
         monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
         listed = list(devices)
-        return Scenario(tmp_path / "scenario", listed, host=host_lines(listed))
+        lines = f"{host_lines(listed)}\n{host}"
+        return Scenario(tmp_path / "scenario", listed, host=lines)
 
     return write
 
@@ -84,13 +67,12 @@ def witness() -> XidWitness:
 
 
 @pytest.fixture
-def events(tmp_path: Path, library: str, witness: XidWitness) -> Iterator[NvmlEvents]:
-    collector = NvmlEvents(Roots(tmp_path, tmp_path, library, dev=tmp_path), witness)
+def events(tmp_path: Path, library: str, witness: XidWitness, told: Told) -> Iterator[NvmlEvents]:
+    roots = Roots(tmp_path / "sys", tmp_path / "proc", library, dev=tmp_path)
+    collector = NvmlEvents(roots, witness)
+    session_of(roots).clock = told
     yield collector
-    listener = collector._listener
-    collector.close()
-    if listener:  # the library reads the next scenario only when its last user is gone
-        listener.thread.join(GUARD_SECONDS)
+    collector._session.close()
 
 
 def with_events(devices: Iterable[Gpu], supported: int = WANTED) -> list[Gpu]:
@@ -100,16 +82,27 @@ def with_events(devices: Iterable[Gpu], supported: int = WANTED) -> list[Gpu]:
     return listed
 
 
-def turn(collector: NvmlEvents) -> Turn:
-    return take_turn(collector, SystemClock())
+def list_in_sys(roots: Path, devices: Iterable[Gpu]) -> None:
+    """Make the kernel list the GPUs that its driver is on."""
+    folder = roots / "sys/bus/pci/drivers/nvidia"
+    folder.mkdir(parents=True, exist_ok=True)
+    addresses = {gpu.address for gpu in devices}
+    for name in os.listdir(folder):
+        if name not in addresses:
+            (folder / name).rmdir()
+    for address in addresses:
+        (folder / address).mkdir(exist_ok=True)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for another thread, and fail if it does not come."""
-    guard = time.monotonic() + GUARD_SECONDS
-    while not condition():
-        assert time.monotonic() < guard
-        os.sched_yield()
+def turn(collector: NvmlEvents, told: Told) -> Turn:
+    return take_turn(collector, told)
+
+
+def second(collector: NvmlEvents, told: Told, seconds: int = 1) -> None:
+    """Let time pass, as a sampler does that rests between its turns."""
+    for _ in range(seconds):
+        told.now_ns += SECOND
+        collector._session.listen()
 
 
 def values(said: Turn) -> dict[str, float | int | None]:
@@ -117,38 +110,31 @@ def values(said: Turn) -> dict[str, float | int | None]:
     return {BY_ID[i].column: value for i, value in block.values(0)}
 
 
-@pytest.fixture
-def waits(library: str) -> Callable[[], int]:
-    counted = ctypes.CDLL(library).fake_nvml_calls
-    return lambda: int(counted(b"nvmlEventSetWait_v2"))
-
-
-def start(events: NvmlEvents, told: Told, waits: Callable[[], int]) -> None:
-    """Listen, and return once the thread waits in NVML."""
-    before = waits()
+def start(events: NvmlEvents, told: Told) -> None:
     events.listen(told.teller)
-    until(lambda: waits() > before)
+    assert turn(events, told).blocks
 
 
-def test_an_xid_is_told_with_its_gpu(
-    events: NvmlEvents, told: Told, play: Play, waits: Callable[[], int]
-) -> None:
+def test_an_xid_is_told_with_its_gpu(events: NvmlEvents, told: Told, play: Play) -> None:
     """In a container without the kernel log, NVML is the only one that says XID 79."""
     devices = with_events(gpus(3))
     devices[2].lines.append("event 1 8 79")
     scenario = play(devices)
     assert isinstance(events, Listening)
-    start(events, told, waits)
+    start(events, told)
     scenario.step(1)
-    (event,) = told.wait(1)
+    second(events, told)
+    (event,) = told.events
     assert (event.name, event.code, event.device) == ("gpu.xid", 79, devices[2].uuid)
     assert event.attributes == {"source": "nvml", "pci_address": devices[2].address}
     assert (event.device_kind, event.count, event.last_boottime_ns) == ("gpu", 1, 0)
-    assert abs(event.wall_time_ns - told.wall_ns()) < GUARD_SECONDS * 1e9
-    assert {event.name, "gpu.driver_event"} <= set(BY_NAME)
-    said = turn(events)
+    assert event.wall_time_ns == told.wall_ns()
+    assert {event.name, "gpu.driver_event", "gpu.driver_binding"} <= set(BY_NAME)
+    said = turn(events, told)
     assert said.outcome is Outcome.OK
-    assert values(said) == {
+    counts = values(said)
+    assert counts.pop("driver_calls_count")
+    assert counts == {
         "received_events": 1,
         "told_by_kernel_log_events": 0,
         "failed_waits_errors": 0,
@@ -156,34 +142,51 @@ def test_an_xid_is_told_with_its_gpu(
 
 
 def test_an_xid_that_the_kernel_log_shows_is_told_from_there(
-    events: NvmlEvents, told: Told, witness: XidWitness, play: Play, waits: Callable[[], int]
+    events: NvmlEvents, told: Told, witness: XidWitness, play: Play
 ) -> None:
     """Both witnesses spoke, and one failure counted as two."""
     devices = with_events(gpus(2))
     devices[0].lines += ["event 1 8 94", "event 1 8 95"]
     scenario = play(devices)
     witness.reads_the_kernel_log = True
-    start(events, told, waits)
+    start(events, told)
     scenario.step(1)
-    until(lambda: events.received == 2)
+    second(events, told)
+    assert events.received == 2
     witness.saw(devices[0].address, 94, told.boottime_ns())
     assert told.events == []  # held back
-    told.ahead_ns = 3_000_000_000
-    (event,) = told.wait(1)
+    second(events, told, 3)
+    (event,) = told.events
     assert event.code == 95
     assert events.told_by_kernel_log == 1
 
 
-def test_other_events_of_the_driver(
-    events: NvmlEvents, told: Told, play: Play, waits: Callable[[], int]
-) -> None:
+def test_the_kernel_log_is_read_by_another_process(witness: XidWitness) -> None:
+    """The daemon reads it, its sampler NVML: each knew of one witness, and every XID was told twice."""
+    child = os.fork()
+    if not child:  # as the sampler: it sees what the daemon, its parent, writes after the fork
+        while not witness.reads_the_kernel_log:
+            os.sched_yield()
+        os._exit(witness.shows("0000:19:00.0", 79, 5 * SECOND) * 7)
+    for number in range(2000):  # more than are remembered
+        witness.saw("0000:2a:00.0", number, SECOND)
+    witness.saw("0000:19:00.0", 79, 4 * SECOND)
+    witness.reads_the_kernel_log = True
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert not witness.shows("0000:19:00.0", 79, 7 * SECOND)
+    assert not witness.shows("0000:19:00.0", 80, 4 * SECOND)
+    assert not witness.shows("0000:2a:00.0", 0, SECOND)  # forgotten
+
+
+def test_other_events_of_the_driver(events: NvmlEvents, told: Told, play: Play) -> None:
     """What has no XID: a MIG change, a recovery action. A change of clock is none of our business."""
     devices = with_events(gpus(1), 0xFFFF)
     devices[0].lines += ["event 1 256 0", "event 1 16 0", "event 1 32768 0"]
     scenario = play(devices)
-    start(events, told, waits)
+    start(events, told)
     scenario.step(1)
-    change, action = told.wait(2)
+    second(events, told)
+    change, action = told.events
     assert (change.name, change.code) == ("gpu.driver_event", 0x100)
     assert change.message == "NVML event: MIG configuration changed"
     assert action.code == 0x8000
@@ -191,24 +194,23 @@ def test_other_events_of_the_driver(
     assert events.received == 2
 
 
-def test_a_storm_is_counted(
-    events: NvmlEvents, told: Told, play: Play, waits: Callable[[], int]
-) -> None:
+def test_a_storm_is_counted(events: NvmlEvents, told: Told, play: Play) -> None:
     """A hundred single bit errors a second are one event, and one more with the rest."""
     devices = with_events(gpus(1))
     devices[0].lines += ["event 1 1 0"] * 100
     scenario = play(devices)
-    start(events, told, waits)
+    start(events, told)
     scenario.step(1)
-    until(lambda: events.received == 100)
-    told.ahead_ns = 11_000_000_000
-    first, rest = told.wait(2)
+    second(events, told)
+    assert events.received == 100
+    second(events, told, 11)
+    first, rest = told.events
     assert (first.count, rest.count) == (1, 99)
     assert rest.last_boottime_ns >= rest.boottime_ns
 
 
 def test_one_gpu_without_events_costs_no_neighbour(
-    events: NvmlEvents, told: Told, play: Play, waits: Callable[[], int]
+    events: NvmlEvents, told: Told, play: Play
 ) -> None:
     """Registering one type that one GPU lacks refused all; nobody listened to eight GPUs."""
     devices = with_events(gpus(3))
@@ -216,21 +218,22 @@ def test_one_gpu_without_events_costs_no_neighbour(
     devices[1].lines.append("error nvmlDeviceRegisterEvents 999")
     devices[2].lines.append("event 1 8 31")
     scenario = play(devices)
-    start(events, told, waits)
+    start(events, told)
     scenario.step(1)
-    assert told.wait(1)[0].device == devices[2].uuid
-    said = turn(events)
+    second(events, told)
+    assert told.events[0].device == devices[2].uuid
+    said = turn(events, told)
     assert said.outcome is Outcome.BLIND
     assert f"GPU {devices[1].address}: nvmlDeviceRegisterEvents" in said.words
 
 
 def test_under_mig_the_listener_knows_that_it_sees_less(
-    events: NvmlEvents, told: Told, play: Play, waits: Callable[[], int]
+    events: NvmlEvents, told: Told, play: Play
 ) -> None:
     """NVML does not refuse: without mig/monitor it leaves events of instances out, and all looks clean."""
     play(with_events([with_mig(gpu) for gpu in gpus(1)]))
-    start(events, told, waits)
-    said = turn(events)
+    events.listen(told.teller)
+    said = turn(events, told)
     assert said.outcome is Outcome.BLIND
     assert "driver/nvidia/capabilities/mig/monitor" in said.words
 
@@ -250,107 +253,137 @@ def test_a_host_that_has_no_events_says_why(
     devices[0].lines.append(line)
     play(devices)
     events.listen(told.teller)
-    until(lambda: turn(events).outcome is outcome)
-    assert words in turn(events).words
+    said = turn(events, told)
+    assert said.outcome is outcome
+    assert words in said.words
 
 
 def test_no_library_is_no_data(tmp_path: Path, told: Told) -> None:
     """Most machines that one tries this on have no GPU."""
     collector = NvmlEvents(Roots(nvml_library=str(tmp_path / "libnvidia-ml.so.1")), XidWitness())
-    assert turn(collector).words.startswith("nobody listens")
+    assert turn(collector, told).words.startswith("nobody listens")
     collector.listen(told.teller)
-    until(lambda: turn(collector).outcome is Outcome.NO_DATA)
-    assert turn(collector).words.startswith("no NVML: ")
+    said = turn(collector, told)
+    assert (said.outcome, said.words[:9]) == (Outcome.NO_DATA, "no NVML: ")
     collector.close()
 
 
 def test_a_failed_wait_is_counted_and_the_listener_goes_on(
-    events: NvmlEvents, told: Told, play: Play, waits: Callable[[], int], tmp_path: Path
+    events: NvmlEvents, told: Told, play: Play
 ) -> None:
     """One GPU was lost; the wait answered so for ever, and nobody heard of the next one."""
     devices = with_events(gpus(1))
     devices[0].lines.append("event 2 8 79")
-    scenario = play(devices)
-    (tmp_path / "scenario").write_text(
-        "error nvmlEventSetWait_v2 0 15 0\n" + (tmp_path / "scenario").read_text()
-    )
-    start(events, told, waits)
+    scenario = play(devices, host="error nvmlEventSetWait_v2 0 15 0")
+    start(events, told)
     scenario.step(1)
-    until(lambda: events.failed_waits == 1)
+    second(events, told)
+    assert events.failed_waits == 1
+    assert turn(events, told).outcome is Outcome.ERROR
     scenario.step(2)
-    assert told.wait(1)[0].code == 79
-    until(lambda: turn(events).outcome is Outcome.OK)
-
-
-class Stop(threading.Event):
-    """Notes how long the listener would pause, and lets it go on at once; after so many pauses it is to stop."""
-
-    def __init__(self, pauses_max: int) -> None:
-        super().__init__()
-        self.pauses: list[float] = []
-        self._pauses_max = pauses_max
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.pauses.append(timeout or 0)
-        if len(self.pauses) == self._pauses_max:
-            self.set()
-        return self.is_set()
+    second(events, told, 2)
+    assert told.events[0].code == 79
+    assert turn(events, told).outcome is Outcome.OK
 
 
 def test_a_set_that_fails_again_and_again_is_made_ever_more_rarely(
-    events: NvmlEvents, told: Told, play: Play, tmp_path: Path
+    events: NvmlEvents, told: Told, play: Play, library: str
 ) -> None:
     """One GPU was lost for a week: eight were registered anew each second, and each second the wait failed."""
-    play(with_events(gpus(1)))
-    (tmp_path / "scenario").write_text(
-        "error nvmlEventSetWait_v2 15\n" + (tmp_path / "scenario").read_text()
-    )
-    events._wanted.set()
-    listener = _Listener(events, events._roots, told.teller, XidWitness(), events._wanted)
-    stop = listener.stop = Stop(8)
-    listener._run()
-    assert stop.pauses == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert events.failed_waits == 8
+    play(with_events(gpus(1)), host="error nvmlEventSetWait_v2 15")
+    created = ctypes.CDLL(library).fake_nvml_calls
+    events.listen(told.teller)
+    begin, made, before = told.now_ns, [], 0
+    turn(events, told)
+    for _ in range(200):
+        if created(b"nvmlEventSetCreate") != before:
+            before = created(b"nvmlEventSetCreate")
+            made.append((told.now_ns - begin) // SECOND)
+        second(events, told)
+    assert made == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+    assert events.failed_waits == len(made)
+    assert ctypes.CDLL(library).fake_nvml_event_sets() == 0
 
 
 def test_release_lets_go_and_the_next_turn_listens_again(
-    events: NvmlEvents, told: Told, play: Play, waits: Callable[[], int], library: str
+    events: NvmlEvents, told: Told, play: Play, library: str
 ) -> None:
     """An open handle defeats a GPU reset; an event set is one."""
     sets = ctypes.CDLL(library).fake_nvml_event_sets
-    scenario = play(with_events(gpus(1)))
-    start(events, told, waits)
-    assert sets() == 1
-    events.release()
-    until(lambda: sets() == 0)
-    before = waits()
-    assert turn(events).outcome is Outcome.OK
-    until(lambda: waits() > before)
-    assert sets() == 1
-    scenario.step(0)
+    play(with_events(gpus(1)))
+    start(events, told)
+    assert sets() == 2  # of the GPUs and of the driver
+    events._session.close()
+    assert sets() == 0
+    second(events, told)
+    assert sets() == 0
+    assert turn(events, told).outcome is Outcome.OK
+    assert sets() == 2
 
 
-def test_a_wait_that_never_returns_blocks_nobody(
+def test_a_gpu_that_the_driver_is_taken_off_is_let_go_of_at_once(
+    events: NvmlEvents, told: Told, play: Play, library: str, tmp_path: Path
+) -> None:
+    """`echo 0000:2a:00.0 > unbind` waited for ever, for our handle."""
+    attached = ctypes.CDLL(library).fake_nvml_calls
+    devices = with_events(gpus(2))
+    is_unbound(devices[1], step=1, again=2)
+    list_in_sys(tmp_path, devices)
+    scenario = play(devices)
+    start(events, told)
+    session = events._session
+    scenario.step(1)
+    second(events, told)
+    assert ctypes.CDLL(library).fake_nvml_users() == 0  # at once, before its turn
+    (event,) = told.events
+    assert (event.name, event.device) == ("gpu.driver_binding", devices[1].uuid)
+    assert event.attributes["state"] == "unbind"
+    assert devices[1].uuid in told.teller.inventory_wanted()
+    list_in_sys(tmp_path, devices[:1])
+    before = attached(b"nvmlDeviceGetHandleByPciBusId_v2")
+    assert turn(events, told).outcome is Outcome.OK
+    assert [(gpu.address, gpu.spared) for gpu in session.gpus] == [
+        (devices[0].address, False),
+        (devices[1].address, True),
+    ]
+    assert attached(b"nvmlDeviceGetHandleByPciBusId_v2") - before == 2  # found, and for its events
+    list_in_sys(tmp_path, devices)
+    scenario.step(2)
+    second(events, told)
+    assert told.events[-1].attributes["state"] == "bind"
+    turn(events, told)
+    assert [gpu.spared for gpu in session.gpus] == [False, False]
+
+
+def test_a_driver_that_was_not_taken_off_after_all(
     events: NvmlEvents, told: Told, play: Play, tmp_path: Path
 ) -> None:
-    """The driver hung; the agent could not be stopped, and its service not restarted."""
-    fifo = tmp_path / "held"
-    os.mkfifo(fifo)
-    devices = with_events(gpus(1))
-    play(devices)
-    (tmp_path / "scenario").write_text(
-        f"block nvmlEventSetWait_v2 fifo {fifo}\n" + (tmp_path / "scenario").read_text()
-    )
-    events.listen(told.teller)
-    held = os.open(fifo, os.O_WRONLY)
-    told.ahead_ns = 2 * STUCK_NS
-    said = turn(events)
-    assert said.outcome is Outcome.ERROR
-    assert "nvmlEventSetWait_v2 has not returned for" in said.words
-    assert events._listener is not None
-    thread = events._listener.thread
-    events.close()
-    assert thread.is_alive()  # left behind
-    os.close(held)
-    thread.join(GUARD_SECONDS)
-    assert not thread.is_alive()
+    """The operator was refused; the GPU was not sampled again until the agent was restarted."""
+    devices = with_events(gpus(2))
+    is_unbound(devices[1])
+    list_in_sys(tmp_path, devices)
+    scenario = play(devices)
+    start(events, told)
+    scenario.step(1)
+    second(events, told)
+    turn(events, told)
+    spared = [[gpu.spared for gpu in events._session.gpus]]
+    told.now_ns += UNBINDING_SECONDS * SECOND
+    turn(events, told)
+    turn(events, told)
+    spared.append([gpu.spared for gpu in events._session.gpus])
+    assert spared == [[False, True], [False, False]]
+
+
+def test_a_driver_without_system_events_has_the_others(
+    tmp_path: Path, told: Told, play: Play
+) -> None:
+    """Drivers before 575 export none of them."""
+    (tmp_path / "older").mkdir()
+    library = str(build(tmp_path / "older", missing=["nvmlSystemEventSetCreate"]))
+    roots = Roots(tmp_path / "sys", tmp_path / "proc", library, dev=tmp_path)
+    play(with_events(gpus(1)))
+    events = NvmlEvents(roots, XidWitness())
+    start(events, told)
+    assert turn(events, told).outcome is Outcome.OK
+    events._session.close()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from tests.fake_nvml.build import build
 from tests.fake_nvml.parts_scenario import with_gpm
 from tests.fake_nvml.scenario import Scenario, gpus
 
-GUARD_SECONDS = 30.0
 OLDER, NEWER = "580.65.06", "590.48.01"
 
 
@@ -92,29 +89,3 @@ def test_nothing_is_called_in_a_library_that_was_let_go_of(driver: Driver) -> No
     renewed = Nvml(str(driver.library))
     assert renewed.driver_version() == NEWER
     renewed.close()
-
-
-def test_a_library_is_not_unloaded_under_a_thread(driver: Driver, tmp_path: Path) -> None:
-    """One thread hung on a sick GPU while the driver was replaced: what it returns to must still be there."""
-    address = gpus(1)[0].address
-    fifo = tmp_path / "held"
-    os.mkfifo(fifo)
-    scenario = driver.load(f"{OLDER} {NEWER}", f"block nvmlDeviceGetName fifo {fifo}")
-    nvml = Nvml(str(driver.library))
-    returned: list[str] = []
-    inside = threading.Thread(
-        target=lambda: returned.append(nvml.device(address).uuid), daemon=True
-    )
-    inside.start()
-    held = os.open(fifo, os.O_WRONLY)  # once the thread is in the call
-    scenario.step(1)
-    with pytest.raises(NvmlError, match="NVML error 18"):
-        Nvml(str(driver.library))
-    assert driver.is_mapped()
-    os.close(held)
-    inside.join(GUARD_SECONDS)
-    assert returned == [gpus(1)[0].uuid]
-    nvml.close()
-    with pytest.raises(NvmlError, match="NVML error 18"):
-        Nvml(str(driver.library))
-    assert not driver.is_mapped()

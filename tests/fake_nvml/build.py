@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib.util
 import os
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -54,21 +57,37 @@ def build(folder: Path, *, missing: Iterable[str] = (), version: str = "") -> Pa
         f"{{ global: *; local: gangline_none; {''.join(h + '; ' for h in hidden)}}};\n"
     )
     link = f"-shared -pthread -Wl,-soname,{SONAME} -Wl,--version-script={exports}".split()
-    objects = [str(_object(folder, source, version)) for source in sorted(FOLDER.glob("*.c"))]
-    subprocess.run([*compiler(), *link, *objects, "-o", str(library)], check=True)
+    subprocess.run([*compiler(), *link, *_objects(version), "-o", str(library)], check=True)
     return library
 
 
-def _object(folder: Path, source: Path, version: str) -> Path:
-    """Compile *source*, unless that was done since it or a header last changed."""
-    made = folder / f"{source.stem}.o"
-    changed = max(path.stat().st_mtime for path in (source, *FOLDER.glob("*.h")))
-    if not made.exists() or made.stat().st_mtime < changed:
-        # Hidden: what the parts share among themselves is not the process's business.
-        options = ["-std=gnu11", "-O2", "-Wall", "-Werror", "-fPIC", "-fvisibility=hidden"]
-        if version:
-            options.append(f'-DLIBRARY_VERSION="{version}"')
-        include = f"-I{header_folder()}"
-        command = [*compiler(), *options, "-pthread", "-c", include, str(source), "-o", str(made)]
-        subprocess.run(command, check=True)
-    return made
+@functools.cache
+def _objects_folder() -> Path:
+    """Return where this process keeps what it compiled; gone with it."""
+    folder = tempfile.TemporaryDirectory(prefix="fake_nvml")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+@functools.cache
+def _objects(version: str) -> list[str]:
+    """Compile every source, once in this process; of another version only the one that knows of it."""
+    made, running = [], []
+    for source in sorted(FOLDER.glob("*.c")):
+        own = version if source.stem == "fake_nvml" else ""
+        made.append(_objects_folder() / f"{source.stem}-{own}.o")
+        if not made[-1].exists():
+            running.append(_compiling(source, made[-1], own))
+    for compiling in running:
+        if compiling.wait():
+            raise subprocess.CalledProcessError(compiling.returncode, compiling.args)
+    return [str(each) for each in made]
+
+
+def _compiling(source: Path, made: Path, version: str) -> subprocess.Popen[bytes]:
+    # Hidden: what the parts share among themselves is not the process's business.
+    options = ["-std=gnu11", "-O2", "-Wall", "-Werror", "-fPIC", "-fvisibility=hidden", "-pthread"]
+    if version:
+        options.append(f'-DLIBRARY_VERSION="{version}"')
+    command = [*compiler(), *options, f"-I{header_folder()}", "-c", str(source), "-o", str(made)]
+    return subprocess.Popen(command)

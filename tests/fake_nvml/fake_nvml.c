@@ -2,10 +2,12 @@
  * struct is theirs: a slip here does not compile. What a scenario may say: README.md of this folder. */
 
 #include "fake_nvml.h"
+#include "nodes.h"
 
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +31,7 @@ static int counts_told, users;
 static char drivers[8][80]; /* the version at each step; the last holds on */
 static int driver_count;
 static const char *step_text; /* the step file, mapped: a step costs no system call */
-static unsigned long calls[CALL_COUNT];
+static unsigned long own_calls[CALL_COUNT], *calls = own_calls; /* how often each was made */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 int step(void) { return step_text ? atoi(step_text) : 0; }
@@ -40,15 +42,44 @@ nvmlReturn_t said(const struct series *series, nvmlValue_t *value)
         return NVML_ERROR_NOT_SUPPORTED;
     int now = step();
     now = now < series->steps ? now : series->steps - 1;
-    if (series->code_set[now])
-        return series->code[now];
-    *value = series->value[now];
+    if (series->answer[now].code_set)
+        return series->answer[now].code;
+    *value = series->answer[now].value;
     return NVML_SUCCESS;
+}
+
+/* Room for what a scenario says, in chunks that are given back when another is read. */
+static struct chunk {
+    struct chunk *next;
+    size_t used;
+    char bytes[16384];
+} *chunks;
+
+void *room(size_t size)
+{
+    size = (size + 15) / 16 * 16;
+    if (!chunks || chunks->used + size > sizeof chunks->bytes) {
+        struct chunk *new = malloc(sizeof *new);
+        if (!new)
+            abort();
+        new->next = chunks;
+        new->used = 0;
+        chunks = new;
+    }
+    void *given = chunks->bytes + chunks->used;
+    chunks->used += size;
+    return memset(given, 0, size);
 }
 
 static void wait_for(const char *block)
 {
     struct timespec moment = {0, 1000000};
+    int from = 0, used = 0;
+    if (sscanf(block, "at %d %n", &from, &used) == 1 && used) {
+        if (step() < from)
+            return;
+        block += used;
+    }
     const char *what = strchr(block, ' ') + 1;
     if (!strncmp(block, "fifo ", 5)) { /* whoever opens it for writing waits for us, and we for its closing */
         struct pollfd closing = {open(what, O_RDONLY | O_NONBLOCK), POLLIN, 0};
@@ -58,6 +89,15 @@ static void wait_for(const char *block)
     } else if (!strncmp(block, "file ", 5)) {
         for (int i = 0; i < WAIT_MILLISECONDS_MAX && access(what, F_OK); i++)
             nanosleep(&moment, NULL);
+    } else if (!strncmp(block, "read ", 5)) { /* of a file that answers when it likes, and holds us as long: FUSE */
+        char byte;
+        int opened = open(what, O_RDONLY);
+        if (opened >= 0) {
+            (void)!read(opened, &byte, 1);
+            close(opened);
+        }
+    } else if (!strncmp(block, "crash ", 6)) {
+        raise(SIGSEGV);
     } else {
         double seconds = atof(what);
         struct timespec span = {(time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9)};
@@ -79,9 +119,41 @@ EXPORT void fake_nvml_fault(unsigned long nth, int code, const char *block)
     fault_at = nth ? entered + nth : 0;
 }
 
+/* Where the process says that it is (`Place` of ext/place_abi.pxd), if a test says where that stands: compared at
+ * every call. What does not agree is kept in words. */
+struct place {
+    unsigned long entered_ns, calls;
+    char collector[32], device[64], call[88];
+};
+static const struct place *const *place;
+static char misplaced[256];
+
+EXPORT void fake_nvml_watch(const void *pointer)
+{
+    place = pointer;
+    *misplaced = 0;
+}
+
+EXPORT const char *fake_nvml_misplaced(void) { return misplaced; }
+
+static void look_at_place(const struct gpu *gpu, int call)
+{
+    const char *address = gpu == &host || call == CALL_nvmlDeviceGetHandleByIndex_v2 ? "" : gpu->address;
+    const struct gpu *parent = gpu != &host && parts_parent ? parts_parent(gpu) : NULL;
+    if (parent)
+        address = parent->address;
+    if ((*place)->entered_ns && !strcmp((*place)->call, call_names[call]) && !strcmp((*place)->device, address))
+        return;
+    if (!*misplaced)
+        snprintf(misplaced, sizeof misplaced, "%s of '%s' is called, the place is %s of '%s'%s", call_names[call], address,
+                 (*place)->call, (*place)->device, (*place)->entered_ns ? "" : ", left");
+}
+
 nvmlReturn_t enter(struct gpu *gpu, int call)
 {
     nvmlValue_t code = {0};
+    if (place)
+        look_at_place(gpu, call);
     __atomic_add_fetch(&calls[call], 1, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&entered, 1, __ATOMIC_RELAXED) == fault_at) {
         if (*fault_block)
@@ -89,7 +161,7 @@ nvmlReturn_t enter(struct gpu *gpu, int call)
         if (fault_code)
             return (nvmlReturn_t)fault_code;
     }
-    if (*gpu->blocks[call])
+    if (gpu->blocks[call])
         wait_for(gpu->blocks[call]);
     if (gpu->errors[call].steps)
         said(&gpu->errors[call], &code);
@@ -127,27 +199,33 @@ static int find(const char *const *names, const char *name)
 
 void parse_series(struct series *series, char *rest, int as_double)
 {
-    memset(series, 0, sizeof *series);
+    struct answer found[STEPS_MAX];
+    memset(found, 0, sizeof found);
+    series->steps = 0;
     for (char *word = strtok(rest, " \t\n"); word && series->steps < STEPS_MAX; word = strtok(NULL, " \t\n")) {
-        int now = series->steps++;
+        struct answer *now = &found[series->steps++];
         if (!strcmp(word, "-") || *word == '!') {
-            series->code_set[now] = 1;
-            series->code[now] = *word == '!' ? (nvmlReturn_t)atoi(word + 1) : NVML_ERROR_NOT_SUPPORTED;
+            now->code_set = 1;
+            now->code = *word == '!' ? (nvmlReturn_t)atoi(word + 1) : NVML_ERROR_NOT_SUPPORTED;
         } else if (as_double) {
-            series->value[now].dVal = strtod(word, NULL);
+            now->value.dVal = strtod(word, NULL);
         } else {
-            series->value[now].ullVal = strtoull(word, NULL, 0);
+            now->value.ullVal = strtoull(word, NULL, 0);
         }
     }
+    series->answer = room(series->steps * sizeof *found);
+    memcpy(series->answer, found, series->steps * sizeof *found);
 }
 
 static int parse_call(struct gpu *gpu, const char *what, const char *name, const char *rest)
 {
+    char *kept = room(strlen(rest) + 1);
+    strcpy(kept, rest);
     for (int call = 0; call < CALL_COUNT; call++) {
         if (strcmp(name, "*") && strcmp(name, call_names[call]))
             continue;
         if (!strcmp(what, "block")) {
-            snprintf(gpu->blocks[call], sizeof gpu->blocks[call], "%s", rest);
+            gpu->blocks[call] = kept;
         } else {
             char copy[1024];
             snprintf(copy, sizeof copy, "%s", rest);
@@ -234,6 +312,22 @@ static void map_step(const char *path)
     close(opened);
 }
 
+/* A scenario with a file `.calls` beside it counts there, for all processes together. */
+static void map_calls(const char *path)
+{
+    char name[4096];
+    struct stat status;
+    snprintf(name, sizeof name, "%s.calls", path);
+    int opened = open(name, O_RDWR);
+    if (opened < 0)
+        return;
+    if (calls == own_calls && !fstat(opened, &status) && status.st_size >= (off_t)sizeof own_calls) {
+        void *mapped = mmap(NULL, sizeof own_calls, PROT_READ | PROT_WRITE, MAP_SHARED, opened, 0);
+        calls = mapped == MAP_FAILED ? own_calls : mapped;
+    }
+    close(opened);
+}
+
 static nvmlReturn_t load(void)
 {
     char line[4096];
@@ -241,7 +335,12 @@ static nvmlReturn_t load(void)
     FILE *file = path ? fopen(path, "r") : NULL;
     if (!file)
         return NVML_ERROR_DRIVER_NOT_LOADED;
-    /* Only what was used is cleared: touching all of it would cost whoever loads us 25 MB. */
+    while (chunks) {
+        struct chunk *next = chunks->next;
+        free(chunks);
+        chunks = next;
+    }
+    /* Only what was used is cleared: whoever loads us is weighed. */
     if (!gpus)
         gpus = calloc(GPUS_MAX, sizeof *gpus);
     memset(gpus, 0, (size_t)gpu_count * sizeof *gpus);
@@ -259,6 +358,7 @@ static nvmlReturn_t load(void)
         }
     fclose(file);
     map_step(path);
+    map_calls(path);
     return bad ? NVML_ERROR_UNKNOWN : NVML_SUCCESS;
 }
 
@@ -271,8 +371,8 @@ static nvmlReturn_t start(int call)
         code = NVML_ERROR_LIB_RM_VERSION_MISMATCH;
     if (code == NVML_SUCCESS)
         code = enter(&host, call);
-    if (code == NVML_SUCCESS)
-        users++;
+    if (code == NVML_SUCCESS && !users++)
+        nodes_open_control();
     pthread_mutex_unlock(&lock);
     return code;
 }
@@ -283,6 +383,12 @@ EXPORT unsigned long fake_nvml_calls(const char *name)
 {
     int call = find(call_names, name);
     return call < 0 ? 0 : calls[call];
+}
+
+/* The names in the order of the counts; NULL behind the last. */
+EXPORT const char *fake_nvml_call_name(int call)
+{
+    return call >= 0 && call < CALL_COUNT ? call_names[call] : NULL;
 }
 
 EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
@@ -302,6 +408,8 @@ EXPORT nvmlReturn_t nvmlShutdown(void)
     pthread_mutex_lock(&lock);
     nvmlReturn_t code = users ? enter(&host, CALL_nvmlShutdown) : NVML_SUCCESS;
     users -= users > 0;
+    if (!users)
+        nodes_close();
     pthread_mutex_unlock(&lock);
     return code;
 }
@@ -341,8 +449,10 @@ EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
 static nvmlReturn_t attach(struct gpu *gpu, int call, nvmlDevice_t *device)
 {
     nvmlReturn_t code = enter(gpu, call);
-    if (code == NVML_SUCCESS)
+    if (code == NVML_SUCCESS) {
+        nodes_open_gpu((unsigned int)(gpu - gpus));
         *device = (nvmlDevice_t)gpu;
+    }
     return code;
 }
 

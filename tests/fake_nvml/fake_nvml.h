@@ -8,6 +8,7 @@
 
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <nvml.h>
+#include <stddef.h>
 
 #include "gpm.h"
 #include "parts.h"
@@ -69,12 +70,15 @@
 enum { CALLS(AS_CALL) CALL_COUNT };
 enum { VALUES(AS_VALUE) VALUE_COUNT };
 
-/* What is answered at each step; the last holds on. No steps: not supported. */
+/* What is answered at each step; the last holds on. No steps: not supported. As small as can be: what the stand-in
+ * weighs is measured as the agent's. */
 struct series {
     int steps;
-    unsigned char code_set[STEPS_MAX];
-    nvmlReturn_t code[STEPS_MAX];
-    nvmlValue_t value[STEPS_MAX];
+    struct answer {
+        int code_set;
+        nvmlReturn_t code;
+        nvmlValue_t value;
+    } *answer;
 };
 
 struct gpu {
@@ -83,7 +87,7 @@ struct gpu {
     char uuid[96], address[32], name[96], serial[30];
     struct series values[VALUE_COUNT], fields[FIELDS_MAX], errors[CALL_COUNT];
     nvmlValueType_t types[FIELDS_MAX];
-    char blocks[CALL_COUNT][256]; /* "fifo PATH", "file PATH", "seconds N" */
+    const char *blocks[CALL_COUNT]; /* "fifo PATH", "file PATH", "read PATH", "seconds N", "crash -"; NULL: none */
 };
 
 /* Lines before the first `gpu` are of calls without one. */
@@ -91,6 +95,8 @@ extern struct gpu host;
 
 /* The number in the step file. */
 int step(void);
+/* Return room that is there until another scenario is read. */
+void *room(size_t size);
 /* How many users have initialised and not shut down. */
 int fake_nvml_users(void);
 /* The GPU's number in the scenario, in order of its lines; -1 for no GPU of ours. */
@@ -114,6 +120,8 @@ __attribute__((weak)) int parts_field(struct gpu *gpu, nvmlFieldValue_t *field);
 /* Answer for a list of processes (0 compute); return 0 where the scenario names none. */
 __attribute__((weak)) int parts_processes(struct gpu *gpu, int list, unsigned int *count, nvmlProcessInfo_t *infos, nvmlReturn_t *code);
 
+/* Return the GPU of which this is a MIG device; NULL of one that is none. */
+__attribute__((weak)) const struct gpu *parts_parent(const struct gpu *gpu);
 /* Return the MIG device that is a GPU instance now, with its values; NULL where there is none. */
 struct gpu *parts_instance(struct gpu *gpu, unsigned int id);
 

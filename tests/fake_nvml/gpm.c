@@ -53,7 +53,7 @@ EXPORT nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample)
 {
     free(sample);
     samples_alive--;
-    return NVML_SUCCESS;
+    return enter(&host, CALL_nvmlGpmSampleFree);
 }
 
 EXPORT nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)

@@ -40,11 +40,15 @@ struct part {
 static struct part parts[GPUS_MAX];
 static struct scoped { int gpu; unsigned int id, scope; nvmlValueType_t type; struct series series; } *scoped;
 static struct process { int gpu, list, first, last; nvmlProcessInfo_t info; } *processes;
-static struct event { int gpu, step; unsigned long long type, data; } events[EVENTS_MAX];
-static int scoped_count, process_count, event_count, delivered;
+static struct event { int gpu, step; unsigned long long type, data; } events[EVENTS_MAX], system_events[EVENTS_MAX];
+static int scoped_count, process_count, event_count, delivered, system_event_count, system_delivered;
 static unsigned long long registered[GPUS_MAX];
 static nvmlDevice_t handles[GPUS_MAX]; /* of those that are registered */
 static int sets; /* event sets that were made and not freed */
+
+#define SCOPED_PLACES (4 * SCOPED_MAX)
+static unsigned short scoped_places[SCOPED_PLACES]; /* number of a line and 1; 0: none */
+static unsigned short *scoped_place(int gpu, unsigned int id, unsigned int scope);
 
 static int number(const struct gpu *gpu) { return gpu_number((nvmlDevice_t)gpu); }
 
@@ -56,7 +60,9 @@ void parts_reset(void)
         scoped = calloc(SCOPED_MAX, sizeof *scoped);
     if (!processes)
         processes = calloc(PROCESSES_MAX, sizeof *processes);
-    scoped_count = process_count = event_count = delivered = 0;
+    if (scoped_count)
+        memset(scoped_places, 0, sizeof scoped_places);
+    scoped_count = process_count = event_count = delivered = system_event_count = system_delivered = 0;
 }
 
 EXPORT int fake_nvml_event_sets(void) { return sets; }
@@ -90,7 +96,10 @@ static int scoped_line(int gpu, char *rest)
         new->type++;
     new->gpu = gpu;
     parse_series(&new->series, rest + used, new->type == NVML_VALUE_TYPE_DOUBLE);
+    unsigned short *place = scoped_place(gpu, new->id, new->scope);
     scoped_count++;
+    if (!*place) /* of two lines the first one counts */
+        *place = (unsigned short)scoped_count;
     return new->type == 7;
 }
 
@@ -159,26 +168,41 @@ int parts_line(struct gpu *gpu, const char *word, char *rest)
         event_count++;
         return sscanf(rest, "%d %llu %llu", &new->step, &new->type, &new->data) != 3;
     }
+    if (!strcmp(word, "system_event")) {
+        unsigned int pci[3] = {0};
+        struct event *new = &system_events[system_event_count];
+        if (system_event_count == EVENTS_MAX || sscanf(rest, "%d %llu", &new->step, &new->type) != 2)
+            return 1;
+        sscanf(gpu->address, "%x:%x:%x", &pci[0], &pci[1], &pci[2]);
+        new->data = pci[0] << 16 | pci[1] << 8 | pci[2];
+        system_event_count++;
+        return 0;
+    }
     return -1;
 }
 
 /* ---- fields with a scope ---- */
 
+/* Where the line of a GPU's field of a scope stands, or may stand: found in a few steps, for it is asked for by the hundred. */
+static unsigned short *scoped_place(int gpu, unsigned int id, unsigned int scope)
+{
+    unsigned int at = (unsigned int)gpu * 7919 + scope * 401 + id * 31;
+    for (;; at++) {
+        unsigned short *place = &scoped_places[at % SCOPED_PLACES];
+        struct scoped *found = *place ? &scoped[*place - 1] : NULL;
+        if (!found || (found->gpu == gpu && found->id == id && found->scope == scope))
+            return place;
+    }
+}
+
 int parts_field(struct gpu *gpu, nvmlFieldValue_t *field)
 {
-    int owner = number(gpu);
-    /* A GPU's lines stand together: the first of them is found once. */
-    static int from[GPUS_MAX];
-    if (from[owner] >= scoped_count || scoped[from[owner]].gpu != owner || (from[owner] && scoped[from[owner] - 1].gpu == owner))
-        for (from[owner] = 0; from[owner] < scoped_count && scoped[from[owner]].gpu != owner;)
-            from[owner]++;
-    for (int i = from[owner]; i < scoped_count && scoped[i].gpu == owner; i++)
-        if (scoped[i].id == field->fieldId && scoped[i].scope == field->scopeId) {
-            field->nvmlReturn = said(&scoped[i].series, &field->value);
-            field->valueType = scoped[i].type;
-            return 1;
-        }
-    return 0;
+    unsigned short place = scoped_count ? *scoped_place(number(gpu), field->fieldId, field->scopeId) : 0;
+    if (!place)
+        return 0;
+    field->nvmlReturn = said(&scoped[place - 1].series, &field->value);
+    field->valueType = scoped[place - 1].type;
+    return 1;
 }
 
 /* ---- NVLink ---- */
@@ -262,6 +286,12 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned
     MIG(nvmlDeviceGetComputeInstanceId);
     *id = mig->compute;
     return NVML_SUCCESS;
+}
+
+const struct gpu *parts_parent(const struct gpu *gpu)
+{
+    const struct mig *mig = &parts[gpu_number((nvmlDevice_t)gpu)].mig;
+    return mig->is ? gpu + (mig->parent - gpu_number((nvmlDevice_t)gpu)) : NULL;
 }
 
 struct gpu *parts_instance(struct gpu *gpu, unsigned int id)
@@ -455,6 +485,48 @@ EXPORT nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *dat
             return NVML_ERROR_TIMEOUT;
         nanosleep(&moment, NULL);
     }
+}
+
+/* ---- the driver's coming and going ---- */
+
+#define SYSTEM_CALL(call, request_version) \
+    nvmlReturn_t code = fake_nvml_users() ? enter(&host, CALL_##call) : NVML_ERROR_UNINITIALIZED; \
+    if (code == NVML_SUCCESS && request->version != request_version) \
+        code = NVML_ERROR_ARGUMENT_VERSION_MISMATCH; \
+    if (code != NVML_SUCCESS) \
+        return code
+
+EXPORT nvmlReturn_t nvmlSystemEventSetCreate(nvmlSystemEventSetCreateRequest_t *request)
+{
+    SYSTEM_CALL(nvmlSystemEventSetCreate, nvmlSystemEventSetCreateRequest_v1);
+    request->set = (nvmlSystemEventSet_t)system_events;
+    __atomic_add_fetch(&sets, 1, __ATOMIC_RELAXED);
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlSystemEventSetFree(nvmlSystemEventSetFreeRequest_t *request)
+{
+    __atomic_sub_fetch(&sets, 1, __ATOMIC_RELAXED);
+    SYSTEM_CALL(nvmlSystemEventSetFree, nvmlSystemEventSetFreeRequest_v1);
+    return request->set == (nvmlSystemEventSet_t)system_events ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+EXPORT nvmlReturn_t nvmlSystemRegisterEvents(nvmlSystemRegisterEventRequest_t *request)
+{
+    SYSTEM_CALL(nvmlSystemRegisterEvents, nvmlSystemRegisterEventRequest_v1);
+    return request->eventTypes & ~3ull ? NVML_ERROR_INVALID_ARGUMENT : NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlSystemEventSetWait(nvmlSystemEventSetWaitRequest_t *request)
+{
+    SYSTEM_CALL(nvmlSystemEventSetWait, nvmlSystemEventSetWaitRequest_v1);
+    request->numEvent = 0;
+    while (system_delivered < system_event_count && system_events[system_delivered].step <= step()
+           && request->numEvent < request->dataSize) {
+        struct event *event = &system_events[system_delivered++];
+        request->data[request->numEvent++] = (nvmlSystemEventData_v1_t){event->type, (unsigned int)event->data};
+    }
+    return request->numEvent ? NVML_SUCCESS : NVML_ERROR_TIMEOUT;
 }
 
 /* ---- what an inventory asks ---- */

@@ -12,7 +12,8 @@
     X(nvmlDeviceGetCudaComputeCapability) X(nvmlDeviceGetNumGpuCores) X(nvmlDeviceGetMemoryBusWidth) \
     X(nvmlDeviceGetModuleId) X(nvmlDeviceGetNumaNodeId) X(nvmlDeviceGetMinorNumber) X(nvmlDeviceGetBoardId) \
     X(nvmlDeviceGetEccMode) X(nvmlDeviceGetPersistenceMode) X(nvmlSystemGetCudaDriverVersion) \
-    X(nvmlSystemGetConfComputeState) X(nvmlDeviceGetMemoryErrorCounter)
+    X(nvmlSystemGetConfComputeState) X(nvmlDeviceGetMemoryErrorCounter) \
+    X(nvmlSystemEventSetCreate) X(nvmlSystemRegisterEvents) X(nvmlSystemEventSetWait) X(nvmlSystemEventSetFree)
 
 #define VALUES_PARTS(X) \
     X(mig_mode) X(mig_mode_pending) X(mig_devices_max) X(fabric_state) X(fabric_status) X(fabric_clique) \

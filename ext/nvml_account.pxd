@@ -1,0 +1,91 @@
+# cython: language_level=3
+"""What each GPU's calls cost: counted and capped, with the process's place told around them. C only, no Python object.
+
+An account stands in memory that processes forked later share, so that its counts go on when another takes over.
+The cap is a bucket: CALLS_PER_SECOND_MAX on average, CALLS_AT_ONCE_MAX in one second in which every lane has its turn
+and MIG devices are looked up. Beyond that a call is left out, and counted. A quarter of the bucket is kept for who comes
+first: the lane of 1 s, by which a GPU is judged, still has its calls when something else makes too many.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from place_abi cimport Place
+
+cdef extern from *:
+    """
+    enum {
+        ACCOUNTS_MAX = 129, ACCOUNT_CALLS_PER_SECOND_MAX = 120, ACCOUNT_CALLS_AT_ONCE_MAX = 400,
+        ACCOUNT_CALLS_KEPT = 100, ACCOUNT_COUNTS_MAX = 4
+    };
+
+    typedef struct {
+        char address[32];       /* PCI address; empty: of the driver as a whole, which has no cap */
+        uint64_t calls, left_out;
+        int64_t paid_until_ns;  /* CLOCK_BOOTTIME up to which the calls so far use up the cap */
+        int64_t price_ns;       /* of one call; 0: no cap. All that a call needs stands in one line of the cache. */
+        char uuid[48];          /* as last read; empty: not known */
+        uint64_t epoch;
+        uint64_t counts[ACCOUNT_COUNTS_MAX]; /* what never falls while a GPU goes on, as last read; raw 64 bits */
+        uint8_t known[ACCOUNT_COUNTS_MAX];   /* of each whether it was ever read */
+        uint32_t taken, lost, proofs; /* `proofs`: of the fields that must prove what they are, for who knows which */
+    } Account;
+
+    /* Take a free account; of several processes that want it only one has it. */
+    static inline int account_claim(Account *account)
+    {
+        uint32_t free = 0;
+        return __atomic_compare_exchange_n(&account->taken, &free, 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    }
+
+    static inline int64_t account_boottime_ns(void)
+    {
+        struct timespec now;
+        clock_gettime(CLOCK_BOOTTIME, &now);
+        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    }
+
+    /* Say 1 when the call may be made, and tell where the process is from now on. 0: it is one too many. -1: it is later
+       than `until_ns` (0: no limit). Who is `first` may use up all of the bucket. */
+    static inline int account_enter(Account *account, Place *place, const char *call, int64_t until_ns, int first)
+    {
+        int64_t now, paid, kept = first ? 0 : ACCOUNT_CALLS_KEPT;
+        place_enter(place, account->address, call);
+        now = (int64_t)place->entered_ns;
+        if (until_ns && now > until_ns) {
+            place_leave(place);
+            return -1;
+        }
+        if (account->price_ns && account->address[0]) {
+            paid = now - ACCOUNT_CALLS_AT_ONCE_MAX * account->price_ns;
+            paid = (account->paid_until_ns > paid ? account->paid_until_ns : paid) + account->price_ns;
+            if (paid > now - kept * account->price_ns) {
+                account->left_out++;
+                place_leave(place);
+                return 0;
+            }
+            account->paid_until_ns = paid;
+        }
+        __atomic_add_fetch(&account->calls, 1, __ATOMIC_RELAXED);
+        return 1;
+    }
+    """
+    ctypedef struct Account:
+        char address[32]
+        uint64_t calls
+        uint64_t left_out
+        int64_t paid_until_ns
+        int64_t price_ns
+        char uuid[48]
+        uint64_t epoch
+        uint64_t counts[4]
+        uint8_t known[4]
+        uint32_t taken
+        uint32_t lost
+        uint32_t proofs
+    int ACCOUNTS_MAX
+    int ACCOUNT_CALLS_PER_SECOND_MAX
+    int ACCOUNT_CALLS_AT_ONCE_MAX
+    int ACCOUNT_COUNTS_MAX
+    int account_claim(Account *) noexcept nogil
+    int64_t account_boottime_ns() noexcept nogil
+    int account_enter(Account *, Place *, const char *, int64_t, int) noexcept nogil

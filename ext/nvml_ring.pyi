@@ -1,0 +1,70 @@
+"""The last samples of a few readings of every GPU, taken without Python between them, and what a second amounts to."""
+
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from typing_extensions import Buffer
+
+from .nvml import Sweep
+from .nvml_gpm import Gpm
+
+#: How a reading's samples become one value. SHARE: of the samples with one of some bits. COUNT: of those with any reading.
+MEAN: Final[int]
+LEAST: Final[int]
+MOST: Final[int]
+SHARE: Final[int]
+COUNT: Final[int]
+
+class Cells(Protocol):
+    """As a Block."""
+
+    @property
+    def cells(self) -> Buffer: ...
+    @property
+    def valid(self) -> Buffer: ...
+
+class SampleRing:
+    """Samples of a sweep and of GPM, which fill the same cells; the oldest goes. For one thread."""
+
+    count: int
+    """Samples ever taken."""
+    well_ns: int
+    """When the last sample was in which a GPU answered, and GPM at every GPU that did; 0: none was."""
+
+    def __init__(
+        self,
+        swept: Sweep,
+        gpm: Gpm,
+        cells: Buffer,
+        valid: Buffer,
+        rows: int,
+        targets: Iterable[tuple[int, int, int, float, int]],
+        period_ns: int,
+        samples_max: int = 64,
+    ) -> None:
+        """*cells*, *valid*: what both fill, column by column, the first column a double that every GPU has.
+
+        *targets*: of each column of the summary its form, the column it is made from, the bits of SHARE, the most it
+        can be (0: any), and its number. Raises ValueError for what does not fit.
+        """
+
+    def rest(self, until_ns: int, wake_descriptor: int) -> None:
+        """Take a sample at each multiple of the period since boot, up to that boot time and with it.
+
+        Returns earlier when *wake_descriptor* can be read (-1: there is none). Without the GIL.
+        """
+
+    def sample(self, now_ns: int) -> None:
+        """Take one sample now. *now_ns*: of any clock that goes on evenly."""
+
+    def samples(self, column: int, row: int) -> list[int | None]:
+        """Return what is kept of a reading, oldest first, as raw 64 bits; None: missing. Raises IndexError."""
+
+    def summarise(self, block: Cells) -> int:
+        """Fill the summary of the samples since the last call, and return how many they are.
+
+        Raises ValueError for a column outside the block.
+        """
+
+def wait(until_ns: int, wake_descriptor: int) -> None:
+    """Wait until that boot time, or until *wake_descriptor* can be read. Without the GIL."""

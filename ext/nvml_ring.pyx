@@ -1,0 +1,213 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The last samples of a few readings of every GPU, taken without Python between them, and what a second amounts to.
+
+A sample is one pass of a sweep and of GPM into cells made once; the ring keeps copies of those cells, the oldest goes.
+What is missing in a sample stays missing in it, and takes no part in a mean.
+"""
+
+from libc.math cimport fmax, fmin
+from libc.stdint cimport int64_t, uint8_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from nvml_account cimport account_boottime_ns
+from nvml_gpm_pass cimport GpmPass, gpm_forget, gpm_read
+from nvml_pass cimport Pass
+from nvml_sweep cimport note_time, sweep
+
+cdef extern from *:
+    """
+    #define _GNU_SOURCE
+    #include <poll.h>
+    #include <time.h>
+    static int ring_wait(int descriptor, int64_t nanoseconds)
+    {
+        struct pollfd wake = {descriptor, POLLIN, 0};
+        struct timespec span = {nanoseconds / 1000000000, nanoseconds % 1000000000};
+        return ppoll(&wake, descriptor >= 0, &span, NULL);
+    }
+    """
+    int ring_wait(int descriptor, int64_t nanoseconds) noexcept nogil
+
+#: A reading's samples of a second, as one value: how they are put together.
+MEAN, LEAST, MOST, SHARE, COUNT = range(5)
+
+cdef enum:
+    AS_MEAN, AS_LEAST, AS_MOST, AS_SHARE, AS_COUNT
+    TARGETS_MAX = 32
+
+cdef struct Target:
+    int form
+    int column  # of the ring
+    uint64_t bits  # of AS_SHARE: the share of the samples with any of them
+    double most  # what is above is rounded down to it; 0: nothing is
+    int cell_column  # of the summary
+
+cdef int64_t SECOND_NS = 1_000_000_000
+
+
+cdef class SampleRing:
+    cdef Pass *swept
+    cdef GpmPass *gpm
+    cdef object kept  # whose memory the two are
+    cdef uint64_t *cells
+    cdef uint8_t *valid
+    cdef uint64_t *ring
+    cdef uint8_t *ring_valid
+    cdef int64_t *times
+    cdef Target targets[TARGETS_MAX]
+    cdef int target_count
+    cdef int width, rows, samples_max
+    cdef int64_t period_ns
+    cdef readonly uint64_t count
+    cdef uint64_t told
+    cdef readonly int64_t well_ns
+
+    def __cinit__(self, swept not None, gpm not None, cells, valid, int rows, targets, int64_t period_ns,
+                  int samples_max=64):
+        cdef uint8_t[::1] cell_bytes = cells
+        cdef uint8_t[::1] valid_bytes = valid
+        self.width, self.rows, self.samples_max, self.period_ns = valid_bytes.shape[0], rows, samples_max, period_ns
+        if cell_bytes.shape[0] != 8 * self.width or rows < 1 or self.width % rows or samples_max < 1 or period_ns < 1:
+            raise ValueError(f"{self.width} cells of {cell_bytes.shape[0]} bytes in {rows} rows, {samples_max} samples")
+        if len(targets) > TARGETS_MAX:
+            raise ValueError(f"a summary has at most {TARGETS_MAX} columns, got {len(targets)}")
+        for i, (form, column, bits, most, cell_column) in enumerate(targets):
+            if not 0 <= column < self.width // rows or not COUNT >= form >= MEAN:
+                raise ValueError(f"column {column} of {self.width // rows}, form {form}")
+            self.targets[<int>i] = Target(form, column, bits, most, cell_column)
+        self.target_count = len(targets)
+        self.kept = (swept, gpm, cell_bytes, valid_bytes)
+        self.swept, self.gpm = <Pass *><uintptr_t>swept.pass_address, <GpmPass *><uintptr_t>gpm.pass_address
+        self.cells, self.valid = <uint64_t *>&cell_bytes[0], &valid_bytes[0]
+        self.ring = <uint64_t *>calloc(<size_t>samples_max * self.width, 8)
+        self.ring_valid = <uint8_t *>calloc(<size_t>samples_max * self.width, 1)
+        self.times = <int64_t *>calloc(samples_max, sizeof(int64_t))
+        if self.ring == NULL or self.ring_valid == NULL or self.times == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.ring)
+        free(self.ring_valid)
+        free(self.times)
+
+    def sample(self, int64_t now_ns):
+        with nogil:
+            self._sample(now_ns)
+
+    def rest(self, int64_t until_ns, int wake_descriptor):
+        with nogil:
+            self._rest(until_ns, wake_descriptor)
+
+    cdef void _rest(self, int64_t until_ns, int wake_descriptor) noexcept nogil:
+        """Sample at each grid point up to *until_ns*, that one included."""
+        cdef int64_t now = account_boottime_ns(), next_ns, wake_ns
+        next_ns = (now // self.period_ns + 1) * self.period_ns
+        while now < until_ns:
+            wake_ns = min(next_ns, until_ns)
+            if now < wake_ns and ring_wait(wake_descriptor, wake_ns - now) != 0:
+                return
+            now = account_boottime_ns()
+            if now >= next_ns:
+                if self.swept.ended == 0:  # else whoever has its turn says so, and opens NVML anew
+                    self._sample(now)
+                now = account_boottime_ns()
+                next_ns = (now // self.period_ns + 1) * self.period_ns
+
+    cdef void _sample(self, int64_t now_ns) noexcept nogil:
+        cdef int64_t ahead_ns = now_ns - account_boottime_ns()  # of the machine's clock
+        cdef int64_t began_ns
+        cdef int row, place = self.count % self.samples_max
+        cdef bint answers = False, failing = False
+        sweep(self.swept)
+        for row in range(self.rows):
+            if self.swept.spared[row] or self.swept.skip[row] or self.swept.over[row] or self.swept.ended:
+                gpm_forget(self.gpm, row)
+                continue
+            began_ns = account_boottime_ns()
+            gpm_read(self.gpm, row, began_ns + ahead_ns)
+            if self.swept.budget_ns and account_boottime_ns() - began_ns > self.swept.budget_ns // self.rows:
+                self.swept.row = row
+                note_time(self.swept, True)
+            if self.valid[row]:
+                answers = True
+                failing = failing or (self.gpm.gpus[row].supported and self.gpm.gpus[row].code != 0)
+        if answers and not failing:
+            self.well_ns = now_ns
+        memcpy(self.ring + <size_t>place * self.width, self.cells, 8 * <size_t>self.width)
+        memcpy(self.ring_valid + <size_t>place * self.width, self.valid, self.width)
+        self.times[place] = now_ns
+        self.count += 1
+
+    def samples(self, int column, int row):
+        """Return what is kept of a reading, oldest first, as raw 64 bits; None where it is missing."""
+        cdef uint64_t first = self.count - min(self.count, <uint64_t>self.samples_max), number
+        cdef size_t at
+        if not 0 <= column < self.width // self.rows or not 0 <= row < self.rows:
+            raise IndexError(f"column {column} of {self.width // self.rows}, row {row} of {self.rows}")
+        found = []
+        for number in range(first, self.count):
+            at = <size_t>(number % self.samples_max) * self.width + column * self.rows + row
+            found.append(self.ring[at] if self.ring_valid[at] else None)
+        return found
+
+    def summarise(self, block not None):
+        cdef uint8_t[::1] cell_bytes = block.cells
+        cdef uint8_t[::1] valid_bytes = block.valid
+        cdef uint64_t first = max(self.told, self.count - min(self.count, <uint64_t>self.samples_max))
+        cdef int i, row
+        for i in range(self.target_count):
+            if (self.targets[i].cell_column + 1) * self.rows > min(valid_bytes.shape[0], cell_bytes.shape[0] // 8):
+                raise ValueError(f"column {self.targets[i].cell_column} of {self.rows} rows lies outside its memory")
+        for i in range(self.target_count):
+            for row in range(self.rows):
+                self._put(&self.targets[i], first, row, <double *>&cell_bytes[0], &valid_bytes[0])
+        found, self.told = self.count - first, self.count
+        return found
+
+    cdef void _put(self, Target *target, uint64_t first, int row, double *cells, uint8_t *valid) noexcept nogil:
+        cdef uint64_t number
+        cdef size_t at
+        cdef double value, total = 0, least = 0, most = 0
+        cdef int known = 0
+        for number in range(first, self.count):
+            at = <size_t>(number % self.samples_max) * self.width + target.column * self.rows + row
+            if not self.ring_valid[at]:
+                continue
+            value = (<double *>self.ring)[at]
+            if target.form == AS_SHARE:
+                value = (self.ring[at] & target.bits) != 0
+            least = value if not known else fmin(least, value)
+            most = value if not known else fmax(most, value)
+            total += value
+            known += 1
+        at = target.cell_column * self.rows + row
+        if target.form == AS_COUNT:
+            self._put_count(first, row, cells, valid, at)
+            return
+        valid[at] = known > 0
+        if not known:
+            return
+        value = least if target.form == AS_LEAST else most if target.form == AS_MOST else total / known
+        cells[at] = fmin(value, target.most) if target.most > 0 else value
+
+    cdef void _put_count(self, uint64_t first, int row, double *cells, uint8_t *valid, size_t at) noexcept nogil:
+        """Write in how many samples the GPU answered at all."""
+        cdef uint64_t number
+        cdef size_t sample
+        cdef int column, known = 0
+        for number in range(first, self.count):
+            sample = <size_t>(number % self.samples_max) * self.width
+            for column in range(self.width // self.rows):
+                if self.ring_valid[sample + column * self.rows + row]:
+                    known += 1
+                    break
+        cells[at], valid[at] = known, not self.swept.spared[row]
+
+
+def wait(int64_t until_ns, int wake_descriptor):
+    """Wait until that boot time, or until *wake_descriptor* can be read."""
+    cdef int64_t now = account_boottime_ns()
+    with nogil:
+        while now < until_ns and ring_wait(wake_descriptor, until_ns - now) == 0:
+            now = account_boottime_ns()

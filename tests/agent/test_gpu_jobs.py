@@ -1,0 +1,573 @@
+"""Whose the processes on GPUs are: good days, and days on which the answer must be that nobody knows."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.agent.collectors import telling
+from gangline.agent.collectors.gpu_held import Holding, Listing
+from gangline.agent.collectors.gpu_jobs import _NAMESPACE_WORDS, GpuJobs
+from gangline.agent.collectors.gpu_owners import (
+    DEAD_LOOKS,
+    FOREIGN,
+    HIDDEN,
+    LOOK_AGAIN_TURNS,
+    NO_GROUP,
+    REUSED,
+    Owners,
+)
+from gangline.agent.collectors.tasks import HIDEPID
+from gangline.agent.collectors.telling import AT_ONCE_MAX, REFILL_NS, TELL_AGAIN_NS, TellBudget
+from gangline.agent.hardware import owners
+from gangline.agent.hardware.owners import Seen, State
+from gangline.agent.sampler.loop import AllBut
+from gangline.agent.turn import Outcome
+from tests.agent.jobs_host import (
+    CONTAINER,
+    GPU,
+    OTHER_GPU,
+    POD,
+    POD_CGROUP,
+    SECOND,
+    SESSION,
+    SLURM,
+    JobsHost,
+)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> JobsHost:
+    return JobsHost(tmp_path)
+
+
+def test_a_slurm_job_is_named(host: JobsHost) -> None:
+    """A GPU was slow and nobody could say whose job it had been."""
+    host.process(4711, SLURM, start=5_000)
+    said = host.settle(host.collector(), 4711)
+    assert said == {
+        "state": "running", "source": "slurm", "job_id": "123", "step": "0", "task": "0",
+        "user_id": "1000", "start_nanoseconds": str(5_000 * 10_000_000),
+    }  # fmt: skip
+
+
+def test_a_pod_is_named_by_its_own_logs(host: JobsHost) -> None:
+    """The control group knows the UID, kubelet the name: an operator had to ask the API server for the rest."""
+    (host.proc.parent / f"var/log/pods/ml_trainer-0_{POD}").mkdir(parents=True)
+    host.process(4711, POD_CGROUP, pids="4711\t17")
+    said = host.settle(host.collector(), 4711)
+    assert said["source"] == "kubernetes"
+    assert (said["namespace"], said["pod"], said["pod_uid"]) == ("ml", "trainer-0", POD)
+    assert (said["container_id"], said["qos"], said["namespace_pid"]) == (
+        CONTAINER,
+        "burstable",
+        "17",
+    )
+
+
+def test_one_event_for_each_process_on_each_gpu(host: JobsHost) -> None:
+    """Found, the same again, ended: one id in rising revisions, so that it is one row at the aggregator."""
+    host.process(4711, SESSION)
+    collector = host.collector()
+    both = [Holding(GPU, 4711), Holding(OTHER_GPU, 4711)]
+    host.settle(collector, *both)
+    host.turn(collector, both[0])
+    host.turn(collector)
+    ended = host.told()
+    assert [(e.device, e.attributes["state"]) for e in ended] == [
+        (OTHER_GPU, "ended"),
+        (GPU, "ended"),
+    ]
+    host.settle(collector, *both)
+    assert len({e.event_id for e in ended}) == 2
+    assert all(len(e.event_id) <= 128 and e.process_id == 4711 for e in ended)
+    assert (
+        ended[0].message == "process 4711 (python3) of unit session-3.scope no longer holds the GPU"
+    )
+    assert ended[0].boottime_ns < ended[0].last_boottime_ns
+
+
+def test_an_unchanged_list_costs_nothing(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading /proc of every process every second was the dearest thing that the agent did."""
+    host.process(4711, SLURM)
+    collector = host.collector()
+    host.settle(collector, 4711)
+    reads: list[str] = []
+    read = owners._read
+
+    def counted(path: str, most: int) -> bytes:
+        reads.append(path)
+        return read(path, most)
+
+    monkeypatch.setattr(owners, "_read", counted)
+    blocks = [host.turn(collector, 4711).blocks for _ in range(LOOK_AGAIN_TURNS - 2)]
+    assert reads == []
+    assert all(block is blocks[0][0] for (block,) in blocks)
+    host.turn(collector, 4711)
+    assert [path.rpartition("/")[2] for path in reads] == ["stat"]
+    assert host.told() == []
+
+
+def test_what_was_told_is_told_again(host: JobsHost) -> None:
+    """The aggregator got a new disk, and for a month its picture lacked all jobs that had begun before."""
+    host.process(4711, SLURM)
+    collector = host.collector()
+    host.settle(collector, 4711)
+    host.process(4711, SLURM.replace("job_123", "job_124"))  # adopted by another job meanwhile
+    host.clock.now_ns += TELL_AGAIN_NS
+    for _ in range(LOOK_AGAIN_TURNS + 1):
+        host.turn(collector, 4711)
+    [again] = host.told()
+    assert again.attributes["job_id"] == "124"
+
+
+def test_a_number_dealt_again_after_an_end_is_another_process(host: JobsHost) -> None:
+    """PID 4711 of the second job was taken for the first's, for it was the same number."""
+    host.process(4711, SLURM, start=5_000)
+    collector = host.collector()
+    host.settle(collector, 4711)
+    host.turn(collector)
+    first = host.told()[-1]
+    host.process(4711, SLURM.replace("123", "124"), start=9_000)
+    assert host.settle(collector, 4711)["job_id"] == "124"
+    host.turn(collector)
+    assert host.told()[-1].event_id != first.event_id
+
+
+def test_a_number_dealt_again_between_the_list_and_the_look_is_never_told(host: JobsHost) -> None:
+    """The process ended just after NVML had listed it; a web server that got its number was said to train."""
+    host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
+    collector = host.collector()
+    host.turn(collector, 4711)
+    for _ in range(LOOK_AGAIN_TURNS + 1):
+        host.turn(collector)
+    assert host.told() == []
+
+
+def test_a_number_dealt_again_while_it_is_listed_is_nobodys(host: JobsHost) -> None:
+    """The driver went on listing a process that was gone, until its number was a web server's."""
+    host.process(4711, SLURM, start=5_000)
+    collector = host.collector()
+    host.settle(collector, 4711)
+    host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
+    last = host.turns(LOOK_AGAIN_TURNS + 1, collector, 4711)
+    said = host.told()[-1].attributes
+    assert (said["source"], said["unknown"]) == ("unknown", REUSED)
+    assert "unit" not in said and "job_id" not in said
+    assert host.counts(last)["unknown_count"] == 1
+
+
+def test_another_process_takes_the_number_while_we_look(
+    host: JobsHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Start of one and control group of another made a process that never was."""
+    host.process(4711, SLURM, start=5_000)
+    read = owners._read_or_nothing
+
+    def deal_again(path: str, most: int) -> bytes:
+        if path.endswith("status"):
+            host.process(4711, "0::/system.slice/nginx.service\n", start=100_000)
+        return read(path, most)
+
+    monkeypatch.setattr(owners, "_read_or_nothing", deal_again)
+    assert owners.look(host.proc, 4711) == Seen(State.CHANGED)
+
+
+@pytest.mark.parametrize("zombie", [True, False])
+def test_a_process_that_has_ended_and_holds_a_gpu(host: JobsHost, zombie: bool) -> None:
+    """80 GB were held by a process that no `kill` reached, for it had ended; the next jobs died of no memory."""
+    host.process(4711, SLURM)
+    collector = host.collector()
+    host.settle(collector, 4711)
+    if zombie:
+        host.process(4711, SLURM, state="Z", threads=1)
+    else:
+        host.end(4711)
+    last = host.turns(LOOK_AGAIN_TURNS + DEAD_LOOKS, collector, 4711)
+    counts = host.counts(last)
+    assert (counts["dead_count"], counts["dead_memory_bytes"]) == (1, 1 << 30)
+    assert (counts["unknown_count"], counts["in_jobs_count"]) == (0, 0)
+    [event] = host.told()
+    assert event.attributes["state"] == "dead"
+    assert event.attributes["dead"] == ("zombie" if zombie else "gone")
+    assert event.attributes["job_id"] == "123"
+
+
+def test_a_zombie_keeps_its_owner_when_it_is_told_again(host: JobsHost) -> None:
+    """After half an hour the GPU's dead process was nobody's: the kernel showed the zombie in no group any more."""
+    host.process(4711, SLURM)
+    collector = host.collector()
+    host.settle(collector, 4711)
+    host.process(4711, "0::/\n", state="Z", threads=1)
+    host.turns(LOOK_AGAIN_TURNS + DEAD_LOOKS, collector, 4711)
+    host.clock.now_ns += TELL_AGAIN_NS
+    host.turns(LOOK_AGAIN_TURNS, collector, 4711)
+    assert [(e.attributes["state"], e.attributes["job_id"]) for e in host.told()] == [
+        ("dead", "123"),
+        ("dead", "123"),
+    ]
+
+
+def test_a_zombie_in_no_group_was_seen(host: JobsHost) -> None:
+    """ "It ended before it was seen", said of a process that the agent had followed for a day."""
+    host.process(4711, "0::/\n", state="Z", threads=1)
+    said = host.settle(host.collector(), 4711)
+    assert (said["state"], said["unknown"]) == ("dead", NO_GROUP)
+
+
+def test_a_process_that_was_gone_before_the_agent_came(host: JobsHost) -> None:
+    """The agent was restarted to get at the memory that nobody held, and saw no one."""
+    collector = host.collector()
+    said = host.settle(collector, 4711)
+    assert (said["state"], said["source"], said["dead"]) == ("dead", "unknown", "gone")
+
+
+def test_a_process_that_ends_as_others_do_is_no_finding(host: JobsHost) -> None:
+    """Between its end and the driver's next list every process is gone and listed, once."""
+    host.process(4711, SLURM)
+    collector = host.collector()
+    host.settle(collector, 4711)
+    host.end(4711)
+    host.turn(collector, 4711, Holding(OTHER_GPU, 1))
+    last = host.turn(collector, Holding(OTHER_GPU, 1))
+    assert host.counts(last)["dead_count"] == 0
+    assert [e.attributes["state"] for e in host.told() if e.process_id == 4711] == ["ended"]
+
+
+def test_a_first_thread_that_ended_is_no_zombie(host: JobsHost) -> None:
+    """The main thread had left by pthread_exit; seven others computed, and it was reported dead."""
+    host.process(4711, SLURM, state="Z", threads=7)
+    collector = host.collector()
+    assert host.settle(collector, 4711)["state"] == "running"
+
+
+def test_a_hidden_process_is_unknown_and_not_gone(host: JobsHost) -> None:
+    """/proc was mounted with hidepid=2: every process on the host was said to be gone."""
+    host.end(1)
+    collector = host.collector()
+    said = host.settle(collector, 4711)
+    last = host.turn(collector, 4711)
+    for _ in range(LOOK_AGAIN_TURNS):
+        host.turn(collector, 4711)
+    said = said or dict(host.told()[-1].attributes)
+    assert (said["source"], said["unknown"], said["state"]) == ("unknown", HIDDEN, "running")
+    assert (last.outcome, last.words) == (Outcome.BLIND, HIDEPID[:240])
+    assert (host.counts(last)["unknown_count"], host.counts(last)["dead_count"]) == (1, 0)
+
+
+def test_a_stat_that_may_not_be_read_is_hidden(
+    host: JobsHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hidepid=1 shows the folders and not what is in them."""
+
+    def refuse(path: str, most: int) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(owners, "_read", refuse)
+    assert owners.look(host.proc, 4711) == Seen(State.HIDDEN)
+
+
+def test_numbers_of_another_namespace_are_not_looked_up(host: JobsHost) -> None:
+    """In a container of its own PID namespace the agent found a shell under the number of a training process."""
+    host.in_namespace("pid:[4026532761]")
+    host.process(4711, SLURM)
+    collector = host.collector()
+    last = host.turns(LOOK_AGAIN_TURNS + 2, collector, 4711)
+    said = host.told()[-1].attributes
+    assert (said["source"], said["unknown"]) == ("unknown", FOREIGN)
+    assert (last.outcome, last.words) == (Outcome.BLIND, _NAMESPACE_WORDS)
+    assert host.counts(last)["unknown_count"] == 1
+
+
+def test_an_agent_in_a_container_sees_paths_from_where_it_is(host: JobsHost) -> None:
+    """/host/proc in a pod: paths began with /../.. and no process had an owner."""
+    host.process(4711, POD_CGROUP.replace("0::/kubepods.slice/", "0::/../../../"))
+    assert host.settle(host.collector(), 4711)["pod_uid"] == POD
+    host.process(4712, "0::/../..\n")
+    collector = host.collector()
+    host.settle(collector, 4712)
+    last = host.turn(collector, 4712)
+    assert last.outcome is Outcome.BLIND and "--cgroupns=host" in last.words
+
+
+def test_a_process_in_no_group_is_said_to_be(host: JobsHost) -> None:
+    """No guess: what was started by hand in a rescue shell belongs to nobody we know."""
+    host.process(4711, "0::/\n")
+    assert host.settle(host.collector(), 4711)["unknown"] == NO_GROUP
+
+
+def test_mig_instances_are_told_apart(host: JobsHost) -> None:
+    """Two jobs on the instances of one GPU are no two jobs that share it by mistake, and each has its own row."""
+    host.process(4711, SLURM)
+    host.process(4712, SLURM.replace("123", "124"))
+    collector = host.collector()
+    rows = [Holding(GPU, 4711, 1, 0, 1), Holding(GPU, 4712, 2, 0, 1)]
+    last = host.turns(3, collector, *rows)
+    told = host.told()
+    assert [(e.attributes["job_id"], e.attributes["gpu_instance"]) for e in told] == [
+        ("123", "1"),
+        ("124", "2"),
+    ]
+    assert len({e.event_id for e in told}) == 2
+    assert host.counts(last)["jobs_count"] == 2
+
+
+def test_a_gpu_that_does_not_answer_keeps_its_processes(host: JobsHost) -> None:
+    """GPU 0 answered with an error for a second, and all its jobs were told to have ended."""
+    host.process(4711, SLURM)
+    collector = host.collector()
+    host.settle(collector, 4711)
+    last = host.turn(collector, gpus=[OTHER_GPU])
+    assert last.blocks[0].devices == (OTHER_GPU,)
+    host.turn(collector, 4711)
+    assert host.told() == []
+
+
+def test_while_a_gpu_does_not_answer_nobody_dies_on_it(host: JobsHost) -> None:
+    """The driver hung, the job was killed meanwhile, and its number dealt again: no dead, no riddle."""
+    host.process(4711, SLURM, start=5_000)
+    collector = host.collector()
+    host.settle(collector, 4711)
+    host.end(4711)
+    for _ in range(LOOK_AGAIN_TURNS + DEAD_LOOKS):
+        host.turn(collector, gpus=[OTHER_GPU])
+    assert host.told() == []
+    host.process(4711, SLURM.replace("123", "124"), start=90_000)
+    for _ in range(3):
+        host.turn(collector, 4711)
+    told = [(e.attributes["job_id"], e.attributes["state"]) for e in host.told()]
+    assert told == [("123", "ended"), ("124", "running")]
+
+
+def test_a_sampler_of_one_gpu_looks_as_well(host: JobsHost) -> None:
+    """A slow GPU has a sampler of its own that spares all else, by names known and unknown: /proc is no GPU."""
+    host.process(4711, SLURM)
+    collector = host.collector()
+    collector.spare(AllBut.of(GPU, [OTHER_GPU]))
+    assert host.turn(collector, 4711, gpus=[GPU]).outcome is Outcome.OK
+
+
+def test_memory_that_comes_and_goes_is_no_news(host: JobsHost) -> None:
+    """A server's memory moved every second, and each second all was told and looked at anew."""
+    host.process(4711, SLURM)
+    collector = host.collector()
+    host.settle(collector, Holding(GPU, 4711, None, None, 1))
+    blocks = {
+        id(host.turn(collector, Holding(GPU, 4711, None, None, n)).blocks[0]) for n in range(5)
+    }
+    assert len(blocks) == 1 and host.told() == []
+
+
+def test_without_a_list_there_is_no_data(host: JobsHost) -> None:
+    """The driver's collector failed; its last list must not stand for ever."""
+    host.process(4711, SLURM)
+    collector = host.collector()
+    host.settle(collector, 4711)
+    from gangline.agent.turn import take_turn
+
+    assert take_turn(collector, host.clock).outcome is Outcome.NO_DATA
+    assert host.told() == []
+
+
+def test_a_proc_that_held_a_sampler_is_left_alone(host: JobsHost) -> None:
+    """The lock of all control groups was stuck, and one sampler after another with it."""
+    host.process(4711, SLURM)
+    collector = host.collector()
+    collector.spare(frozenset({owners.PLACE}))
+    assert host.turn(collector, 4711).outcome is Outcome.BLIND
+    collector.spare(frozenset())
+    assert host.turn(collector, 4711).outcome is Outcome.OK
+
+
+def test_a_storm_of_processes_is_held_back(host: JobsHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand short processes on each of a thousand hosts: the aggregator did nothing else."""
+    monkeypatch.setattr(telling, "AT_ONCE_MAX", 8)
+    many = 20
+    for pid in range(2, 2 + many):
+        host.process(pid, SESSION)
+    collector = host.collector()
+    for _ in range(3):
+        host.turn(collector, *range(2, 2 + many))
+    assert len(host.told()) == 8
+    host.clock.now_ns += 3 * REFILL_NS
+    for _ in range(LOOK_AGAIN_TURNS):
+        host.turn(collector, *range(2, 2 + many))
+    assert 3 <= len(host.told()) <= 6
+
+
+def test_who_takes_over_says_from_when_on_all_was_told_anew(host: JobsHost) -> None:
+    """A GPU hung, a job ended while another sampler took its lane over, and was shown as running for another hour."""
+    host.process(4711, SLURM)
+    host.process(4712, SESSION)
+    before = host.collector()
+    host.settle(before, 4711, 4712)
+    [known] = {e.boottime_ns for e in host.anew}
+    host.anew.clear()
+    after = host.collector()
+    host.turn(after, 4712)
+    assert [e.device for e in host.anew] == [OTHER_GPU]  # on which nobody is
+    host.turn(after, 4712)
+    host.turn(after, 4712)
+    [other, anew] = host.anew
+    [again] = host.told()
+    assert (again.process_id, anew.device) == (4712, GPU)
+    assert known < anew.boottime_ns < again.last_boottime_ns
+    assert anew.revision > 0 and anew.event_id != other.event_id
+    host.turns(LOOK_AGAIN_TURNS + 1, after, 4712)
+    assert len(host.anew) == 2  # once
+
+
+def test_what_is_held_back_is_not_said_to_be_told(
+    host: JobsHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a takeover in a storm, processes for which there was no room would have been counted as ended."""
+    monkeypatch.setattr(telling, "AT_ONCE_MAX", 8)
+    many = range(2, 12)
+    for pid in many:
+        host.process(pid, SESSION)
+    collector = host.collector()
+    for _ in range(3):
+        host.turn(collector, *many)
+    assert {e.device for e in host.anew} == {OTHER_GPU}
+    host.clock.now_ns += 4 * REFILL_NS
+    host.turns(LOOK_AGAIN_TURNS, collector, *many)
+    assert {e.device for e in host.anew} == {GPU, OTHER_GPU}
+
+
+def test_what_found_no_room_is_told_at_the_next_turn(host: JobsHost) -> None:
+    """The daemon was busy when 200 processes ended: the last forty were shown on their GPUs for an hour."""
+    pids = range(2, 12)
+    for pid in pids:
+        host.process(pid, SLURM)
+    collector = host.collector()
+    host.room = 3
+    host.turns(3, collector, *pids)
+    assert len(host.told()) == 2 and len(host.anew) == 1
+    host.room = None
+    host.turn(collector, *pids)
+    assert len(host.told()) == 8
+    host.room = 4
+    host.turn(collector)
+    host.room = None
+    host.turn(collector)
+    ended = host.told()
+    assert sorted(e.process_id for e in ended) == list(pids)
+    assert {e.attributes["state"] for e in ended} == {"ended"}
+    host.turn(collector)
+    assert host.told() == []
+
+
+def test_who_shows_himself_later_stays_one_event(
+    host: JobsHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc was remounted without hidepid, and each process was there twice: with an owner, and for an hour without."""
+    host.process(4711, SLURM)
+    host.end(1)
+    collector = host.collector()
+    assert host.settle(collector, 4711)["source"] == "slurm"  # what /proc shows is believed
+    host.end(4711)
+    hidden = host.collector()
+    host.settle(hidden, 4711)
+    host.process(4711, SLURM)
+    host.turns(2 * LOOK_AGAIN_TURNS, hidden, 4711)
+    host.turn(hidden)
+    told = host.told()
+    assert [e.attributes["source"] for e in told][-2:] == ["slurm", "slurm"]
+    assert [e.attributes["state"] for e in told][-1] == "ended"
+    assert len({e.event_id for e in told}) == 1
+
+
+def test_a_name_that_a_process_chose_breaks_nothing(host: JobsHost) -> None:
+    """A process called itself `) R 1 (x` and another by bytes that are no UTF-8."""
+    host.process(4711, SLURM, name=") R 1 (x")
+    assert host.settle(host.collector(), 4711)["job_id"] == "123"
+    folder = host.process(4712, SLURM)
+    stat = (folder / "stat").read_bytes()
+    (folder / "stat").write_bytes(stat.replace(b"python3", b"\xff" * 200))
+    collector = host.collector()
+    host.turns(3, collector, 4712)
+    [event] = host.told()
+    assert event.attributes["job_id"] == "123" and len(event.process_name) == 63
+
+
+def test_of_this_machine() -> None:
+    """The kernel itself, not our idea of it: this process, and one that is no more."""
+    me = owners.look(Path("/proc"), os.getpid())
+    assert (me.state, me.user_id) == (State.RUNNING, os.getuid())
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert owners.look(Path("/proc"), child).state is State.ZOMBIE
+    os.waitpid(child, 0)
+    assert owners.look(Path("/proc"), child).state is State.GONE
+
+
+class World:
+    """Processes that come, end and are dealt the numbers of others, and what the driver lists of them."""
+
+    def __init__(self) -> None:
+        self.starts: dict[int, int] = {}
+
+    def look(self, pid: int) -> Seen:
+        start = self.starts.get(pid)
+        if start is None:
+            return Seen(State.GONE)
+        return replace(Seen(State.RUNNING, start, "p", 0), user_id=start)
+
+
+Steps = st.lists(
+    st.tuples(
+        st.dictionaries(st.integers(1, 3), st.integers(1, 4), max_size=3),  # PID -> start
+        st.sets(st.integers(1, 3)),  # listed
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=200)
+@given(Steps)
+def test_what_is_believed_of_a_number_held_at_two_looks(steps: object) -> None:
+    """Whatever comes and goes: an identity is of a process seen under that number, and a dead one is not there."""
+    world = World()
+    known = Owners(world.look, world.look)
+    assert isinstance(steps, list)
+    for now, (starts, listed) in enumerate(steps):
+        world.starts = starts
+        known.observe(Listing((GPU,), tuple(Holding(GPU, pid) for pid in sorted(listed))), now)
+        held = {one.holding.pid: one for one in known}
+        assert held.keys() == listed
+        for pid, one in held.items():
+            if one.identity and not one.is_unsettled and one.state is State.RUNNING:
+                assert one.looks >= 2
+            if one.is_dead:
+                assert one.ended_looks >= DEAD_LOOKS and not one.is_reused
+            if one.is_reused:
+                assert one.identity is None and one.source == ""
+            assert one.identity is None or one.identity[0] == pid
+
+
+@given(st.lists(st.integers(0, 20 * SECOND), max_size=60))
+def test_a_budget_is_never_overdrawn(waits: list[int]) -> None:
+    """In any span no more is told than what stood at its beginning and what came in since."""
+    budget, now, taken = TellBudget(), 0, 0
+    for wait in waits:
+        now += wait
+        budget.refill(now)
+        taken += sum(budget.take() for _ in range(AT_ONCE_MAX))
+    assert taken <= AT_ONCE_MAX + now // REFILL_NS
+
+
+def test_a_collector_may_be_made_without_a_host(tmp_path: Path) -> None:
+    """A folder that has no /proc at all: no data, no error."""
+    from gangline.agent.clock import SystemClock
+    from gangline.agent.hardware.roots import Roots
+    from gangline.agent.turn import take_turn
+
+    made = GpuJobs(Roots(sys=tmp_path, proc=tmp_path / "proc"))
+    assert take_turn(made, SystemClock()).outcome is Outcome.NO_DATA

@@ -1,0 +1,141 @@
+"""The ring of samples: nothing lost within its length, nothing of another GPU, and sums that are sums."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gangline.ext.nvml import Nvml, Sweep
+from gangline.ext.nvml_gpm import Gpm
+from gangline.ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing
+from tests.fake_nvml.build import build
+from tests.fake_nvml.scenario import Scenario, gpus
+
+COLUMNS, ROWS, LENGTH = 2, 3, 5
+BITS = 0x60
+#: Of column 0 everything that doubles allow, of column 1 the share of some bits.
+TARGETS = [(COUNT, 0, 0, 0.0, 0), (MEAN, 0, 0, 0.0, 1), (LEAST, 0, 0, 0.0, 2), (MOST, 0, 0, 9.0, 3)]
+TARGETS += [(SHARE, 1, BITS, 0.0, 4)]
+
+#: Of each cell its value, or None where it was not known.
+cells = st.tuples(
+    st.lists(st.none() | st.floats(0, 1e9), min_size=ROWS, max_size=ROWS),
+    st.lists(st.none() | st.integers(0, 2**64 - 1), min_size=ROWS, max_size=ROWS),
+)
+
+
+class Summary:
+    """As a Block of the targets."""
+
+    def __init__(self) -> None:
+        self.cells, self.valid = bytearray(8 * 5 * ROWS), bytearray(b"\1" * 5 * ROWS)
+
+    def value(self, column: int, row: int) -> float | None:
+        at = column * ROWS + row
+        return memoryview(self.cells).cast("d")[at] if self.valid[at] else None
+
+
+class Filled:
+    """A ring whose cells a test fills: its sweep reads nothing into them."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self.cells, self.valid = bytearray(8 * COLUMNS * ROWS), bytearray(COLUMNS * ROWS)
+        sweep, gpm = (
+            Sweep(nvml, [f"0000:0{i}:00.0" for i in range(ROWS)], {}),
+            Gpm(nvml, [0] * ROWS, []),
+        )
+        self.ring = SampleRing(
+            sweep, gpm, self.cells, self.valid, ROWS, TARGETS, 125_000_000, LENGTH
+        )
+        self.now_ns = 0
+
+    def put(self, sample: tuple[Sequence[float | None], Sequence[int | None]]) -> None:
+        doubles, flags = sample
+        packed = b"".join(struct.pack("<d", v or 0.0) for v in doubles)
+        self.cells[:] = packed + b"".join(struct.pack("<Q", v or 0) for v in flags)
+        self.valid[:] = bytes(v is not None for v in (*doubles, *flags))
+        self.now_ns += 125_000_000
+        self.ring.sample(self.now_ns)
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nvml]:
+    folder = tmp_path_factory.mktemp("fake_nvml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GANGLINE_FAKE_NVML", str(folder / "scenario"))
+        Scenario(folder / "scenario", gpus(1))
+        made = Nvml(str(build(folder)))
+        yield made
+        made.close()
+
+
+several = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@several
+@given(st.lists(cells, max_size=12))
+def test_the_last_samples_are_there_as_they_were(
+    nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]
+) -> None:
+    """A ring that overwrites one too early would lose the very second that an operator asks for."""
+    filled = Filled(nvml)
+    for sample in taken:
+        filled.put(sample)
+    assert filled.ring.count == len(taken)
+    for row in range(ROWS):
+        expected = [sample[1][row] for sample in taken[-LENGTH:]]
+        assert filled.ring.samples(1, row) == expected
+
+
+@several
+@given(st.lists(cells, min_size=1, max_size=LENGTH))
+def test_sums_are_sums(
+    nvml: Nvml, taken: list[tuple[list[float | None], list[int | None]]]
+) -> None:
+    """Whatever the flags, whatever the clocks; and of one GPU never another's."""
+    filled, summary = Filled(nvml), Summary()
+    for sample in taken:
+        filled.put(sample)
+    assert filled.ring.summarise(summary) == len(taken)
+    for row in range(ROWS):
+        known = [v for v in (sample[0][row] for sample in taken) if v is not None]
+        flags = [v for v in (sample[1][row] for sample in taken) if v is not None]
+        answers = sum(s[0][row] is not None or s[1][row] is not None for s in taken)
+        assert summary.value(0, row) == answers
+        if known:
+            mean = summary.value(1, row)
+            assert mean is not None and math.isclose(mean, math.fsum(known) / len(known))
+            assert summary.value(2, row) == min(known)
+            assert summary.value(3, row) == min(9.0, max(known))
+        else:
+            assert [summary.value(column, row) for column in (1, 2, 3)] == [None] * 3
+        share = sum(bool(f & BITS) for f in flags) / len(flags) if flags else None
+        assert summary.value(4, row) == share
+    assert filled.ring.summarise(summary) == 0  # each is told once
+
+
+def test_what_does_not_fit_is_refused(nvml: Nvml) -> None:
+    """A column too many would be written over whatever lies behind the block."""
+    cells, valid = bytearray(8 * 2), bytearray(2)
+    sweep, gpm = Sweep(nvml, ["0000:01:00.0"], {}), Gpm(nvml, [0], [])
+    for rows, targets, period, length in (
+        (0, [], 1, 1),
+        (3, [], 1, 1),
+        (1, [], 0, 1),
+        (1, [], 1, 0),
+        (1, [(MEAN, 2, 0, 0.0, 0)], 1, 1),
+        (1, [(COUNT + 1, 0, 0, 0.0, 0)], 1, 1),
+        (1, [(MEAN, 0, 0, 0.0, 0)] * 33, 1, 1),
+    ):
+        with pytest.raises(ValueError, match=r"cells|column|columns"):
+            SampleRing(sweep, gpm, cells, valid, rows, targets, period, length)
+    ring = SampleRing(sweep, gpm, cells, valid, 1, [(MEAN, 0, 0, 0.0, 40)], 1)
+    with pytest.raises(ValueError, match="column 40 of 1 rows lies outside"):
+        ring.summarise(Summary())
+    with pytest.raises(IndexError):
+        ring.samples(2, 0)

@@ -1,0 +1,51 @@
+"""What becomes of GPUs: each function makes one of them sick, from a step of the scenario on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.fake_nvml.scenario import Gpu
+
+#: One of each that drivers have been seen to write where they have no value.
+GARBAGE = (2**64 - 1, 2**32 - 1, 0x7FFFFFFFFFFFFFF0, 0xDEADBEEFDEADBEEF, 2**63)
+
+
+def blocks(gpu: Gpu, seconds: float, call: str = "*", *, step: int = 1) -> Gpu:
+    """Have a call, or each, take that long."""
+    gpu.lines.append(f"block {call} at {step} seconds {seconds}")
+    return gpu
+
+
+def blocks_for_ever(gpu: Gpu, path: Path, call: str = "*", *, step: int = 1) -> Gpu:
+    """Have a call, or each, read a file: one of FUSE whose daemon does not answer holds it, SIGKILL or not."""
+    gpu.lines.append(f"block {call} at {step} read {path}")
+    return gpu
+
+
+def crashes(gpu: Gpu, call: str = "*", *, step: int = 1) -> Gpu:
+    """Have a call, or each, die of SIGSEGV."""
+    gpu.lines.append(f"block {call} at {step} crash -")
+    return gpu
+
+
+def is_lost(gpu: Gpu, *, step: int = 1) -> Gpu:
+    """Have it fall off the bus."""
+    gpu.lines.append("error * " + " ".join(["0"] * step + ["15"]))
+    return gpu
+
+
+def talks_garbage(gpu: Gpu) -> Gpu:
+    """Have each value be what none can be. From the start."""
+    for i, name in enumerate(gpu.values):
+        gpu.values[name] = GARBAGE[i % len(GARBAGE)]
+    for i, (number, (kind, _)) in enumerate(gpu.fields.items()):
+        gpu.fields[number] = (kind, GARBAGE[i % len(GARBAGE)])
+    return gpu
+
+
+def is_unbound(gpu: Gpu, *, step: int = 1, again: int = 0) -> Gpu:
+    """Have the driver be taken off it, and put onto it again at a later step (0: never)."""
+    gpu.lines.append(f"system_event {step} 1")
+    if again:
+        gpu.lines.append(f"system_event {again} 2")
+    return gpu
