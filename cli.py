@@ -7,7 +7,6 @@ import importlib
 import io
 import os
 import sys
-from contextlib import suppress
 
 #: Exit codes that scripts may rely on.
 OK, FAILED, USAGE, NO_ANSWER, NOT_FOUND = 0, 1, 2, 3, 4
@@ -21,10 +20,14 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "explain": (".aggregator.commands.explain", "aggregator", "why a host stands where it stands"),
     "watch": (".aggregator.commands.watch", "aggregator", "the table of hosts, kept fresh"),
     "sql": (".aggregator.commands.sql", "aggregator", "ask the store in SQL, read-only"),
+    "check": (".agent.commands.check", "agent", "may a job start here? one line, an exit code"),
     "xid": (".agent.commands.xid", "agent", "what a code of NVIDIA's driver means, and what to do"),
+    "permit": (".aggregator.commands.permit", "aggregator", "let hosts act on their own findings"),
     "run": (".aggregator.commands.run", "aggregator", "try it: aggregator, agent, simulated hosts"),
     "aggregator": (".aggregator.commands.aggregator", "aggregator", "run the service"),
     "agent": (".agent.commands.agent", "agent", "run the daemon of this host"),
+    "release": (".agent.commands.release", "agent", "let go of GPUs before a reset or an unload"),
+    "resume": (".agent.commands.resume", "agent", "take GPUs back that were let go of"),
     "simulate": (".agent.commands.simulate", "simulate", "run hosts that do not exist"),
 }
 
@@ -55,6 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _give_up(error: OSError) -> None:
     """Say that output cannot be written, and let the interpreter not try again when it ends."""
+    from contextlib import suppress  # 2 ms, which every prolog would pay
+
     with suppress(OSError):
         if error.errno != errno.EPIPE:
             print(f"gangline: the output cannot be written: {error.strerror}", file=sys.stderr)

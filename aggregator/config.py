@@ -50,6 +50,12 @@ class AggregatorConfig:
         high=5_000_000,
         says="readings of the last minutes per table in the operators' file; fewer minutes beyond",
     )
+    permit_unhealthy_share_max: float = setting(
+        0.05,
+        low=0.0,
+        high=1.0,
+        says="with more of the hosts UNHEALTHY (and more than one) a permit to enforce is withheld",
+    )
     judge_seconds: float = setting(1.0, low=0.05, high=60, says="how often all hosts are judged")
 
 

@@ -18,6 +18,10 @@ class NameTaken(Refusal):
     """Another agent speaks under this name; it stays until it has been silent."""
 
 
+class NotAllowed(Refusal):
+    """Not from there: the words say from where."""
+
+
 class NoSession(Refusal):
     """The call carries no session, or one that has ended: register again."""
 
@@ -40,3 +44,7 @@ class NotReady(Refusal):
 
 class StreamRefused(Refusal):
     """So many frames in a row were bad that nothing good is to be expected of this stream."""
+
+
+class DifferencesLost(Refusal):
+    """What a stream remembers no longer fits what it sends: only a new stream helps."""

@@ -14,7 +14,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ..fingerprints.wire import score_pb2, telemetry_pb2
+from ..fingerprints.wire import permit_pb2, score_pb2, telemetry_pb2
+from ..fingerprints.wire.permit_pb2_grpc import add_PermitServiceServicer_to_server
 from ..fingerprints.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
 from ..fingerprints.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
 from .config import AggregatorConfig, parse_listen
@@ -22,7 +23,9 @@ from .fleet.fleet import Fleet
 from .ingest.intake import Ingest
 from .judgement.judge import Judgement, judge
 from .judgement.restart import restore
+from .permits import Permits
 from .service.errors import Errors
+from .service.permit import PermitService
 from .service.score import ScoreService
 from .service.telemetry import TelemetryService
 from .store.scorelog import ScoreLog
@@ -36,6 +39,7 @@ MESSAGE_BYTES_MAX = 4 << 20
 GRACE_SECONDS = 3.0
 
 TELEMETRY: str = telemetry_pb2.DESCRIPTOR.services_by_name["TelemetryService"].full_name
+PERMIT: str = permit_pb2.DESCRIPTOR.services_by_name["PermitService"].full_name
 SCORE: str = score_pb2.DESCRIPTOR.services_by_name["ScoreService"].full_name
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -79,7 +83,13 @@ class Aggregator:
         try:
             self._remember()
             self._ingest = Ingest(self.fleet, self.store, self._config, self._wall_ns)
-            self._telemetry = TelemetryService(self._ingest)
+            self._permits = Permits(
+                self._config.data,
+                self._config.permit_unhealthy_share_max,
+                lambda: self.holder.snapshot,
+                self._wall_ns,
+            )
+            self._telemetry = TelemetryService(self._ingest, self._permits.lease)
             self._server = self._make_server()
             self.port = self._bind(address, port)
             await self._server.start()
@@ -112,9 +122,10 @@ class Aggregator:
             ],
         )
         add_TelemetryServiceServicer_to_server(self._telemetry, server)  # type: ignore[no-untyped-call]
+        add_PermitServiceServicer_to_server(PermitService(self._permits), server)  # type: ignore[no-untyped-call]
         add_ScoreServiceServicer_to_server(ScoreService(self.holder), server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (TELEMETRY, SCORE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (TELEMETRY, SCORE, PERMIT, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         return server
 

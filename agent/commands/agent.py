@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from pathlib import Path
 
 from ... import cli
+from ...ext import process
 from ...fingerprints.settings import SettingsError, describe, load
-from .. import log
+from .. import log, service
+from ..clock import SystemClock
 from ..config import AgentConfig, check_address
-from ..main import run
+from ..early import begin
 from ..spool.folder import FolderError
 
 #: Where the aggregator is, for every command of the house.
@@ -19,20 +22,42 @@ ENVIRONMENT = "GANGLINE_AGGREGATOR"
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM or SIGINT. 0: ended as asked; 1: a folder cannot be used; 2: a setting."""
+    """Run until SIGTERM or SIGINT; with --config SIGHUP begins anew. 0: ended as asked; 1: a folder cannot be used; 2: a setting."""
     options = _parser().parse_args(arguments)
     if options.help_settings:
         print(describe(AgentConfig))
         return cli.OK
     handler = log.start(sys.stderr)
     try:
-        run(load(AgentConfig, options.config, _assignments(options)))
+        anew = _run(options)
     except (SettingsError, FolderError) as error:
-        print(f"gangline agent: {error}", file=sys.stderr)
+        print(f"gangline agent: {log.redacted(str(error))}", file=sys.stderr)
         return cli.USAGE if isinstance(error, SettingsError) else cli.FAILED
     finally:
         log.stop(handler)
+    if anew:
+        service.begin_anew()
     return cli.OK
+
+
+def _run(options: argparse.Namespace) -> bool:
+    """Return whether the agent is to begin anew. Raises SettingsError and FolderError."""
+    config = _settings(options)
+    early = begin(config, SystemClock())
+    try:
+        from ..main import run  # once the nursery is forked: samplers carry none of it
+
+        gc.collect()  # what importing has left
+        process.trim()
+        # Without a file there is nothing that could be another when it is read again.
+        return run(config, (lambda: _settings(options)) if options.config else None, early)
+    finally:
+        early.nursery.kill_all()
+
+
+def _settings(options: argparse.Namespace) -> AgentConfig:
+    """Return the settings as they are set now. Raises SettingsError."""
+    return load(AgentConfig, options.config, _assignments(options))
 
 
 def _assignments(options: argparse.Namespace) -> list[str]:

@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ...fingerprints.frames import Frame, FrameError, Stamp, decode
+from ...fingerprints.streaming import CONTEXT_BYTES_MAX, Receiver, StreamError
 from ...fingerprints.wire import telemetry_pb2 as wire
 from ..config import AggregatorConfig
 from ..fleet.fleet import Fleet
 from ..fleet.meanings import SXID, XID
-from ..refusals import NoSession, TooMuch
+from ..refusals import DifferencesLost, NoSession, TooMuch
 from ..store.journal import StoredEvent
 from ..store.records import HostRecord
 from ..store.store import Store
@@ -117,6 +118,7 @@ class Ingest:
             node_index=index,
             session=session.token,
             credit_frames=self.credit_frames,
+            stream_context_bytes=CONTEXT_BYTES_MAX,
         )
 
     def _tell_events_again(self, host: str, boot_id: bytes) -> None:
@@ -142,12 +144,17 @@ class Ingest:
             for about, cleared_ns in cleared
         )
 
-    def accept(self, session: Session, message: wire.TelemetryBatch) -> Accepted:
-        """Decode, check and observe a frame. Raises FrameError with words; NoSession when replaced."""
+    def accept(
+        self, session: Session, message: wire.TelemetryBatch, differences: Receiver
+    ) -> Accepted:
+        """Decode, check and observe a frame. *differences* is what its stream remembers.
+
+        Raises FrameError with words; DifferencesLost; NoSession when replaced.
+        """
         if session.ended:
             raise NoSession(f"{session.host} has registered again since: this session has ended")
         now_ns = self._wall_ns()
-        frame = decode(message.frame)
+        frame = _decode(message, differences)
         stamp = frame.stamp
         if stamp.run_id != session.run_id:
             raise FrameError(
@@ -278,6 +285,18 @@ class EventLane:
     def close(self) -> None:
         """Wait for what is being written, and end the thread."""
         self._thread.shutdown()
+
+
+def _decode(message: wire.TelemetryBatch, differences: Receiver) -> Frame:
+    """Return the frame, whichever way it came."""
+    if not message.differences:
+        return decode(message.frame)
+    try:
+        return decode(differences.decode(message.differences))
+    except (StreamError, FrameError) as error:  # a wrong checksum: they remember different things
+        raise DifferencesLost(
+            f"the differences of frame {message.sequence} make no frame: {error}; begin a new stream"
+        ) from error
 
 
 def _record(request: wire.RegisterNodeRequest, index: int, address: str, now_ns: int) -> HostRecord:

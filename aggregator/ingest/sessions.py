@@ -54,9 +54,15 @@ class Sessions:
     def register(
         self, host: str, run_id: bytes, boot_id: bytes, address: str, now_ns: int
     ) -> Session:
-        """Return a new session. Raises NameTaken or TooMuch, with words for the newcomer."""
+        """Return a new session, on the same connection the one that is: its stream goes on.
+
+        Raises NameTaken or TooMuch, with words for the newcomer.
+        """
         new = Session(host, run_id, boot_id, address, now_ns, secrets.token_hex(16))
         incumbent = self._by_host.get(host)
+        if incumbent is not None and _is_same(incumbent, new):
+            incumbent.heard_ns = now_ns
+            return incumbent
         if incumbent is None and len(self._by_host) >= self._hosts_max:
             raise TooMuch(f"{self._hosts_max} hosts are registered, which is the limit (hosts_max)")
         if incumbent is not None and not _may_follow(incumbent, new, now_ns):
@@ -132,6 +138,14 @@ class Sessions:
 def _machine(session: Session) -> str:
     """The address without the port, which changes with every connection."""
     return session.address.rpartition(":")[0] or session.address
+
+
+def _is_same(incumbent: Session, new: Session) -> bool:
+    """Whether an agent registers again on its connection, as after a change of its inventory."""
+    return bool(incumbent.token) and (
+        (incumbent.run_id, incumbent.boot_id, incumbent.address)
+        == (new.run_id, new.boot_id, new.address)
+    )
 
 
 def _may_follow(incumbent: Session, new: Session, now_ns: int) -> bool:

@@ -9,9 +9,11 @@ from typing import Any
 import grpc
 
 from ..refusals import (
+    DifferencesLost,
     Invalid,
     NameTaken,
     NoSession,
+    NotAllowed,
     NotFound,
     NotReady,
     OutOfDate,
@@ -27,11 +29,13 @@ STATUS: dict[type[Refusal], grpc.StatusCode] = {
     Invalid: grpc.StatusCode.INVALID_ARGUMENT,
     NameTaken: grpc.StatusCode.ALREADY_EXISTS,
     NoSession: grpc.StatusCode.UNAUTHENTICATED,
+    NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
     NotFound: grpc.StatusCode.NOT_FOUND,
     OutOfDate: grpc.StatusCode.FAILED_PRECONDITION,
     TooMuch: grpc.StatusCode.RESOURCE_EXHAUSTED,
     NotReady: grpc.StatusCode.UNAVAILABLE,
     StreamRefused: grpc.StatusCode.INVALID_ARGUMENT,
+    DifferencesLost: grpc.StatusCode.DATA_LOSS,
 }
 
 #: Calls of these services pass the table; health and reflection answer for themselves.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import urllib.parse
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
 from ...fingerprints.frames import FrameError
+from ...fingerprints.streaming import Receiver
 from ...fingerprints.wire import telemetry_pb2 as wire
 from ...fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceServicer
 from ..ingest.intake import Accepted, Ingest
@@ -21,6 +22,8 @@ from ..store.ledger import RangeSet
 REFUSED_IN_ROW_MAX = 32
 #: While the store's queue is full, a stream looks for room this often and reads nothing.
 ROOM_SECONDS = 0.05
+#: Receipts and refusals that a stream's agent does not read; with so many it is read no further either.
+UNREAD_MAX = 8192
 #: A closed stream's last receipts are waited for at most this long.
 LAST_RECEIPTS_SECONDS = 10.0
 
@@ -28,15 +31,21 @@ LAST_RECEIPTS_SECONDS = 10.0
 class TelemetryService(TelemetryServiceServicer):
     """How agents speak to the ingest."""
 
-    def __init__(self, ingest: Ingest) -> None:
-        self._ingest = ingest
+    def __init__(
+        self, ingest: Ingest, permit: Callable[[], wire.Permit | None] = lambda: None
+    ) -> None:
+        """*permit*: what each answer gives the host leave to; None takes it back."""
+        self._ingest, self._permit = ingest, permit
         self._streams: set[Stream] = set()
 
     async def RegisterNode(
         self, request: wire.RegisterNodeRequest, context: Any
     ) -> wire.RegisterNodeResponse:
         """Who speaks, and what its signal ids mean."""
-        return self._ingest.register(request, _address(context.peer()))
+        response = self._ingest.register(request, _address(context.peer()))
+        if permit := self._permit():
+            response.permit.CopyFrom(permit)
+        return response
 
     async def ReportEvents(
         self, request: wire.ReportEventsRequest, context: Any
@@ -49,7 +58,7 @@ class TelemetryService(TelemetryServiceServicer):
     ) -> None:
         """Frames in, receipts out."""
         session = self._session(context)
-        stream = Stream(self._ingest, session)
+        stream = Stream(self._ingest, session, self._permit)
         self._streams.add(stream)
         session.streams += 1
         try:
@@ -78,8 +87,10 @@ class TelemetryService(TelemetryServiceServicer):
 class Stream:
     """One stream: a task that reads, and a loop that writes what the reader and the store tell."""
 
-    def __init__(self, ingest: Ingest, session: Session) -> None:
-        self._ingest = ingest
+    def __init__(
+        self, ingest: Ingest, session: Session, permit: Callable[[], wire.Permit | None]
+    ) -> None:
+        self._ingest, self._permit = ingest, permit
         self._session = session
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -87,6 +98,7 @@ class Stream:
         self._durable: deque[int] = deque()  # filled by the writer thread, emptied by the loop
         self._refused: list[wire.RefusedFrame] = []
         self._refused_in_row = 0
+        self._differences = Receiver()
         self._unreceipted = 0
         self._passed_over = 0  # judged and not stored, for the disk is full
         self._say_heard = False
@@ -124,8 +136,10 @@ class Stream:
 
     async def _read(self, requests: AsyncIterator[wire.TelemetryBatch]) -> None:
         async for message in requests:
+            while len(self._refused) + self._unreceipted >= UNREAD_MAX:
+                await asyncio.sleep(ROOM_SECONDS)
             try:
-                good = self._ingest.accept(self._session, message)
+                good = self._ingest.accept(self._session, message, self._differences)
             except FrameError as error:
                 self._refuse(message.sequence, str(error))
                 continue
@@ -181,6 +195,7 @@ class Stream:
                 durable=ranges,
                 refused=refused,
                 credit_frames=self._credit_frames(),
+                permit=self._permit(),
             )
         )
 

@@ -82,7 +82,9 @@ CREATE OR REPLACE VIEW ops.faults AS
 SELECT
     time, host, device_kind, device, name, code, message, received,
     count, last_time, forms, forms_count, process_id, process_name, attributes
-FROM main.events WHERE name <> 'collector.outcome' ORDER BY received DESC;
+FROM main.events
+WHERE name NOT IN ('collector.outcome', 'gpu.process', 'gpu.allocation', 'gpu.told_anew')
+ORDER BY received DESC;
 COMMENT ON VIEW ops.faults IS
     'faults that hosts reported, such as XIDs, newest first; a storm is one row with its count';
 
@@ -103,3 +105,95 @@ FROM (
 WHERE state IS DISTINCT FROM state_before AND time > t.taken - INTERVAL 1 HOUR
 ORDER BY time DESC;
 COMMENT ON VIEW ops.changed_last_hour IS 'hosts whose state changed within the last hour, newest first';
+
+-- Who runs: `gpu.process` and `gpu.allocation` are told again every 30 minutes (agent/collectors/telling.py),
+-- their ids begin with the boot they are of. After a restart all is told anew, and `gpu.told_anew` says from when on.
+CREATE OR REPLACE VIEW ops.told_by_boot AS
+SELECT
+    e.*, coalesce(e.attributes['gpu_instance'], '') AS instance,
+    CASE
+        WHEN split_part(e.event_id, '/', 1) NOT IN ('', lower(hex(h.boot_id))) THEN 'ended'
+        WHEN e.last_time < t.taken - INTERVAL 65 MINUTE
+            AND e.attributes['state'] NOT IN ('ended', 'released') THEN 'not told any more'
+        WHEN e.last_boottime_ns < a.boottime_ns THEN 'ended'
+        ELSE e.attributes['state']
+    END AS state
+FROM main.events AS e JOIN main.hosts AS h USING (host) CROSS JOIN main.snapshot AS t
+LEFT JOIN main.events AS a ON a.name = 'gpu.told_anew' AND a.host = e.host
+    AND a.event_id = split_part(e.event_id, '/', 1) || '/anew/' || e.name || '/'
+        || CASE e.name WHEN 'gpu.process' THEN left(e.device, 48) ELSE 'host' END
+WHERE e.name IN ('gpu.process', 'gpu.allocation');
+COMMENT ON VIEW ops.told_by_boot IS
+    'what hosts told of processes and allocations, with its state as of now; see ops.gpu_processes, ops.gpu_allocations';
+
+CREATE OR REPLACE VIEW ops.gpu_processes AS
+SELECT
+    e.host, e.device AS gpu, e.attributes['source'] AS source,
+    CASE e.attributes['source']
+        WHEN 'slurm' THEN e.attributes['job_id']
+        WHEN 'kubernetes' THEN coalesce(
+            e.attributes['namespace'] || '/' || e.attributes['pod'], e.attributes['pod_uid'],
+            e.attributes['container_id'])
+        WHEN 'container' THEN e.attributes['container_id']
+        WHEN 'systemd' THEN coalesce(e.attributes['user_unit'], e.attributes['unit'])
+    END AS job,
+    e.attributes['step'] AS step, e.state,
+    try_cast(e.attributes['rank'] AS UINTEGER) AS rank,
+    try_cast(e.attributes['world_size'] AS UINTEGER) AS world_size,
+    e.process_id, e.process_name, try_cast(e.attributes['user_id'] AS UINTEGER) AS user_id,
+    try_cast(e.attributes['gpu_instance'] AS UINTEGER) AS gpu_instance,
+    try_cast(e.attributes['compute_instance'] AS UINTEGER) AS compute_instance,
+    e.attributes['unknown'] AS unknown,
+    e.time - to_microseconds(greatest(0, e.boottime_ns::BIGINT
+        - coalesce(try_cast(e.attributes['start_nanoseconds'] AS BIGINT), e.boottime_ns::BIGINT))
+        // 1000) AS since,
+    e.last_time, e.attributes
+FROM ops.told_by_boot AS e WHERE e.name = 'gpu.process'
+ORDER BY e.host, e.device, e.process_id;
+COMMENT ON VIEW ops.gpu_processes IS
+    'each process on each GPU: whose it is, since when; state running, dead (the GPU is held by one that has ended), ended';
+
+CREATE OR REPLACE VIEW ops.jobs AS
+SELECT
+    source, job, list_sort(list(DISTINCT host)) AS hosts,
+    count(DISTINCT (host, gpu, coalesce(gpu_instance, -1))) AS gpus_count,
+    count(*) AS processes_count,
+    list_sort(list(DISTINCT rank) FILTER (rank IS NOT NULL)) AS ranks,
+    max(world_size) AS world_size, min(since) AS since,
+    count(*) FILTER (state = 'dead') AS dead_count, max(last_time) AS last_time
+FROM ops.gpu_processes WHERE state IN ('running', 'dead')
+GROUP BY source, job, CASE WHEN source IN ('slurm', 'kubernetes') THEN '' ELSE host END
+ORDER BY since;
+COMMENT ON VIEW ops.jobs IS
+    'what runs on GPUs now: Slurm jobs, pods, containers, units, with hosts, GPUs, ranks, since when';
+
+CREATE OR REPLACE MACRO ops.job(job_name) AS TABLE
+SELECT
+    host, gpu, gpu_instance, step, rank, world_size, process_id, process_name, user_id, state,
+    since, last_time, source, attributes
+FROM ops.gpu_processes WHERE job = job_name::VARCHAR ORDER BY rank, host, gpu, process_id;
+COMMENT ON MACRO TABLE ops.job IS
+    'the processes of a job on GPUs, also those that have ended: FROM ops.job(123), FROM ops.job(''ml/trainer-0'')';
+
+CREATE OR REPLACE VIEW ops.gpu_allocations AS
+SELECT
+    a.host, a.device AS gpu, a.attributes['namespace'] AS namespace, a.attributes['pod'] AS pod,
+    a.attributes['container'] AS container, a.attributes['resource'] AS resource,
+    a.attributes['replica'] AS replica, a.time AS since,
+    CASE WHEN a.device LIKE 'GPU-%' THEN coalesce(p.own, 0) END AS processes_count,
+    CASE WHEN a.device LIKE 'GPU-%' THEN coalesce(p.others, 0) END AS other_processes_count,
+    a.last_time
+FROM ops.told_by_boot AS a
+LEFT JOIN LATERAL (
+    SELECT
+        count(*) FILTER (job IS NOT DISTINCT FROM a.attributes['namespace'] || '/' || a.attributes['pod'])
+            AS own,
+        count(*) FILTER (job IS DISTINCT FROM a.attributes['namespace'] || '/' || a.attributes['pod'])
+            AS others
+    FROM ops.gpu_processes
+    WHERE host = a.host AND gpu = a.device AND state IN ('running', 'dead')
+) AS p ON true
+WHERE a.name = 'gpu.allocation' AND a.state = 'held'
+ORDER BY a.host, a.device;
+COMMENT ON VIEW ops.gpu_allocations IS
+    'which pod holds which GPU by kubelet''s word, beside the processes there: its own, and those of others';

@@ -125,6 +125,14 @@ _LATEST_BY_NAME = (
     "LIMIT 100000"
 )
 
+#: Who runs is told again and again by every host: it must not leave a fleet's faults without room.
+_EVENTS = (
+    "(FROM events WHERE received > make_timestamp($1) AND name NOT IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew') "
+    "ORDER BY received DESC LIMIT 100000) UNION ALL "
+    "(FROM events WHERE received > make_timestamp($1) AND name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew') "
+    "ORDER BY received DESC LIMIT 500000)"
+)
+
 #: Name in the file, what it holds, and how many seconds back (0: all).
 _COPIES: tuple[tuple[str, str, int], ...] = (
     ("hosts", "FROM hosts", 0),
@@ -139,7 +147,7 @@ _COPIES: tuple[tuple[str, str, int], ...] = (
     ),
     (
         "events",
-        "FROM events WHERE received > make_timestamp(?) ORDER BY received DESC LIMIT 100000",
+        _EVENTS,
         EVENTS_SECONDS,
     ),
 )

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*gangline/fingerprints/wire/telemetry.proto\x12\x0bgangline.v1\"\xf6\x02\n\x13RegisterNodeRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\x0c\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\x0c\x12\x15\n\ragent_version\x18\x05 \x01(\t\x12.\n\x07signals\x18\x06 \x03(\x0b\x32\x1d.gangline.v1.SignalDefinition\x12$\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x13.gangline.v1.Device\x12<\n\x06labels\x18\x08 \x03(\x0b\x32,.gangline.v1.RegisterNodeRequest.LabelsEntry\x12\x11\n\tsimulated\x18\t \x01(\x08\x12\x13\n\x0b\x62oottime_ns\x18\n \x01(\x04\x12\x14\n\x0cwall_time_ns\x18\x0b \x01(\x04\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"d\n\x10SignalDefinition\x12\x11\n\tsignal_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x12\n\nwidth_bits\x18\x04 \x01(\r\x12\r\n\x05table\x18\x05 \x01(\t\"\x8f\x01\n\x06\x44\x65vice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x37\n\nattributes\x18\x03 \x03(\x0b\x32#.gangline.v1.Device.AttributesEntry\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"`\n\x14RegisterNodeResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x12\n\nnode_index\x18\x02 \x01(\r\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\x15\n\rcredit_frames\x18\x04 \x01(\r\"B\n\x0eTelemetryBatch\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\x12\x0f\n\x07\x62\x61\x63klog\x18\x03 \x01(\x08\",\n\rSequenceRange\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0c\n\x04last\x18\x02 \x01(\x04\"0\n\x0cRefusedFrame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"{\n\tIngestAck\x12+\n\x07\x64urable\x18\x01 \x03(\x0b\x32\x1a.gangline.v1.SequenceRange\x12*\n\x07refused\x18\x02 \x03(\x0b\x32\x19.gangline.v1.RefusedFrame\x12\x15\n\rcredit_frames\x18\x03 \x01(\r\"\xa7\x03\n\x0bHealthEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65vice_kind\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0c\n\x04\x63ode\x18\x05 \x01(\r\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x13\n\x0b\x62oottime_ns\x18\x07 \x01(\x04\x12\x14\n\x0cwall_time_ns\x18\x08 \x01(\x04\x12\x10\n\x08revision\x18\t \x01(\r\x12\r\n\x05\x63ount\x18\n \x01(\x04\x12\x18\n\x10last_boottime_ns\x18\x0b \x01(\x04\x12\r\n\x05\x66orms\x18\x0c \x03(\t\x12\x13\n\x0b\x66orms_count\x18\r \x01(\r\x12\x12\n\nprocess_id\x18\x0e \x01(\r\x12\x14\n\x0cprocess_name\x18\x0f \x01(\t\x12<\n\nattributes\x18\x10 \x03(\x0b\x32(.gangline.v1.HealthEvent.AttributesEntry\x12\x0f\n\x07\x62oot_id\x18\x11 \x01(\x0c\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x13ReportEventsRequest\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.gangline.v1.HealthEvent\"E\n\x14ReportEventsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\r\x12\x1b\n\x13\x64uplicate_event_ids\x18\x02 \x03(\t2\x88\x02\n\x10TelemetryService\x12S\n\x0cRegisterNode\x12 .gangline.v1.RegisterNodeRequest\x1a!.gangline.v1.RegisterNodeResponse\x12J\n\x0fStreamTelemetry\x12\x1b.gangline.v1.TelemetryBatch\x1a\x16.gangline.v1.IngestAck(\x01\x30\x01\x12S\n\x0cReportEvents\x12 .gangline.v1.ReportEventsRequest\x1a!.gangline.v1.ReportEventsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*gangline/fingerprints/wire/telemetry.proto\x12\x0bgangline.v1\"\xf6\x02\n\x13RegisterNodeRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\x0c\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\x0c\x12\x15\n\ragent_version\x18\x05 \x01(\t\x12.\n\x07signals\x18\x06 \x03(\x0b\x32\x1d.gangline.v1.SignalDefinition\x12$\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x13.gangline.v1.Device\x12<\n\x06labels\x18\x08 \x03(\x0b\x32,.gangline.v1.RegisterNodeRequest.LabelsEntry\x12\x11\n\tsimulated\x18\t \x01(\x08\x12\x13\n\x0b\x62oottime_ns\x18\n \x01(\x04\x12\x14\n\x0cwall_time_ns\x18\x0b \x01(\x04\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"d\n\x10SignalDefinition\x12\x11\n\tsignal_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x12\n\nwidth_bits\x18\x04 \x01(\r\x12\r\n\x05table\x18\x05 \x01(\t\"\x8f\x01\n\x06\x44\x65vice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x37\n\nattributes\x18\x03 \x03(\x0b\x32#.gangline.v1.Device.AttributesEntry\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa3\x01\n\x14RegisterNodeResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x12\n\nnode_index\x18\x02 \x01(\r\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\x15\n\rcredit_frames\x18\x04 \x01(\r\x12#\n\x06permit\x18\x05 \x01(\x0b\x32\x13.gangline.v1.Permit\x12\x1c\n\x14stream_context_bytes\x18\x0f \x01(\r\")\n\x06Permit\x12\x0f\n\x07seconds\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"W\n\x0eTelemetryBatch\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\x12\x0f\n\x07\x62\x61\x63klog\x18\x03 \x01(\x08\x12\x13\n\x0b\x64ifferences\x18\x04 \x01(\x0c\",\n\rSequenceRange\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0c\n\x04last\x18\x02 \x01(\x04\"0\n\x0cRefusedFrame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xa0\x01\n\tIngestAck\x12+\n\x07\x64urable\x18\x01 \x03(\x0b\x32\x1a.gangline.v1.SequenceRange\x12*\n\x07refused\x18\x02 \x03(\x0b\x32\x19.gangline.v1.RefusedFrame\x12\x15\n\rcredit_frames\x18\x03 \x01(\r\x12#\n\x06permit\x18\x04 \x01(\x0b\x32\x13.gangline.v1.Permit\"\xa7\x03\n\x0bHealthEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65vice_kind\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0c\n\x04\x63ode\x18\x05 \x01(\r\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x13\n\x0b\x62oottime_ns\x18\x07 \x01(\x04\x12\x14\n\x0cwall_time_ns\x18\x08 \x01(\x04\x12\x10\n\x08revision\x18\t \x01(\r\x12\r\n\x05\x63ount\x18\n \x01(\x04\x12\x18\n\x10last_boottime_ns\x18\x0b \x01(\x04\x12\r\n\x05\x66orms\x18\x0c \x03(\t\x12\x13\n\x0b\x66orms_count\x18\r \x01(\r\x12\x12\n\nprocess_id\x18\x0e \x01(\r\x12\x14\n\x0cprocess_name\x18\x0f \x01(\t\x12<\n\nattributes\x18\x10 \x03(\x0b\x32(.gangline.v1.HealthEvent.AttributesEntry\x12\x0f\n\x07\x62oot_id\x18\x11 \x01(\x0c\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x13ReportEventsRequest\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.gangline.v1.HealthEvent\"E\n\x14ReportEventsResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\r\x12\x1b\n\x13\x64uplicate_event_ids\x18\x02 \x03(\t2\x88\x02\n\x10TelemetryService\x12S\n\x0cRegisterNode\x12 .gangline.v1.RegisterNodeRequest\x1a!.gangline.v1.RegisterNodeResponse\x12J\n\x0fStreamTelemetry\x12\x1b.gangline.v1.TelemetryBatch\x1a\x16.gangline.v1.IngestAck(\x01\x30\x01\x12S\n\x0cReportEvents\x12 .gangline.v1.ReportEventsRequest\x1a!.gangline.v1.ReportEventsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,24 +47,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DEVICE']._serialized_end=682
   _globals['_DEVICE_ATTRIBUTESENTRY']._serialized_start=633
   _globals['_DEVICE_ATTRIBUTESENTRY']._serialized_end=682
-  _globals['_REGISTERNODERESPONSE']._serialized_start=684
-  _globals['_REGISTERNODERESPONSE']._serialized_end=780
-  _globals['_TELEMETRYBATCH']._serialized_start=782
-  _globals['_TELEMETRYBATCH']._serialized_end=848
-  _globals['_SEQUENCERANGE']._serialized_start=850
-  _globals['_SEQUENCERANGE']._serialized_end=894
-  _globals['_REFUSEDFRAME']._serialized_start=896
-  _globals['_REFUSEDFRAME']._serialized_end=944
-  _globals['_INGESTACK']._serialized_start=946
-  _globals['_INGESTACK']._serialized_end=1069
-  _globals['_HEALTHEVENT']._serialized_start=1072
-  _globals['_HEALTHEVENT']._serialized_end=1495
+  _globals['_REGISTERNODERESPONSE']._serialized_start=685
+  _globals['_REGISTERNODERESPONSE']._serialized_end=848
+  _globals['_PERMIT']._serialized_start=850
+  _globals['_PERMIT']._serialized_end=891
+  _globals['_TELEMETRYBATCH']._serialized_start=893
+  _globals['_TELEMETRYBATCH']._serialized_end=980
+  _globals['_SEQUENCERANGE']._serialized_start=982
+  _globals['_SEQUENCERANGE']._serialized_end=1026
+  _globals['_REFUSEDFRAME']._serialized_start=1028
+  _globals['_REFUSEDFRAME']._serialized_end=1076
+  _globals['_INGESTACK']._serialized_start=1079
+  _globals['_INGESTACK']._serialized_end=1239
+  _globals['_HEALTHEVENT']._serialized_start=1242
+  _globals['_HEALTHEVENT']._serialized_end=1665
   _globals['_HEALTHEVENT_ATTRIBUTESENTRY']._serialized_start=633
   _globals['_HEALTHEVENT_ATTRIBUTESENTRY']._serialized_end=682
-  _globals['_REPORTEVENTSREQUEST']._serialized_start=1497
-  _globals['_REPORTEVENTSREQUEST']._serialized_end=1560
-  _globals['_REPORTEVENTSRESPONSE']._serialized_start=1562
-  _globals['_REPORTEVENTSRESPONSE']._serialized_end=1631
-  _globals['_TELEMETRYSERVICE']._serialized_start=1634
-  _globals['_TELEMETRYSERVICE']._serialized_end=1898
+  _globals['_REPORTEVENTSREQUEST']._serialized_start=1667
+  _globals['_REPORTEVENTSREQUEST']._serialized_end=1730
+  _globals['_REPORTEVENTSRESPONSE']._serialized_start=1732
+  _globals['_REPORTEVENTSRESPONSE']._serialized_end=1801
+  _globals['_TELEMETRYSERVICE']._serialized_start=1804
+  _globals['_TELEMETRYSERVICE']._serialized_end=2068
 # @@protoc_insertion_point(module_scope)

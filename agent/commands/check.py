@@ -1,0 +1,192 @@
+"""`gangline check`: one line and an exit code about this host, from the agent's status file.
+
+It runs before and after each job on each host, so that it imports next to nothing, asks nobody and waits
+for nothing. Whatever it cannot know is exit code 0: a check that is unsure must never stop a fleet.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+
+from ..local import verdict
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: The only exit code by which this command says no. Others than 0 and this are somebody else's: a shell that
+#: finds no such command, an interpreter that does not start, a signal.
+OK, BARRED = 0, 10
+#: As `agent/local/folder.py` has them; importing that would cost more than all the rest.
+FOLDERS, FILE_NAME = ("/run/gangline", "var/agent/run"), "status.json"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+PURPOSES = ("person", "healthcheck", "prolog", "epilog", "cron")
+USAGE = """usage: gangline check [--for PURPOSE] [--json] [--run-folder FOLDER]
+
+Say in one line what stands against this host, by the status file of its agent.
+
+  --for PURPOSE       person (default); healthcheck: prints the reason for a drain when it exits with 10;
+                      prolog, epilog; cron: prints nothing when nothing is wrong
+  --json              the findings and the verdict as JSON
+  --run-folder FOLDER where the agent answers; default: /run/gangline; for a person else var/agent/run
+
+exit codes: 10 a finding that enforcing was turned on for by name, which was confirmed within the last
+30 s, under a permit of the aggregator that is in force. 0 everything else: healthy, report-only, stale, no
+agent, a file that cannot be read, a wrong option"""
+
+
+def main(arguments: list[str]) -> int:
+    """Print the line, return the exit code. Never raises: what goes wrong here is nobody's fault but ours."""
+    try:
+        return _run(arguments)
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not drain a host
+        _say(f"gangline: the check itself failed: {type(error).__name__}: {error}; exit 0")
+        return OK
+
+
+def _run(arguments: list[str]) -> int:
+    if "-h" in arguments or "--help" in arguments:
+        _say(USAGE)
+        return OK
+    options = _options(arguments)
+    if isinstance(options, str):
+        _say(f"gangline: {options}; nothing was checked, exit 0")
+        return OK
+    purpose, as_json, folder = options
+    # A prolog runs in whoever's folder: below that only a person is meant to look.
+    status, why = _status((folder,) if folder else FOLDERS if purpose == "person" else FOLDERS[:1])
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    if status is None:
+        _tell_unknown(why, as_json=as_json)
+        return OK
+    barred = verdict.enforced(status, now_ns)
+    if as_json:
+        _tell_json(status, barred, now_ns)
+    elif barred and purpose == "healthcheck":
+        _say(verdict.reason(barred[0]))
+    elif purpose != "cron" or status["findings"] or status["notes"]:
+        _say(f"gangline: {verdict.summary(status, now_ns)}")
+    return BARRED if barred else OK
+
+
+def _options(arguments: list[str]) -> tuple[str, bool, str] | str:
+    """Return purpose, whether as JSON, and the folder; or words on what is wrong."""
+    purpose, as_json, folder = "person", False, ""
+    rest = [
+        part
+        for one in arguments
+        for part in (one.split("=", 1) if one.startswith("--") else (one,))
+    ]
+    while rest:
+        option = rest.pop(0)
+        if option == "--json":
+            as_json = True
+        elif option == "--for" and rest and rest[0] in PURPOSES:
+            purpose = rest.pop(0)
+        elif option == "--run-folder" and rest and rest[0]:
+            folder = rest.pop(0)
+        elif option == "--for":
+            return f"--for: expected one of {', '.join(PURPOSES)}"
+        else:
+            return (
+                f"{verdict.text(option)!r}: expected --for PURPOSE, --json or --run-folder FOLDER"
+            )
+    return purpose, as_json, folder
+
+
+def _status(folders: tuple[str, ...]) -> tuple[dict[str, Any] | None, str]:
+    """Return the document of now, or None and why there is none."""
+    paths = [f"{one}/{FILE_NAME}" for one in folders]
+    why = f"no agent runs here: there is no {paths[0]}"
+    for path in paths:
+        try:
+            content = _read(path, ours=path.startswith(FOLDERS[1]))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return None, f"{path}: {error.strerror}"
+        except ValueError as error:
+            return None, f"{path}: {error}"
+        return _understood(path, content)
+    return None, why
+
+
+def _read(path: str, *, ours: bool) -> bytes:
+    """Return the file. Raises OSError; ValueError when it is not one that only the agent could write.
+
+    *ours*: that only an agent of this user could: whoever made the working folder made this one too.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        seen = os.fstat(file)
+        if not stat.S_ISREG(seen.st_mode):
+            raise ValueError("it is no file")
+        if seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ValueError("others than its owner may write it, so it is not believed")
+        owners = (
+            (os.geteuid(),) if ours else (0, os.geteuid(), os.stat(os.path.dirname(path)).st_uid)
+        )
+        if seen.st_uid not in owners:
+            raise ValueError("it belongs to somebody else, so it is not believed")
+        return os.read(file, verdict.STATUS_BYTES_MAX + 1)
+    finally:
+        os.close(file)
+
+
+def _understood(path: str, content: bytes) -> tuple[dict[str, Any] | None, str]:
+    try:
+        status = verdict.parse(content)
+    except verdict.StatusError as error:
+        return None, f"{path}: {error}"
+    boot = boot_id()
+    if boot and boot != status["boot_id"]:
+        return None, f"no agent runs here: {path} is of another boot"
+    if old := verdict.stale(status, time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
+        return None, f"the agent is down, or hangs: {path}: {old}"
+    return status, ""
+
+
+def boot_id() -> str:
+    """Return the kernel's name of this boot; "" where it shows none."""
+    try:
+        with open(BOOT_ID, "rb", buffering=0) as file:
+            return file.read(64).strip().replace(b"-", b"").decode()
+    except (OSError, ValueError):
+        return ""
+
+
+def _tell_unknown(why: str, *, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        _say(json.dumps({"known": False, "why": why, "enforced": [], "exit_code": OK}))
+    else:
+        _say(f"gangline: {why}. Nothing is known of this host, exit 0")
+
+
+def _tell_json(status: dict[str, Any], barred: list[dict[str, Any]], now_ns: int) -> None:
+    import json
+
+    found = [
+        {**one, "withheld": verdict.withheld(status, one, now_ns)} for one in status["findings"]
+    ]
+    answer = {
+        **status,
+        "findings": found,
+        "known": True,
+        "enforced": [one["name"] for one in barred],
+    }
+    _say(json.dumps({**answer, "exit_code": BARRED if barred else OK}))
+
+
+def _say(line: str) -> None:
+    """Print *line*. Who does not read it, or a full disk, must not change the exit code."""
+    try:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    except (OSError, ValueError, AttributeError):
+        with_nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(with_nowhere, 1)

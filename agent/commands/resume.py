@@ -1,0 +1,60 @@
+"""`gangline resume`: have the agent take back the GPUs that it let go of, before their time."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ...cli import FAILED, OK, USAGE
+from ...fingerprints.wire import agent_pb2 as pb
+from ..local.agent_service import RESUME
+from ..local.asking import add_socket_option, ask, sockets
+from ..local.gpu_names import NotAGpu, canonical
+from ..transport.unary import CallFailed, NobodyThere
+from .release import ANSWER_SECONDS_MAX, forget
+
+
+def main(arguments: list[str]) -> int:
+    """0: they are sampled again, or no agent runs; 1: refused; 2: wrong usage."""
+    options = _parser().parse_args(arguments)
+    try:
+        names = [canonical(name) for name in options.gpus]
+        answer = _asked(options, names)
+    except NotAGpu as error:
+        print(f"gangline resume: {error}", file=sys.stderr)
+        return USAGE
+    except CallFailed as error:
+        print(f"gangline resume: {error}", file=sys.stderr)
+        return USAGE if error.status == "INVALID_ARGUMENT" else FAILED
+    if answer is None:
+        return OK
+    names = ["all GPUs" if name == "all" else name for name in answer.resumed]
+    print(f"resumed: {', '.join(names)}" if names else "nothing was released")
+    return OK
+
+
+def _asked(options: argparse.Namespace, names: list[str]) -> pb.ResumeResponse | None:
+    """Return the agent's answer; None where none runs, and one that begins will have nothing to take back."""
+    request = pb.ResumeRequest(gpus=names)
+    try:
+        return ask(sockets(options.socket), RESUME, request, pb.ResumeResponse, ANSWER_SECONDS_MAX)
+    except NobodyThere as error:
+        forget(options, names)
+        print(f"nothing to resume: {error}")
+        return None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline resume",
+        description="Have the agent of this host take back GPUs that it let go of, before their time.",
+        epilog="exit codes: 0 done, or no agent runs, 1 refused, 2 wrong usage",
+    )
+    parser.add_argument(
+        "gpus",
+        nargs="*",
+        metavar="GPU",
+        help="UUID or PCI address (default: all that it let go of)",
+    )
+    add_socket_option(parser)
+    return parser

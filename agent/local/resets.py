@@ -1,0 +1,81 @@
+"""When each GPU was last seen to be reset in this boot, and which driver asks for nothing any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...fingerprints.catalogue import BY_NAME
+from ..latest import Readings
+
+_EPOCH = BY_NAME["gpu.counter_epoch_count"]
+_ENERGY = BY_NAME["gpu.energy_joules"]
+_RECOVERY = BY_NAME["gpu.recovery_action_state"]
+#: GPUs remembered; a host has sixteen at the most.
+GPUS_MAX = 256
+
+
+class Resets:
+    """A GPU was reset when its counters began anew (`counter_epoch_count` rose) or its energy fell.
+
+    The epoch begins at 0 in each sampler, so that only a rise counts; energy is kept over a restart of the
+    agent. Times are boot time.
+    """
+
+    def __init__(self) -> None:
+        self.at_ns: dict[str, int] = {}
+        self.energy_joules: dict[str, float] = {}
+        #: GPU -> boot time of the last reading by which its driver asked for no recovery.
+        self.asks_for_nothing_ns: dict[str, int] = {}
+        self._epochs: dict[str, float] = {}
+        self._read: Readings | None = None
+        self._column: tuple[object, ...] = ()
+
+    def look(self, tables: Mapping[str, Readings], *, closely: bool) -> bool:
+        """Take the readings of now; say whether a GPU was reset. *closely*: something stands that it would end."""
+        readings = tables.get(_EPOCH.table)
+        if readings is None or readings is self._read:
+            return False
+        self._read, column_before, self._column = readings, self._column, _epochs(readings)
+        if column_before == self._column and self.energy_joules and not closely:
+            return False
+        before = dict(self.at_ns)
+        for gpu, epoch in readings.values(_EPOCH.signal_id):
+            if epoch > self._epochs.get(gpu, epoch):
+                self._was_reset(gpu, readings.boottime_ns)
+            self._epochs[gpu] = epoch
+        if closely or not self.energy_joules:
+            self._look_closely(readings)
+        return self.at_ns != before
+
+    def _look_closely(self, readings: Readings) -> None:
+        for gpu, energy in readings.values(_ENERGY.signal_id):
+            if energy < self.energy_joules.get(gpu, energy):
+                self._was_reset(gpu, readings.boottime_ns)
+            if gpu in self.energy_joules or len(self.energy_joules) < GPUS_MAX:
+                self.energy_joules[gpu] = energy
+        self.asks_for_nothing_ns = {
+            gpu: readings.boottime_ns
+            for gpu, action in readings.values(_RECOVERY.signal_id)
+            if action == 0
+        }
+
+    def _was_reset(self, gpu: str, at_ns: int) -> None:
+        if gpu in self.at_ns or len(self.at_ns) < GPUS_MAX:
+            self.at_ns[gpu] = at_ns
+
+    def of(self, device: str) -> int:
+        """Return the boot time of the last reset of a GPU, -1: none was seen.
+
+        Of anything else, as an NVSwitch, the time by which all GPUs of the host were.
+        """
+        if device in self._epochs or device in self.at_ns:
+            return self.at_ns.get(device, -1)
+        return min((self.at_ns.get(gpu, -1) for gpu in self._epochs), default=-1)
+
+
+def _epochs(readings: Readings) -> tuple[object, ...]:
+    """Return whose epochs are read, and these as they lie in memory."""
+    rows, ids = len(readings.devices), readings.signal_ids
+    at = rows * (ids.index(_EPOCH.signal_id) if _EPOCH.signal_id in ids else len(ids))
+    cells, valid = readings.cells[8 * at : 8 * (at + rows)], readings.valid[at : at + rows]
+    return readings.devices, cells, valid

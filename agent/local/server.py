@@ -1,0 +1,307 @@
+"""The agent's answers over a Unix socket: gRPC, unary calls, one thread that sleeps while nobody asks.
+
+Everyone on the host may connect, so a client costs only itself: what it sends is bounded by `session`'s limits, how
+many there are and how long they idle by `Limits`, and what a user may cost of the processor by `budget`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from .budget import Budget
+from .calls import Later, Method, Peer, Refused
+from .connection import Connection, Limits, has_room
+from .listener import Listener, peer_of
+from .session import CALLS_MAX, Call, PeerError
+
+RECEIVE_BYTES_MAX = 1 << 16
+#: No descriptor is left, say: connections wait so long.
+ACCEPT_AGAIN_SECONDS = 1.0
+#: Who has used up its share and opens connections all the same holds up the line by this much with each.
+ACCEPT_PAUSE_SECONDS = 0.005
+CLOSE_SECONDS_MAX = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """Answers at *path* from `start` to `close`.
+
+    `served`, `refused_connections`: counts, to be read from any thread.
+    """
+
+    def __init__(
+        self, path: Path, methods: Mapping[str, Method], limits: Limits | None = None
+    ) -> None:
+        """*methods*: `/package.Service/Method` -> what answers it. Opens the socket: raises as `Listener` does."""
+        self.served = self.refused_connections = 0
+        self._methods, self._limits = methods, limits or Limits()
+        self._privileged_users = {0, os.geteuid()}
+        self._listener = Listener(path)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closing = False
+        self._done: deque[tuple[Connection, int]] = deque()
+        self._connections: set[Connection] = set()
+        self._budget = Budget()
+        self._accept_again = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener.socket, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="local-server", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer; returns at once."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, and remove the socket's file. Returns within CLOSE_SECONDS_MAX. Never raises."""
+        self._closing = True
+        self._rouse()
+        if self._thread.ident is not None:
+            self._thread.join(CLOSE_SECONDS_MAX)
+        self._listener.close()
+        if not self._thread.is_alive() and self._wake >= 0:
+            wake, self._wake = self._wake, -1
+            os.close(wake)
+
+    def _rouse(self) -> None:
+        with suppress(OSError, ValueError):  # closed
+            os.eventfd_write(self._wake, 1)
+
+    # The thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._turn()
+            except Exception:  # whatever this was, the next client is answered
+                log.exception("the local server stumbled", extra={"cause": "local.server"})
+                time.sleep(ACCEPT_AGAIN_SECONDS)
+        for connection in list(self._connections):
+            connection.session.go_away()
+            with suppress(PeerError, OSError):
+                connection.flush()
+            self._drop(connection)
+        self._selector.close()
+
+    def _turn(self) -> None:
+        for key, mask in self._selector.select(self._seconds_to_sleep()):
+            if key.data is not None:
+                self._handle(key.data, mask)
+            elif key.fileobj is self._listener.socket:
+                self._accept()
+            else:
+                with suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+        while self._done:
+            self._deliver(*self._done.popleft())
+        self._look_at_the_time(time.monotonic())
+
+    def _seconds_to_sleep(self) -> float | None:
+        """None: until somebody comes."""
+        times = [each.next_time(self._limits) for each in self._connections]
+        if self._accept_again:
+            times.append(self._accept_again)
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _look_at_the_time(self, now: float) -> None:
+        if self._accept_again and now >= self._accept_again:
+            self._accept_again = 0.0
+            self._selector.register(self._listener.socket, selectors.EVENT_READ)
+        for connection in [c for c in self._connections if now >= c.next_time(self._limits)]:
+            self._guard(connection, lambda c: self._is_due(c, now))
+
+    def _is_due(self, connection: Connection, now: float) -> None:
+        if connection.paused_until and now >= connection.paused_until:
+            connection.paused_until = 0.0
+        for stream, (later, until) in list(connection.later.items()):
+            if now >= until:
+                later.is_moot = True
+                del connection.later[stream]
+                connection.session.refuse(stream, "DEADLINE_EXCEEDED", "no answer in time")
+                connection.quiet_since = now
+        if connection.is_idle(self._limits, now):
+            self._end(connection)
+
+    # Connections ---------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        began = time.monotonic()
+        try:
+            accepted, _ = self._listener.socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            log.warning("local socket: %s", error.strerror, extra={"cause": "local.accept"})
+            self._pause_accepting(ACCEPT_AGAIN_SECONDS)
+            return
+        accepted.setblocking(False)
+        try:
+            peer = peer_of(accepted)
+        except OSError:
+            accepted.close()
+            return
+        if self._admit(accepted, peer, began):
+            self._pause_accepting(ACCEPT_PAUSE_SECONDS)
+
+    def _admit(self, accepted: socket.socket, peer: Peer, began: float) -> float:
+        """Take a client in, or close what it has opened. Returns as `_bill`."""
+        peers = [each.peer for each in self._connections]
+        if not has_room(peer, peers, self._limits, self._privileged_users):
+            self.refused_connections += 1
+            accepted.close()
+            return self._bill(peer, began)
+        connection = Connection(accepted, peer, began)
+        self._connections.add(connection)
+        self._selector.register(accepted, selectors.EVENT_READ, connection)
+        connection.paused_until = self._bill(peer, began)
+        self._register(connection)
+        return connection.paused_until
+
+    def _pause_accepting(self, seconds: float) -> None:
+        """Let those who connect wait in line: however many they are, the line is long and each of them is served."""
+        self._selector.unregister(self._listener.socket)
+        self._accept_again = time.monotonic() + seconds
+
+    def _guard(self, connection: Connection, work: Callable[[Connection], None]) -> None:
+        """Do *work* for a connection, send what came of it, and drop it when it is of no use any more."""
+        if connection not in self._connections:
+            return
+        began = time.monotonic()
+        try:
+            work(connection)
+            if connection in self._connections:
+                connection.flush()
+        except PeerError:
+            with suppress(PeerError, OSError):
+                connection.flush()  # HTTP/2's own word for what was wrong
+            self._drop(connection)
+        except OSError:
+            self._drop(connection)
+        else:
+            connection.paused_until = self._bill(connection.peer, began)
+            self._register(connection)
+
+    def _bill(self, peer: Peer, began: float) -> float:
+        """Note what it cost its user. Returns when one whose share is used up has some left again, else 0."""
+        if peer.user_id in self._privileged_users:
+            return 0.0
+        now = time.monotonic()
+        self._budget.spend(peer.user_id, now - began, now)
+        return self._budget.again(peer.user_id, now)
+
+    def _register(self, connection: Connection) -> None:
+        """Wait for what can go on; a client that does not read is not read either."""
+        if connection not in self._connections:
+            return
+        wanted = selectors.EVENT_WRITE if connection.out else selectors.EVENT_READ
+        wanted = 0 if connection.paused_until else wanted
+        if wanted == connection.registered:
+            return
+        if not connection.registered:
+            self._selector.register(connection.socket, wanted, connection)
+        elif wanted:
+            self._selector.modify(connection.socket, wanted, connection)
+        else:
+            self._selector.unregister(connection.socket)
+        connection.registered = wanted
+
+    def _end(self, connection: Connection) -> None:
+        """End a connection in a way that its client does not take for a failure."""
+        connection.session.go_away()
+        connection.flush()
+        self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if connection.registered:
+            self._selector.unregister(connection.socket)
+            connection.registered = 0
+        for later, _ in connection.later.values():
+            later.is_moot = True
+        connection.later.clear()
+        connection.socket.close()
+
+    # Calls ---------------------------------------------------------------------------------
+
+    def _handle(self, connection: Connection, mask: int) -> None:
+        """Read, or only send what is left to send: that follows in any case."""
+        self._guard(connection, self._read if mask & selectors.EVENT_READ else lambda c: None)
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            data = connection.socket.recv(RECEIVE_BYTES_MAX)
+        except BlockingIOError:
+            return
+        if not data:
+            raise PeerError("it hung up")
+        for call in connection.session.receive(data):
+            self._answer(connection, call)
+        connection.forget_given_up()
+        if connection.session.calls >= CALLS_MAX and not connection.session.waiting:
+            self._end(connection)
+
+    def _answer(self, connection: Connection, call: Call) -> None:
+        now = connection.quiet_since = time.monotonic()
+        try:
+            result = self._call(call, connection.peer)
+        except Refused as refused:
+            connection.session.refuse(call.stream, refused.status, refused.words)
+            return
+        self.served += 1
+        if isinstance(result, bytes):
+            connection.session.answer(call.stream, result)
+            return
+        seconds = self._limits.call_seconds_max
+        if call.timeout_seconds is not None:
+            seconds = min(seconds, call.timeout_seconds)
+        connection.later[call.stream] = result, now + seconds
+        result.when_done(lambda: self._note_done(connection, call.stream))
+
+    def _call(self, call: Call, peer: Peer) -> bytes | Later:
+        method = self._methods.get(call.path)
+        if method is None:
+            known = ", ".join(self._methods)
+            raise Refused("UNIMPLEMENTED", f"no method {call.path[:200]!r}; there are: {known}")
+        if method.privileged and peer.user_id not in self._privileged_users:
+            raise Refused(
+                "PERMISSION_DENIED",
+                f"{call.path.rpartition('/')[2]} is for root and the agent's own user "
+                f"(uid {os.geteuid()}); you are uid {peer.user_id}",
+            )
+        if call.timeout_seconds == 0:
+            raise Refused("DEADLINE_EXCEEDED", "the time given was none")
+        try:
+            return method.handler(call.message, peer)
+        except Refused:
+            raise
+        except Exception as error:  # the client is told, the operator reads it in the log
+            log.exception("%s failed", call.path, extra={"cause": f"local.call.{call.path}"})
+            raise Refused("INTERNAL", f"{type(error).__name__}: {error}") from error
+
+    def _note_done(self, connection: Connection, stream: int) -> None:
+        """For any thread."""
+        self._done.append((connection, stream))
+        self._rouse()
+
+    def _deliver(self, connection: Connection, stream: int) -> None:
+        self._guard(connection, lambda c: self._give(c, stream))
+
+    def _give(self, connection: Connection, stream: int) -> None:
+        if stream not in connection.later:
+            return  # the client's time was over
+        later, _ = connection.later.pop(stream)
+        connection.quiet_since = time.monotonic()
+        if isinstance(later.result, Refused):
+            connection.session.refuse(stream, later.result.status, later.result.words)
+        elif later.result is not None:
+            connection.session.answer(stream, later.result)

@@ -1,0 +1,138 @@
+"""What the agent and the service manager say to each other: sd_notify(3), over its socket, without its library."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+#: How much longer the manager waits than we let it: it gives WatchdogSec, and we speak this often within it.
+WATCHDOG_TIMES = 3
+#: Reload, and two ways to end.
+SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
+#: Children that sit in a driver and do not die of SIGKILL are left behind after this long.
+CHILDREN_SECONDS_MAX = 0.5
+
+
+class Notifier:
+    """Tells the manager how it stands. Without one, as in a terminal, everything here does nothing.
+
+    Never raises and never waits: a manager that does not read loses what we said, and nothing else.
+    """
+
+    def __init__(
+        self, boottime_ns: Callable[[], int], environment: Mapping[str, str] = os.environ
+    ) -> None:
+        """Takes NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID from *environment*."""
+        self._boottime_ns = boottime_ns
+        self._address = _address(environment.get("NOTIFY_SOCKET", ""))
+        self._socket: socket.socket | None = None
+        self._watchdog_ns = _watchdog_ns(environment)
+        self._watched_ns = 0
+        self._turning = False
+
+    def turned(self) -> None:
+        """The loop has turned: READY the first time, and WATCHDOG as often as the manager wants it.
+
+        To be called by the loop itself and by nothing else, so that one that stands still is noticed.
+        """
+        now_ns = self._boottime_ns()
+        if not self._turning:
+            self._turning = True
+            self._watched_ns = now_ns
+            self._say("READY=1\nSTATUS=sampling")
+        elif self._watchdog_ns and now_ns - self._watched_ns >= self._watchdog_ns:
+            self._watched_ns = now_ns
+            self._say("WATCHDOG=1")
+
+    def reloading(self) -> None:
+        """The same process will begin anew; READY ends it."""
+        # MONOTONIC_USEC lets the manager tell this reload from one before it (systemd 253 and later).
+        monotonic = _monotonic_microseconds()
+        self._say(f"RELOADING=1\nMONOTONIC_USEC={monotonic}\nSTATUS=beginning anew")
+
+    def refused(self, words: str) -> None:
+        """A reload was asked for and is not made: the agent goes on as it was."""
+        monotonic = _monotonic_microseconds()
+        self._say(f"RELOADING=1\nMONOTONIC_USEC={monotonic}")
+        self._say(f"READY=1\nSTATUS=not reloaded: {' '.join(words.split())}")
+
+    def stopping(self) -> None:
+        """The agent ends."""
+        self._say("STOPPING=1\nSTATUS=sending what is left")
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _say(self, words: str) -> None:
+        if self._address:
+            with contextlib.suppress(OSError):
+                if self._socket is None:
+                    kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+                    self._socket = socket.socket(socket.AF_UNIX, kind)
+                self._socket.sendto(words.encode(errors="replace"), self._address)
+
+
+def _address(given: str) -> str | bytes:
+    """Return where to send to; `@` begins the name of an abstract socket. Empty: to nobody."""
+    if given.startswith("@"):
+        return b"\0" + os.fsencode(given[1:])
+    return given if given.startswith("/") else ""
+
+
+def _watchdog_ns(environment: Mapping[str, str]) -> int:
+    """Return how often WATCHDOG is to be said; 0 for never: nobody asked, or asked another process."""
+    given, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
+    if not (given.isascii() and given.isdigit()) or process not in ("", str(os.getpid())):
+        return 0
+    return int(given) * 1000 // WATCHDOG_TIMES
+
+
+def _monotonic_microseconds() -> int:
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+
+
+def begin_anew() -> None:
+    """Become the same command again, as the same process: with the settings and the code of now.
+
+    For the main thread, when everything is closed and signals are held back: what comes meanwhile waits
+    until the new image listens. Raises OSError if the interpreter is gone.
+    """
+    _end_children()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, sys.orig_argv)
+
+
+def _end_children() -> None:
+    """Kill what is left of them, an inventory in a driver: what begins anew would never bury it."""
+    try:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return
+    for child in map(int, children):
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+    until = time.monotonic() + CHILDREN_SECONDS_MAX
+    with contextlib.suppress(ChildProcessError):
+        while children and time.monotonic() < until:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.01)
+
+
+def hold_back(*numbers: int) -> None:
+    """Let these signals wait: their default action would end a process that has no handler for them yet."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+
+def let_through() -> None:
+    """Let the signals of a service come, with those that waited."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

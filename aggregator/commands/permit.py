@@ -1,0 +1,108 @@
+"""`gangline permit`: whether hosts may act on their own findings, where that is turned on by name."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from ...fingerprints.wire import permit_pb2
+from ...fingerprints.wire.permit_pb2_grpc import PermitServiceStub
+from .client import DEADLINE_SECONDS, OK, add_options, guarded, translated
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def main(arguments: list[str]) -> int:
+    """Show, grant or revoke. 1: refused, with words; 3: no aggregator answers."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.what == "grant" and not (options.seconds and options.reason):
+        parser.error('grant needs for how long and why: --for 8h --reason "trial on rack 4"')
+    return guarded("permit", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    with grpc.insecure_channel(options.aggregator) as channel:
+        stub: Any = PermitServiceStub(channel)  # type: ignore[no-untyped-call]
+        calls: dict[str, tuple[Callable[..., Any], object]] = {
+            "show": (stub.GetPermit, permit_pb2.GetPermitRequest()),
+            "grant": (
+                stub.GrantPermit,
+                permit_pb2.GrantPermitRequest(
+                    seconds=options.seconds, reason=_signed(options.reason)
+                ),
+            ),
+            "revoke": (
+                stub.RevokePermit,
+                permit_pb2.RevokePermitRequest(reason=_signed(options.reason)),
+            ),
+        }
+        call, request = calls[options.what]
+        try:
+            permit = call(request, timeout=DEADLINE_SECONDS)
+        except grpc.RpcError as error:
+            raise translated(error, options.aggregator) from error
+    print(json.dumps(_document(permit)) if options.json else told(permit, datetime.now(UTC)))
+    return OK
+
+
+def _document(permit: permit_pb2.FleetPermit) -> dict[str, Any]:
+    fields: dict[str, Any] = MessageToDict(
+        permit, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return {**fields, "granted_wall_time_ns": permit.granted_wall_time_ns}
+
+
+def told(permit: permit_pb2.FleetPermit, now: datetime) -> str:
+    """Return the permit in words."""
+    if not permit.seconds_left:
+        return f"no permit: hosts report, and enforce nothing ({permit.reason})"
+    until = now + timedelta(seconds=permit.seconds_left)
+    line = f"granted until {until:%Y-%m-%d %H:%M:%S} UTC ({permit.seconds_left} s left): {permit.reason}"
+    if permit.withheld_reason:
+        line += f"\nwithheld for now: {permit.withheld_reason}"
+    return line
+
+
+def _signed(reason: str) -> str:
+    """Return *reason* with the name of who gives it."""
+    try:
+        return f"{getpass.getuser()}: {reason or 'revoked'}"
+    except (OSError, KeyError):  # a user without a name
+        return reason
+
+
+def _seconds(text: str) -> int:
+    number, unit = (text[:-1], text[-1:]) if text[-1:] in UNITS else (text, "s")
+    if not (number.isascii() and number.isdecimal() and len(number) <= 6) or not int(number):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a length of time, as 8h or 900s")
+    return int(number) * UNITS[unit]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline permit",
+        description="Whether hosts may act on their own findings (`gangline check` exits with 10). "
+        "Only where an agent's setting `enforcing` names the finding, and only while this permit is in "
+        "force; without one all is report-only.",
+        epilog="exit codes: 0 done, 1 refused, 2 wrong usage, 3 no aggregator answers",
+    )
+    add_options(parser)
+    parser.add_argument(
+        "what",
+        choices=("show", "grant", "revoke"),
+        help="show what is granted and whether hosts are given it; grant it for a time, on the "
+        "aggregator's own machine; revoke it at once, from anywhere",
+    )
+    parser.add_argument(
+        "--for", dest="seconds", type=_seconds, default=0, metavar="8h", help="grant: at most 7d"
+    )
+    parser.add_argument("--reason", default="", help="why; shown on every host, with your name")
+    return parser

@@ -1,0 +1,145 @@
+"""The fleet's permit to enforce: granted by an operator for a time, given to hosts a minute at a time.
+
+It is withheld, though granted, while the fleet itself is in doubt: a policy or a driver that condemns
+many hosts at once is a fault of its own, and must not take the fleet out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ..fingerprints.wire import telemetry_pb2
+from .refusals import Invalid
+from .verdicts import Snapshot, State
+
+#: A grant ends by itself; whoever wants it longer looks at the fleet again.
+GRANT_SECONDS_MAX = 7 * 86_400
+#: Hosts hold it for so long after the last word of ours.
+LEASE_SECONDS = 60
+REASON_CHARACTERS_MAX = 200
+FILE_NAME, FILE_BYTES_MAX = "permit.json", 4096
+SECOND_NS = 1_000_000_000
+
+log = logging.getLogger(__name__)
+
+
+class Grant(NamedTuple):
+    """Wall times of the aggregator, in ns. `reason`: who granted it and why, or who ended it."""
+
+    granted_ns: int = 0
+    until_ns: int = 0
+    reason: str = "none was ever granted"
+
+    def seconds_left(self, now_ns: int) -> int:
+        """Return the whole seconds left; 0 when it is over, or of a future that our clock left again."""
+        if not self.granted_ns <= now_ns < self.until_ns:
+            return 0
+        return min(-(-(self.until_ns - now_ns) // SECOND_NS), GRANT_SECONDS_MAX)
+
+
+class Permits:
+    """What is granted, kept in the store's folder so that a restart of ours changes nothing.
+
+    A boot of our machine ends it: after a power cut the disk may not know yet that it was revoked.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        unhealthy_share_max: float,
+        snapshot: Callable[[], Snapshot | None],
+        wall_ns: Callable[[], int],
+        boot_id: str | None = None,
+    ) -> None:
+        """*unhealthy_share_max*: with more of the hosts UNHEALTHY, and more than one, it is withheld.
+        *boot_id*: of this machine; None: as the kernel says."""
+        self._path = folder / FILE_NAME
+        self._boot_id = _boot_id() if boot_id is None else boot_id
+        self._share_max, self._snapshot, self._wall_ns = unhealthy_share_max, snapshot, wall_ns
+        self._judged: tuple[Snapshot | None, str] = (None, "")
+        self.grant_now = _load(self._path, self._boot_id)
+
+    def seconds_left(self) -> int:
+        """Return the seconds left of what is granted."""
+        return self.grant_now.seconds_left(self._wall_ns())
+
+    def grant(self, seconds: int, reason: str) -> None:
+        """Grant it from now on. Raises Invalid, OSError where it cannot be kept."""
+        if not 0 < seconds <= GRANT_SECONDS_MAX:
+            raise Invalid("seconds", f"expected 1 to {GRANT_SECONDS_MAX}, which is seven days")
+        if not 0 < len(reason) <= REASON_CHARACTERS_MAX or not reason.isprintable():
+            raise Invalid("reason", f"who and why, in 1 to {REASON_CHARACTERS_MAX} characters")
+        now_ns = self._wall_ns()
+        self._keep(Grant(now_ns, now_ns + seconds * SECOND_NS, reason))
+        log.warning("hosts may enforce for %d s: %s", seconds, reason)
+
+    def revoke(self, reason: str) -> None:
+        """Take it back, also where that cannot be kept on disk: then until we are started again."""
+        said = "".join(c if c.isprintable() else " " for c in reason[:REASON_CHARACTERS_MAX])
+        self.grant_now = Grant(reason=said or "revoked")
+        log.warning("hosts may enforce no more: %s", self.grant_now.reason)
+        self._keep(self.grant_now)
+
+    def lease(self) -> telemetry_pb2.Permit | None:
+        """Return what a host is given with a message now; None: nothing."""
+        seconds = self.seconds_left()
+        if not seconds or self.withheld():
+            return None
+        return telemetry_pb2.Permit(
+            seconds=min(seconds, LEASE_SECONDS), reason=self.grant_now.reason
+        )
+
+    def withheld(self) -> str:
+        """Return why no host is given it for now; "" if nothing is against it."""
+        snapshot = self._snapshot()
+        if snapshot is None:
+            return "no host has been judged yet"
+        if self._judged[0] is not snapshot:
+            self._judged = snapshot, self._doubt(snapshot)
+        return self._judged[1]
+
+    def _doubt(self, snapshot: Snapshot) -> str:
+        if snapshot.degraded_reason:
+            return f"the fleet's picture is degraded: {snapshot.degraded_reason}"
+        hosts = [host for host in snapshot.hosts if snapshot.lists(host)]
+        bad = sum(host.state is State.UNHEALTHY for host in hosts)
+        most = max(1.0, self._share_max * len(hosts))
+        if bad > most:
+            return (
+                f"{bad} of {len(hosts)} hosts are UNHEALTHY, which is more than "
+                f"{100 * self._share_max:g} %: a fault that many share is not each host's own"
+            )
+        return ""
+
+    def _keep(self, grant: Grant) -> None:
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps({**grant._asdict(), "boot_id": self._boot_id}))
+        new.replace(self._path)
+        self.grant_now = grant
+
+
+def _boot_id() -> str:
+    """Return the kernel's name of this boot, "" where it shows none."""
+    with suppress(OSError, ValueError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+def _load(path: Path, boot_id: str) -> Grant:
+    """Return what was granted; nothing where the file is missing, of another boot, or not what we wrote."""
+    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+        with open(path, "rb") as file:
+            fields = json.loads(file.read(FILE_BYTES_MAX))
+        grant = Grant(fields["granted_ns"], fields["until_ns"], fields["reason"])
+        whole = type(grant.granted_ns) is int and type(grant.until_ns) is int
+        short = whole and grant.until_ns - grant.granted_ns <= GRANT_SECONDS_MAX * SECOND_NS
+        if fields["boot_id"] != boot_id:
+            return Grant(reason="none was granted since this machine booted")
+        if short and isinstance(grant.reason, str) and len(grant.reason) <= REASON_CHARACTERS_MAX:
+            return grant
+    return Grant()

@@ -1,0 +1,74 @@
+"""PermitService: an operator grants, shows and revokes the fleet's permit to enforce."""
+
+from __future__ import annotations
+
+import ipaddress
+import urllib.parse
+from typing import Any
+
+from ...fingerprints.wire import permit_pb2
+from ...fingerprints.wire.permit_pb2_grpc import PermitServiceServicer
+from ..permits import Permits
+from ..refusals import NotAllowed, NotReady
+
+
+class PermitService(PermitServiceServicer):
+    """Three calls of grpc.aio. A `Refusal` becomes its status at the edge."""
+
+    def __init__(self, permits: Permits) -> None:
+        self._permits = permits
+
+    async def GetPermit(
+        self, request: permit_pb2.GetPermitRequest, context: Any
+    ) -> permit_pb2.FleetPermit:
+        """Say what is granted, and whether hosts are given it."""
+        return self._shown()
+
+    async def GrantPermit(
+        self, request: permit_pb2.GrantPermitRequest, context: Any
+    ) -> permit_pb2.FleetPermit:
+        """Grant it. Raises NotAllowed, Invalid, NotReady."""
+        if not is_here(context.peer()):
+            raise NotAllowed(
+                "a permit to enforce is granted on the aggregator's own machine only, as there is no "
+                "login yet; revoke it from anywhere"
+            )
+        try:
+            self._permits.grant(request.seconds, request.reason)
+        except OSError as error:
+            raise NotReady(f"the grant cannot be kept: {error.strerror}") from error
+        return self._shown()
+
+    async def RevokePermit(
+        self, request: permit_pb2.RevokePermitRequest, context: Any
+    ) -> permit_pb2.FleetPermit:
+        """Take it back, at once. Raises NotReady when a restart would bring it back."""
+        try:
+            self._permits.revoke(request.reason)
+        except OSError as error:
+            raise NotReady(
+                f"it is revoked, but the disk does not know: {error.strerror}; a restart of the "
+                "aggregator would grant it again until it runs out"
+            ) from error
+        return self._shown()
+
+    def _shown(self) -> permit_pb2.FleetPermit:
+        permits, seconds = self._permits, self._permits.seconds_left()
+        return permit_pb2.FleetPermit(
+            seconds_left=seconds,
+            reason=permits.grant_now.reason,
+            withheld_reason=permits.withheld() if seconds else "",
+            granted_wall_time_ns=permits.grant_now.granted_ns,
+        )
+
+
+def is_here(peer: str) -> bool:
+    """Say whether gRPC's *peer* (`ipv4:127.0.0.1:4711`) is on this machine."""
+    kind, _, rest = peer.partition(":")
+    if kind == "unix":
+        return True
+    address = urllib.parse.unquote(rest).rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
