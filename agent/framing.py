@@ -66,7 +66,8 @@ class Framer:
     ) -> bytes:
         """Return the frame of *blocks*, read and not kept. Never raises for what a block holds:
         a table that a frame cannot carry is left out, named in `left_out` and counted; an on-change
-        table left out counts as not sent.
+        table left out counts as not sent. The frame is deflated only if it is long: mostly it is sent
+        as differences, and has its receipt before it would be written.
         """
         stamp = frames.Stamp(self._run_id, self._boot_id, sequence, boottime_ns, wall_ns)
         keyframe = boottime_ns // KEYFRAME_NS
@@ -148,9 +149,10 @@ def _encode_what_fits(stamp: frames.Stamp, parts: Sequence[Block]) -> tuple[byte
 
 def _try(stamp: frames.Stamp, parts: Sequence[Block]) -> tuple[bytes | None, str]:
     try:
-        return frames.encode(stamp, parts), ""
+        return frames.encode(stamp, parts, deflate=False), ""
     except (
         ValueError,
+        OverflowError,
         struct.error,
     ) as error:  # also a name that is no UTF-8, a count past 16 bits
         return None, str(error)

@@ -2,6 +2,10 @@
 
 One host's `gpu_1s` table of eight GPUs, values of a training job; bytes on the wire and CPU for encode
 and decode. Everything is deflated alike (level 1, raw), so that what differs is the coding.
+
+And the same table each second of a stream, as differences to the second before, against the samples of
+Prometheus remote-write: of the values above, drawn anew each second, which is more noise than hardware
+has; and of a host of the simulated fleet, whose noise is its physical model's.
 """
 
 from __future__ import annotations
@@ -9,38 +13,54 @@ from __future__ import annotations
 import random
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from gangline.agent.simulated import SimulatedFleet
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block, is_float
 from gangline.fingerprints.catalogue import TABLES
 from gangline.fingerprints.frames import Stamp
+from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, Receiver, Sender
 
 from .measure import Result, percentile
 
 ROUNDS = 500
 PASSES = 15
 STAMP = Stamp(b"r" * 16, b"b" * 16, 1, 10**15, 17 * 10**17)
+STREAM_SECONDS = 300
+#: Bytes a GPU row of about 45 samples in Prometheus remote-write (snappy-compressed protobuf, labels
+#: by series), measured once with the prototype; not of this run.
+REMOTE_WRITE_BYTES_A_ROW = 454.0
 
 
 def gpu_block(source: random.Random, gpus: int = 8) -> Block:
     """Return readings that look like a training job's: near each other, and not equal."""
+    return next(gpu_blocks(source, gpus))
+
+
+def gpu_blocks(source: random.Random, gpus: int = 8) -> Iterator[Block]:
+    """Yield such readings for ever: each signal keeps its level, its noise is drawn anew."""
     uuids = [f"GPU-{source.getrandbits(128):032x}" for _ in range(gpus)]
-    block = Block("gpu_1s", uuids)
-    for column, signal in enumerate(TABLES["gpu_1s"]):
-        level = source.choice((0, 1, 700, 10**9, 10**13))
-        for row in range(gpus):
-            value = level + source.randrange(max(1, level // 50))
-            if is_float(signal.signal_id):
-                block.put_float(column, row, float(value))
-            else:
-                block.put_int(column, row, value)
-    return block
+    signals = TABLES["gpu_1s"]
+    levels: list[int] = []
+    while True:
+        block = Block("gpu_1s", uuids)
+        for column, signal in enumerate(signals):
+            if len(levels) < len(signals):
+                levels.append(source.choice((0, 1, 700, 10**9, 10**13)))
+            level = levels[column]
+            for row in range(gpus):
+                value = level + source.randrange(max(1, level // 50))
+                if is_float(signal.signal_id):
+                    block.put_float(column, row, float(value))
+                else:
+                    block.put_int(column, row, value)
+        yield block
 
 
 def _protobuf_class() -> Any:
@@ -110,6 +130,67 @@ def _microseconds(call: Callable[[], object]) -> float:
     return percentile(passes, 0.5)
 
 
+def _simulated(seed: int) -> list[Block]:
+    """`gpu_1s` of one host of the simulated fleet, each second."""
+    fleet, found = SimulatedFleet(seed=seed, hosts=1), []
+    for _ in range(STREAM_SECONDS):
+        ((_, blocks, _),) = fleet.step(1.0)
+        for block in blocks:
+            if block.table == "gpu_1s":
+                copy = Block(block.table, block.devices, block.signal_ids)
+                copy.cells[:], copy.valid[:] = block.cells, block.valid
+                found.append(copy)
+    return found
+
+
+def _plain(source: random.Random, blocks: Sequence[Block]) -> list[bytes]:
+    """The frames of successive seconds, with clocks that are never quite on time."""
+    return [
+        frames.encode(
+            Stamp(
+                STAMP.run_id,
+                STAMP.boot_id,
+                second,
+                STAMP.boottime_ns + second * 10**9 + source.randrange(10**5),
+                STAMP.wall_ns + second * 10**9 + source.randrange(10**6),
+            ),
+            [block],
+            deflate=False,
+        )
+        for second, block in enumerate(blocks, 1)
+    ]
+
+
+def _stream(source: random.Random, name: str, blocks: Sequence[Block]) -> list[Result]:
+    """Measure a stream past its first two frames, which name its tables; what comes out is what went in."""
+    sent = _plain(source, blocks)
+    whole = [frames.deflated(frame) for frame in sent]
+    encode, decode, differences = [], [], list[bytes]()
+    for _ in range(PASSES):
+        sender, receiver = Sender(CONTEXT_BYTES_MAX), Receiver()
+        for frame in sent[:2]:
+            receiver.decode(sender.encode(frame))
+        begin = time.process_time_ns()
+        differences = [sender.encode(frame) for frame in sent[2:]]
+        between = time.process_time_ns()
+        restored = [receiver.decode(each) for each in differences]
+        end = time.process_time_ns()
+        assert restored == sent[2:]
+        encode.append((between - begin) / len(differences) / 1e3)
+        decode.append((end - between) / len(differences) / 1e3)
+    a_row = sum(map(len, differences)) / len(differences) / blocks[0].rows
+    deflate = _microseconds(partial(frames.deflated, sent[-1]))
+    inflate = _microseconds(partial(frames.inflated, whole[-1]))
+    what = f"{name}, a second of 8 GPUs"
+    notes = f"deflated whole: {len(whole[-1]) / blocks[0].rows:.1f} B a row"
+    return [
+        Result(f"{what}: bytes a row", a_row, "B", "Prometheus remote-write",
+               REMOTE_WRITE_BYTES_A_ROW, notes),
+        Result(f"{what}: to differences", percentile(encode, 0.5), "us CPU", "deflating it", deflate),
+        Result(f"{what}: and back", percentile(decode, 0.5), "us CPU", "inflating it", inflate),
+    ]  # fmt: skip
+
+
 def run(seed: int) -> list[Result]:
     """Measure bytes a row, and encode and decode CPU a frame."""
     block = gpu_block(random.Random(seed))
@@ -130,4 +211,8 @@ def run(seed: int) -> list[Result]:
                 _microseconds(partial(other_decode, theirs)),
             ),
         ]  # fmt: skip
+    source = random.Random(seed)
+    drawn = [block for block, _ in zip(gpu_blocks(source), range(STREAM_SECONDS), strict=False)]
+    results += _stream(source, "values drawn anew", drawn)
+    results += _stream(source, "simulated host", _simulated(seed))
     return results

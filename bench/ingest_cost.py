@@ -25,6 +25,7 @@ import pyarrow as pa
 from gangline.fingerprints import frames
 from gangline.fingerprints.catalogue import TABLES, Kind
 from gangline.fingerprints.frames import Stamp
+from gangline.fingerprints.streaming import Sender as Differences
 from gangline.fingerprints.wire import telemetry_pb2
 from gangline.fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceStub
 
@@ -59,6 +60,7 @@ class Sender:
             )
         )  # fmt: skip
         self.credit = answer.credit_frames
+        self.differences = Differences(answer.stream_context_bytes)
         self.room = threading.Semaphore(self.credit)
         self.done = threading.Event()
         metadata = (("gangline-session", answer.session),)
@@ -74,7 +76,8 @@ class Sender:
     def _batches(self) -> Iterator[telemetry_pb2.TelemetryBatch]:
         for sequence, frame in enumerate(self.batches, 1):
             self.room.acquire()
-            yield telemetry_pb2.TelemetryBatch(sequence=sequence, frame=frame)
+            differences = self.differences.encode(frame)
+            yield telemetry_pb2.TelemetryBatch(sequence=sequence, differences=differences)
         self.done.wait(120)
 
 
@@ -89,6 +92,7 @@ def _frames(source: random.Random, run_id: bytes, moments: int, count: int) -> l
             Stamp(run_id, bytes(16), sequence, 10**15 + sequence * moments * 10**6,
                   wall + sequence * moments * 10**6),
             blocks,
+            deflate=False,
         )
         for sequence in range(1, count + 1)
     ]  # fmt: skip

@@ -5,11 +5,23 @@ from typing_extensions import Buffer
 def packed_size(width: int, rows: int) -> int:
     """Return the bytes that *width* columns of *rows* rows take once packed."""
 
-def pack(cells: Buffer, valid: Buffer, width: int, rows: int) -> bytes:
-    """Return the packed cells. *cells*: 8 bytes a cell, column by column; *valid*: one byte a cell."""
+def append_table(
+    out: bytearray,
+    head: bytes,
+    offset: int,
+    keys: bytes,
+    cells: Buffer,
+    valid: Buffer,
+    width: int,
+    rows: int,
+) -> None:
+    """Append a table as a frame holds it: *head*, offset, rows and columns, *keys*, the packed cells."""
 
 def unpack(packed: Buffer, cells: Buffer, valid: Buffer, width: int, rows: int) -> None:
-    """Fill *cells* and *valid* from what `pack` made."""
+    """Fill *cells* and *valid* from what `append_table` packed."""
+
+def names(data: Buffer, at: int, count: int, bytes_max: int) -> tuple[tuple[str, ...], int]:
+    """Return *count* names (a byte of length, then UTF-8) and where they end. ValueError."""
 
 def changed_rows(
     cells: Buffer,

@@ -6,22 +6,36 @@ lowest bytes first): neighbouring devices read alike, so that the upper planes a
 deflate takes to nearly nothing. A cell that is not valid repeats the one before it.
 """
 
-from libc.stdint cimport uint8_t, uint64_t
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
+from libc.string cimport memcpy, memset
 
 
 def packed_size(Py_ssize_t width, Py_ssize_t rows):
     return (width * rows + 7) // 8 + 8 * width * rows
 
 
-def pack(const uint8_t[::1] cells not None, const uint8_t[::1] valid not None, Py_ssize_t width, Py_ssize_t rows):
-    cdef Py_ssize_t count = width * rows
+def append_table(bytearray out not None, bytes head not None, int64_t offset, bytes keys not None,
+                 const uint8_t[::1] cells not None, const uint8_t[::1] valid not None, Py_ssize_t width, Py_ssize_t rows):
+    cdef Py_ssize_t count = width * rows, begin = len(out), size = (count + 7) // 8 + 8 * count
+    cdef uint16_t[2] shape
     _check(cells.shape[0], valid.shape[0], count)
-    out = bytearray(packed_size(width, rows))
-    cdef uint8_t[::1] target = out
+    if not (0 <= width <= 0xFFFF and 0 <= rows <= 0xFFFF):
+        raise ValueError(f"{rows} rows of {width} columns: at most 65535 of each")
+    shape[0], shape[1] = <uint16_t>rows, <uint16_t>width
+    PyByteArray_Resize(out, begin + len(head) + 12 + len(keys) + size)
+    cdef uint8_t *to = <uint8_t *>PyByteArray_AS_STRING(out) + begin
+    memcpy(to, <const char *>head, len(head))
+    to += len(head)
+    memcpy(to, &offset, 8)
+    memcpy(to + 8, shape, 4)
+    memcpy(to + 12, <const char *>keys, len(keys))
+    to += 12 + len(keys)
+    memset(to, 0, (count + 7) // 8)
     if count:
         with nogil:
-            _pack(<const uint64_t *>&cells[0], &valid[0], &target[0], width, rows)
-    return bytes(out)
+            _pack(<const uint64_t *>&cells[0], &valid[0], to, width, rows)
 
 
 def unpack(const uint8_t[::1] packed not None, uint8_t[::1] cells not None, uint8_t[::1] valid not None, Py_ssize_t width, Py_ssize_t rows):
@@ -32,6 +46,20 @@ def unpack(const uint8_t[::1] packed not None, uint8_t[::1] cells not None, uint
     if count:
         with nogil:
             _unpack(&packed[0], <uint64_t *>&cells[0], &valid[0], width, rows)
+
+
+def names(const uint8_t[::1] data not None, Py_ssize_t at, Py_ssize_t count, Py_ssize_t bytes_max):
+    cdef Py_ssize_t size = data.shape[0], length
+    cdef list found = []
+    for _ in range(count):
+        length = data[at] if 0 <= at < size else 0
+        if at + 1 + length > size:
+            raise ValueError(f"names end early: {count} wanted, {len(found)} there")
+        if length > bytes_max:
+            raise ValueError(f"a name of {length} bytes: at most {bytes_max}")
+        found.append(PyUnicode_DecodeUTF8(<const char *>&data[at] + 1, length, NULL))
+        at += 1 + length
+    return tuple(found), at
 
 
 def changed_rows(const uint8_t[::1] cells not None, const uint8_t[::1] valid not None,

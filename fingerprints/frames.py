@@ -18,7 +18,7 @@ Layout, little endian, version 1:
 A table: name (u8 length, ASCII), offset of its readings from the frame's time (i64 ns), rows (u16),
 columns (u16), a signal id per column (u16), a device per row (u8 length, UTF-8), then the validity bits
 and the cells as `ext.columns` packs them. A frame needs nothing else to be read but the meaning of its
-signal ids, which RegisterNode's dictionary carries.
+signal ids, which RegisterNode's dictionary carries. On a stream it may travel shorter: `streaming.py`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ VERSION = 1
 
 #: A frame longer than this is refused before anything of it is looked at.
 FRAME_BYTES_MAX = 1 << 20
+#: A payload longer than this is deflated at once, also where that could wait.
+PLAIN_BYTES_MAX = 1 << 18
 #: A payload that would inflate past this is refused unread.
 PAYLOAD_BYTES_MAX = 8 << 20
 TABLES_MAX = 128
@@ -50,6 +52,8 @@ TABLES_CACHED_MAX = 128
 _HEADER = struct.Struct("<4sIBBHI16s16sQQQ")
 _SHAPE = struct.Struct("<qHH")
 _CRC_FROM = 8
+_CODING_AT = 9
+_DEFLATED = 1
 
 
 class FrameError(ValueError):
@@ -75,33 +79,85 @@ class Frame:
     blocks: tuple[Block, ...]
 
 
-def encode(stamp: Stamp, blocks: Sequence[Block]) -> bytes:
-    """Return the frame's bytes. Raises FrameError if the blocks are more than a frame may hold."""
-    payload = b"".join(_encode_table(block) for block in blocks)
+def encode(stamp: Stamp, blocks: Sequence[Block], *, deflate: bool = True) -> bytes:
+    """Return the frame's bytes. Raises FrameError if the blocks are more than a frame may hold.
+
+    Without *deflate* its payload stays as it is, unless it is longer than PLAIN_BYTES_MAX.
+    """
+    payload = bytearray()
+    for block in blocks:
+        _append_table(payload, block)
     if len(blocks) > TABLES_MAX or len(payload) > PAYLOAD_BYTES_MAX:
         raise FrameError(
             f"{len(blocks)} tables of {len(payload)} bytes: a frame holds at most "
             f"{TABLES_MAX} tables of {PAYLOAD_BYTES_MAX} bytes together"
         )
-    deflated = zlib.compress(payload, 1, -15)
-    small = len(deflated) < len(payload)
-    body = deflated if small else payload
     header = _HEADER.pack(
-        MAGIC, 0, VERSION, small, len(blocks), len(payload),
+        MAGIC, 0, VERSION, 0, len(blocks), len(payload),
         stamp.run_id, stamp.boot_id, stamp.sequence, stamp.boottime_ns, stamp.wall_ns,
     )  # fmt: skip
-    crc = zlib.crc32(body, zlib.crc32(header[_CRC_FROM:]))
-    frame = header[:4] + crc.to_bytes(4, "little") + header[_CRC_FROM:] + body
+    small = not deflate and len(payload) <= PLAIN_BYTES_MAX
+    frame = _sealed(header, payload) if small else _shorter(header, payload)
     if len(frame) > FRAME_BYTES_MAX:
         raise FrameError(f"frame of {len(frame)} bytes: at most {FRAME_BYTES_MAX}")
     return frame
 
 
-def _encode_table(block: Block) -> bytes:
+def _shorter(header: bytes, payload: bytes | bytearray) -> bytes:
+    """Return the frame deflated, unless that makes it longer."""
+    deflated = zlib.compress(payload, 1, -15)
+    if len(deflated) >= len(payload):
+        return _sealed(header, payload)
+    return _sealed(_recoded(header, _DEFLATED), deflated)
+
+
+def _recoded(header: bytes, coding: int) -> bytes:
+    return header[:_CODING_AT] + bytes((coding,)) + header[_CODING_AT + 1 :]
+
+
+def _sealed(header: bytes, body: bytes | bytearray) -> bytes:
+    crc = zlib.crc32(body, zlib.crc32(header[_CRC_FROM:]))
+    return b"".join((header[:4], crc.to_bytes(4, "little"), header[_CRC_FROM:], body))
+
+
+def is_plain(frame: bytes) -> bool:
+    """Say whether this is a frame of ours whose payload is not deflated."""
+    return frame[:4] == MAGIC and frame[8 : _CODING_AT + 1] == bytes((VERSION, 0))
+
+
+def deflated(frame: bytes) -> bytes:
+    """Return a frame that `encode` made plain as it would have been made deflated.
+
+    Anything else is returned as it is. Never raises.
+    """
+    if not is_plain(frame):
+        return frame
+    return _shorter(frame[: _HEADER.size], frame[_HEADER.size :])
+
+
+def inflated(frame: bytes) -> bytes:
+    """Return a frame that `encode` made deflated as it would have been made plain.
+
+    Anything else, and what would be longer than PLAIN_BYTES_MAX, is returned as it is. Never raises.
+    """
+    if len(frame) < _HEADER.size or not is_plain(_recoded(frame[: _HEADER.size], 0)):
+        return frame
+    length = _HEADER.unpack_from(frame)[5]
+    if frame[_CODING_AT] != _DEFLATED or length > PLAIN_BYTES_MAX:
+        return frame
+    try:
+        payload = _inflate(frame[_HEADER.size :], _DEFLATED, length)
+    except FrameError:
+        return frame
+    return _sealed(_recoded(frame[: _HEADER.size], 0), payload)
+
+
+def _append_table(payload: bytearray, block: Block) -> None:
     head, keys = _constant_part(block.table, block.signal_ids, block.devices)
-    shape = _SHAPE.pack(block.offset_ns, block.rows, len(block.signal_ids))
-    cells = columns.pack(block.cells, block.valid, len(block.signal_ids), block.rows)
-    return head + shape + keys + cells
+    width = len(block.signal_ids)
+    columns.append_table(
+        payload, head, block.offset_ns, keys, block.cells, block.valid, width, block.rows
+    )
 
 
 @lru_cache(maxsize=TABLES_CACHED_MAX)
@@ -150,7 +206,7 @@ def decode(data: bytes) -> Frame:
 
 
 def _inflate(body: bytes, deflated: int, length: int) -> bytes:
-    if deflated == 1:
+    if deflated == _DEFLATED:
         inflater = zlib.decompressobj(-15)
         try:
             body = inflater.decompress(body, length + 1)
@@ -186,6 +242,13 @@ class _Reader:
         except UnicodeDecodeError as error:
             raise FrameError(f"a name is not UTF-8: {error}") from error
 
+    def names(self, count: int) -> tuple[str, ...]:
+        try:
+            names, self.at = columns.names(self.payload, self.at, count, DEVICE_BYTES_MAX)
+        except ValueError as error:  # also one that is no UTF-8
+            raise FrameError(str(error)) from error
+        return names
+
     def table(self) -> Block:
         name = self.text(TABLE_NAME_BYTES_MAX)
         offset_ns, rows, width = _SHAPE.unpack(self.take(_SHAPE.size))
@@ -194,8 +257,7 @@ class _Reader:
                 f"table {name!r}: {rows} rows of {width} columns, at most {ROWS_MAX} of {COLUMNS_MAX}"
             )
         signal_ids = struct.unpack(f"<{width}H", self.take(2 * width))
-        devices = [self.text(DEVICE_BYTES_MAX) for _ in range(rows)]
-        block = Block(name, devices, signal_ids)
+        block = Block(name, self.names(rows), signal_ids)
         block.offset_ns = offset_ns
         packed = self.take(columns.packed_size(width, rows))
         columns.unpack(packed, block.cells, block.valid, width, rows)

@@ -1,4 +1,4 @@
-"""Events on disk until the aggregator has them: few, each of weight, each fsynced before `put` returns.
+"""Events on disk until the aggregator has them: few, each of weight, each fsynced before `put` returns (but TOLD_AGAIN).
 
 The file is lines of text, `<CRC-32 of the rest, 8 hex digits> <base64 of a HealthEvent>`: damage costs
 the lines it touches and no other. It is appended to, and rewritten when most of it has its receipt.
@@ -11,7 +11,7 @@ import os
 import threading
 import zlib
 from collections.abc import Iterable
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -26,6 +26,9 @@ MESSAGE_CHARACTERS_MAX = 4096
 LINE_BYTES_MAX = 1 << 16
 #: Past this the oldest events go, however few they are.
 QUEUE_BYTES_MAX = 8 << 20
+#: Told again by themselves, and all over with the next boot (`collectors/telling.py`): when too many wait they go first,
+#: they are sent last, and no fsync is waited for. A job of 500 processes holds neither an XID nor the daemon up.
+TOLD_AGAIN = frozenset({"gpu.process", "gpu.allocation", "gpu.told_anew"})
 #: What the file may hold in lines that already have a receipt before it is rewritten.
 STALE_BYTES_MAX = 1 << 16
 
@@ -69,6 +72,7 @@ class EventQueue:
         self._lines: dict[str, bytes] = {}  # by event id, oldest first
         self._revisions: dict[str, int] = {}  # of the lines
         self._given: dict[str, int] = {}  # event id -> the revision that `pending` gave last
+        self._told_again: dict[str, None] = {}  # which of the lines are, oldest first
         self._lines_bytes = 0
         self._file_bytes = 0
         self._descriptor = -1
@@ -103,8 +107,8 @@ class EventQueue:
         """Keep an event; it is on disk when this returns. False: in memory only, see `write_errors`.
 
         Never raises. An event without an id is given one; a higher revision of one that waits takes
-        its place, any other of the same id is left out; when too many wait, the oldest go, counted
-        in `dropped_events`.
+        its place, any other of the same id is left out; when too many wait, the oldest of those that
+        are told again go, then the oldest of all, counted in `dropped_events`.
         """
         kept = HealthEvent()
         kept.CopyFrom(event)
@@ -116,7 +120,7 @@ class EventQueue:
                 self.dropped_events += 1
             elif kept.revision > self._revisions.get(kept.event_id, -1):
                 self._add(kept, line)
-                self._save(line)
+                self._save(line, sync=kept.name not in TOLD_AGAIN)
             return self._held >= 0 and not self._dirty
 
     def _add(self, event: HealthEvent, line: bytes) -> None:
@@ -124,19 +128,22 @@ class EventQueue:
         self._lines_bytes += len(line) - len(self._lines.get(event_id, b""))
         self._lines[event_id] = line
         self._revisions[event_id] = event.revision
+        if event.name in TOLD_AGAIN:
+            self._told_again[event_id] = None
         while len(self._lines) > self._events_max or self._lines_bytes > QUEUE_BYTES_MAX:
-            self._remove(next(iter(self._lines)))
+            self._remove(next(iter(self._told_again or self._lines)))
             self.dropped_events += 1
 
     def _remove(self, event_id: str) -> bool:
         line = self._lines.pop(event_id, b"")
         self._revisions.pop(event_id, None)
         self._given.pop(event_id, None)
+        self._told_again.pop(event_id, None)
         self._lines_bytes -= len(line)
         return bool(line)
 
-    def _save(self, line: bytes) -> None:
-        """Bring a new line to the disk, the short way if the file is sound."""
+    def _save(self, line: bytes, *, sync: bool) -> None:
+        """Bring a new line to the disk, the short way if the file is sound. Not *sync*: as far as the kernel."""
         if self._dirty or self._file_bytes + len(line) > self._lines_bytes + STALE_BYTES_MAX:
             self._rewrite()
             return
@@ -149,7 +156,8 @@ class EventQueue:
                 )
             if os.write(self._descriptor, line) != len(line):
                 raise OSError(0, "the disk took only a part of an event")
-            os.fsync(self._descriptor)
+            if sync:
+                os.fsync(self._descriptor)
         except OSError as error:
             self._failed(error)
         else:
@@ -177,11 +185,12 @@ class EventQueue:
             self._descriptor = -1
 
     def pending(self, count_max: int) -> list[HealthEvent]:
-        """Return the oldest events without a receipt, at most *count_max*."""
+        """Return the oldest events without a receipt, at most *count_max*; last those that are told again."""
         with self._lock:
-            lines = list(islice(self._lines.values(), count_max))
-            given = islice(self._lines, count_max)
+            others = (event_id for event_id in self._lines if event_id not in self._told_again)
+            given = list(islice(chain(others, self._told_again), count_max))
             self._given.update({event_id: self._revisions[event_id] for event_id in given})
+            lines = [self._lines[event_id] for event_id in given]
         return [parse_line(line) for line in lines]
 
     def receipt(self, event_ids: Iterable[str]) -> None:

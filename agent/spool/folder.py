@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 LOCK_NAME = "lock"
+#: Where a file system in memory is on every Linux.
+MEMORY_FOLDER = Path("/dev/shm")
 
 
 class FolderError(RuntimeError):

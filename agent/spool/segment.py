@@ -144,7 +144,6 @@ class FileSegment(Segment):
         super().__init__(first)
         self.path = folder / f"{first:0{_DIGITS}}{SUFFIX}"
         self._descriptor = -1
-        self._newest: tuple[int, bytes] | None = None  # it is sent at once: no need to read it back
 
     @classmethod
     def create(cls, folder: Path, first: int) -> FileSegment:
@@ -198,7 +197,6 @@ class FileSegment(Segment):
         except OSError:
             self._undo()
             raise
-        self._newest = self.next, frame
         self._index(RECORD_OVERHEAD_BYTES + len(frame))
 
     def _undo(self) -> None:
@@ -210,9 +208,6 @@ class FileSegment(Segment):
         pass  # the file goes as a whole
 
     def read(self, sequences: Sequence[int]) -> list[tuple[int, bytes | None]]:
-        newest = self._newest
-        if newest is not None and list(sequences) == [newest[0]]:
-            return [newest]
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return [(sequence, self._read(descriptor, sequence)) for sequence in sequences]
@@ -228,7 +223,6 @@ class FileSegment(Segment):
             return None
 
     def close(self) -> None:
-        self._newest = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -175,6 +175,25 @@ class Segments:
                 return segment, _within(segment, waiting[:count_max])
         return None
 
+    def waiting(self) -> list[tuple[int, bytes | None]]:
+        """Return all frames without a receipt, ascending; None for one that cannot be read."""
+        found: list[tuple[int, bytes | None]] = []
+        for segment in self._all:
+            sequences = segment.waiting(-1)
+            try:
+                found += segment.read(sequences) if sequences else []
+            except OSError:
+                found += [(sequence, None) for sequence in sequences]
+        return found
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Return first and last sequence of each segment that has any."""
+        return [(each.first, each.next - 1) for each in self._all if each.ends]
+
+    def holds(self, sequence: int) -> bool:
+        """Say whether this frame is here and waits for its receipt."""
+        return any(sequence in each.waiting(sequence - 1) for each in self._all)
+
     def close(self) -> None:
         for segment in self._all:
             segment.close()

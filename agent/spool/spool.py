@@ -1,8 +1,10 @@
-"""Frames on disk until the aggregator has a receipt for them.
+"""Frames kept until the aggregator has a receipt for them: first in memory's file system, then on disk.
 
 What it promises:
 * A frame that `append` took survives `kill -9` of this process. It is not fsynced: a power cut may
-  take the last seconds, as it takes the host.
+  take the last half minute (`head.WAIT_SECONDS_MAX` in memory, then what the page cache holds).
+* While receipts come, nothing is written to the disk. Without a head (no such file system, or not
+  wanted) frames go to the disk at once, and the first promise is all there is.
 * Only a receipt, a refusal or a full spool makes it forget a frame; what is lost is counted.
 * (run id, sequence) never names two different frames. Wherever numbers may have been given out that
   the disk no longer shows (another boot: a power cut took pages; a damaged tail; frames that lived in
@@ -15,16 +17,17 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ...fingerprints.frames import FRAME_BYTES_MAX
 from . import run
-from .folder import FolderError, hold, sync_folder
+from .folder import FolderError, hold
+from .places import Places
 from .segment import FIRST_SEQUENCE_MAX, RECORD_OVERHEAD_BYTES, Segment
 from .segments import Segments
 
-#: Present while every sequence that was given out is on disk.
-UNBROKEN_NAME = "unbroken"
 FIRST_SEQUENCE = 1
 #: More than anybody appends between two flushes of the page cache.
 JUMP_SEQUENCES = 1 << 20
@@ -36,26 +39,25 @@ _Bytes = bytes  # `Spool.bytes` hides the type within the class
 class Spool:
     """Thread-safe. Nothing but `open` raises.
 
-    Attributes: `run_id`, `boot_id` (16 bytes each); `write_errors`, frames the disk did not take;
-    `refused_frames`; `notice`, words about what was found at the start, empty if all was well;
-    `last_error`, the words of the last write that failed; `last_refusal`.
+    Attributes: `run_id`, `boot_id` (16 bytes each); `notice`, words about what was found at the start,
+    empty if all was well; `refused_frames` and `last_refusal`.
     """
 
-    def __init__(self, lock: int, segments: Segments) -> None:
-        self.folder = segments.folder
+    def __init__(self, lock: int, places: Places) -> None:
+        self.folder = places.disk.folder
         self.run_id = b""
         self.boot_id = b""
         self.notice = ""
-        self.last_error = ""
         self.last_refusal = ""
-        self.write_errors = 0
         self.refused_frames = 0
         self._lock = threading.Lock()
         self._held = lock
-        self._segments = segments
+        self._places = places
         self._next = FIRST_SEQUENCE
+        self._newest: tuple[int, _Bytes] | None = (
+            None  # it is sent at once: no need to read it back
+        )
         self._unusable_frames = 0  # that `append` was given
-        self._unbroken = False
 
     @classmethod
     def open(
@@ -66,12 +68,16 @@ class Spool:
         segment_bytes: int = 262144,
         boot_id: bytes,
         owner: str,
+        head_folder: Path | None = None,
+        seconds: Callable[[], float] = time.monotonic,
     ) -> Spool:
         """Take up what is in *folder*, which is made if need be.
 
         *owner* is the machine's fingerprint (`identity.machine_owner`): under another owner, as when
         a disk image was cloned, there is a new run id, and what the other left is removed, counted
         in `dropped_frames` and told in `notice`. Segments are never larger than half of *bytes_max*.
+        *head_folder* is a folder in memory, such as `folder.MEMORY_FOLDER`; it is done without where it
+        cannot be used. *seconds* is a steady clock.
         Raises FolderError (another process holds it; it cannot be written), ValueError (limits).
         """
         if bytes_max < 2 * SEGMENT_BYTES_MIN:
@@ -79,11 +85,13 @@ class Spool:
                 f"bytes_max is {bytes_max}: at least {2 * SEGMENT_BYTES_MIN} is needed"
             )
         segment_bytes = max(SEGMENT_BYTES_MIN, min(segment_bytes, bytes_max // 2))
-        spool = cls(hold(folder), Segments(folder, bytes_max, segment_bytes))
+        spool = cls(hold(folder), Places(Segments(folder, bytes_max, segment_bytes), seconds))
         try:
+            if head_folder is not None:
+                spool.notice = spool._places.open_head(head_folder)
             spool._take_up(boot_id, owner)
         except OSError as error:
-            spool.close()
+            spool._let_go()  # as it was found: what its numbers are worth is not known
             raise FolderError(f"{folder} cannot be used: {error.strerror}") from error
         return spool
 
@@ -91,53 +99,54 @@ class Spool:
 
     def _take_up(self, boot_id: bytes, owner: str) -> None:
         self.boot_id = boot_id
+        disk = self._places.disk
         noted = run.read(self.folder)
-        damaged = self._segments.scan()
-        self._next = self._segments.next
-        words = self._why_new_run(noted, owner)
-        if noted is None or words:
-            self._begin_run(owner, words)
+        damaged = disk.scan()
+        why = self._why_new_run(noted, owner)
+        if noted is None or why:
+            why = self._begin_run(owner, why)
         else:
-            self._go_on(noted, damaged or not (self.folder / UNBROKEN_NAME).exists())
-        self._set_unbroken()
-        self.notice = "; ".join([*self._segments.notice, *([self.notice] if self.notice else [])])
+            unbroken = self._places.take_up(noted.run_id, damaged)
+            self._go_on(noted, not unbroken)
+        self._places.own_numbers()
+        self.notice = "; ".join(filter(None, [self.notice, *disk.notice, why]))
 
     def _why_new_run(self, noted: run.Run | None, owner: str) -> str:
         """Return why the frames found here cannot be gone on with; empty if they can."""
+        disk = self._places.disk
         if noted is None:
-            return f"{run.META_NAME} is missing or damaged" if self._segments else ""
+            return f"{run.META_NAME} is missing or damaged" if disk else ""
         if noted.owner != owner:
             return f"{self.folder} was made on another machine ({noted.owner}; this is {owner})"
-        if not self._segments:
+        if not disk:
             return "all segments are gone"  # and with them the numbering
-        return "" if self._next < FIRST_SEQUENCE_MAX // 2 else "the numbering is damaged"
+        return "" if disk.next < FIRST_SEQUENCE_MAX // 2 else "the numbering is damaged"
 
-    def _begin_run(self, owner: str, words: str) -> None:
-        """Number anew under a new run id; what is left of another run could never be sent."""
-        left = self._segments.waiting_frames
-        self._segments.drop_all()
-        if words:
-            self.notice = f"{words}: a new run begins, {left} frames left there were removed"
+    def _begin_run(self, owner: str, why: str) -> str:
+        """Number anew under a new run id; what is left of another run could never be sent. Return what to say."""
+        left = self._places.disk.waiting_frames
+        self._places.disk.drop_all()
         self.run_id = os.urandom(run.RUN_ID_BYTES)
+        self._places.begin_run(self.run_id)
         run.Run(self.run_id, self.boot_id, owner).write(self.folder)
         self._begin_at(FIRST_SEQUENCE)
+        return why and f"{why}: a new run begins, {left} frames left there were removed"
 
     def _go_on(self, noted: run.Run, broken: bool) -> None:
         self.run_id = noted.run_id
+        self._next = max(place.next for place in self._places)
         if broken or noted.boot_id != self.boot_id:
             self._begin_at((self._next // JUMP_SEQUENCES + 1) * JUMP_SEQUENCES)
-        self._segments.prune()
+        self._places.disk.prune()
         if noted.boot_id != self.boot_id:
             try:
                 run.Run(self.run_id, self.boot_id, noted.owner).write(self.folder)
             except OSError as error:
                 # A full disk. The next start sees another boot once more and jumps: harmless.
-                self.last_error = f"{run.META_NAME}: {error.strerror}"
+                self._places.last_error = f"{run.META_NAME}: {error.strerror}"
 
     def _begin_at(self, sequence: int) -> None:
-        """Go on from *sequence*, durably: no number before it is given out again."""
-        self._segments.begin(sequence)
-        sync_folder(self.folder)
+        self._places.begin_at(sequence)
         self._next = sequence
 
     # Appending -----------------------------------------------------------------------------
@@ -156,56 +165,32 @@ class Spool:
         """
         with self._lock:
             size = RECORD_OVERHEAD_BYTES + len(frame)
-            usable = len(frame) <= FRAME_BYTES_MAX and size <= self._segments.bytes_max
+            usable = len(frame) <= FRAME_BYTES_MAX and size <= self._places.disk.bytes_max
             if sequence < self._next or self._held < 0 or not usable:
                 self._unusable_frames += 1
                 return
             self._next = sequence + 1
-            self._keep(sequence, frame)
-            self._segments.prune()
-
-    def _keep(self, sequence: int, frame: _Bytes) -> None:
-        try:
-            self._segments.append(sequence, frame)
-        except OSError as error:
-            self.write_errors += 1
-            self.last_error = f"{self.folder}: {error.strerror}"
-            self._set_broken()
-            self._segments.keep_in_memory(sequence, frame)
-        else:
-            self._set_unbroken()
-
-    def _set_broken(self) -> None:
-        """Note, on a disk that takes no writes, that numbers exist which it does not show."""
-        if self._unbroken:
-            self._unbroken = False
-            try:
-                (self.folder / UNBROKEN_NAME).unlink(missing_ok=True)
-            except OSError as error:
-                self.last_error = f"{UNBROKEN_NAME}: {error.strerror}"
-
-    def _set_unbroken(self) -> None:
-        if not self._unbroken:
-            try:
-                (self.folder / UNBROKEN_NAME).touch(mode=0o600)
-            except OSError as error:
-                self.last_error = f"{UNBROKEN_NAME}: {error.strerror}"
-            else:
-                self._unbroken = True
+            self._newest = sequence, frame
+            self._places.keep(sequence, frame)
 
     # Letting go ----------------------------------------------------------------------------
 
     def receipt(self, first: int, last: int) -> None:
         """Forget first..last, inclusive: they are durable at the aggregator. Never raises."""
         with self._lock:
-            self._segments.forget(first, last)
+            self._forget(first, last)
 
     def refused(self, sequence: int, reason: str) -> None:
         """Forget a frame that the aggregator will never take, and count it. Never raises."""
         with self._lock:
-            if self._segments.forget(sequence, sequence):
+            if self._forget(sequence, sequence):
                 self.refused_frames += 1
                 self.last_refusal = reason
+
+    def _forget(self, first: int, last: int) -> int:
+        if self._newest is not None and first <= self._newest[0] <= last:
+            self._newest = None
+        return self._places.forget(first, last)
 
     # Reading -------------------------------------------------------------------------------
 
@@ -218,16 +203,20 @@ class Spool:
         """
         while count_max > 0:
             with self._lock:
-                found = self._segments.find(after, count_max)
+                if self._newest is not None and self._newest[0] == after + 1:
+                    return [self._newest]
+                found = self._places.find(after, count_max)
             rows = self._read(*found) if found else None
             if found is None or rows is None:
                 return []
             if rows:
                 return rows
-            after = found[1][-1]  # all of these were lost or forgotten while we read
+            after = found[2][-1]  # all of these were lost or forgotten while we read
         return []
 
-    def _read(self, segment: Segment, sequences: list[int]) -> list[tuple[int, _Bytes]] | None:
+    def _read(
+        self, segments: Segments, segment: Segment, sequences: list[int]
+    ) -> list[tuple[int, _Bytes]] | None:
         """Read them, leaving out what was forgotten meanwhile; what is damaged is lost, counted."""
         try:
             found = segment.read(sequences)
@@ -239,7 +228,7 @@ class Spool:
             waiting = set(segment.waiting(sequences[0] - 1))
             for sequence, frame in found:
                 if frame is None:  # counted only if it was waiting still
-                    self._segments.dropped_frames += self._segments.forget(sequence, sequence)
+                    self._places.disk.dropped_frames += segments.forget(sequence, sequence)
         return [(s, frame) for s, frame in found if frame is not None and s in waiting]
 
     # Figures -------------------------------------------------------------------------------
@@ -248,30 +237,46 @@ class Spool:
     def dropped_frames(self) -> int:
         """Frames lost: the spool was full, the disk damaged, or another machine's left behind."""
         with self._lock:
-            return self._segments.dropped_frames + self._unusable_frames
+            dropped = sum(place.dropped_frames for place in self._places)
+            return dropped + self._unusable_frames
+
+    @property
+    def write_errors(self) -> int:
+        """Frames the disk did not take."""
+        return self._places.write_errors
+
+    @property
+    def last_error(self) -> str:
+        """The words of the last write that failed."""
+        return self._places.last_error
 
     @property
     def unacknowledged_frames(self) -> int:
         """Frames without a receipt, on disk or in memory."""
         with self._lock:
-            return self._segments.waiting_frames
+            return sum(place.waiting_frames for place in self._places)
 
     @property
     def disk_bytes(self) -> int:
         """What the segments' files hold, with what already has a receipt. Never above bytes_max."""
         with self._lock:
-            return self._segments.disk_bytes
+            return self._places.disk.disk_bytes
 
     @property
     def bytes(self) -> int:
         """Bytes of the records without a receipt, on disk or in memory."""
         with self._lock:
-            return self._segments.waiting_bytes
+            return sum(place.waiting_bytes for place in self._places)
 
     def close(self) -> None:
-        """Let go of the folder; what is on disk stays for the next `open`."""
+        """Let go of the folder; what waits stays on the disk for the next `open`."""
         with self._lock:
-            self._segments.close()
             if self._held >= 0:
-                os.close(self._held)
-                self._held = -1
+                self._places.settle(self._next)
+                self._let_go()
+
+    def _let_go(self) -> None:
+        self._newest = None
+        self._places.close()
+        os.close(self._held)
+        self._held = -1

@@ -18,12 +18,22 @@ from contextlib import suppress
 
 from ...fingerprints.wire.telemetry_pb2 import RegisterNodeRequest
 from ..clock import Clock, SystemClock
-from .conversation import Conversation, QueuedEvents, RefusedError, SpooledFrames
+from .calls import SessionError
+from .conversation import (
+    Conversation,
+    DifferencesError,
+    Permitted,
+    QueuedEvents,
+    RefusedError,
+    SpooledFrames,
+)
 from .outflow import Backoff
-from .session import Session, SessionError
+from .session import Session
 
 CONNECT_SECONDS_MAX = 5.0
 RECEIVE_BYTES_MAX = 1 << 16
+#: What waits for the socket; more is the echo of a peer that asks and does not read.
+OUT_BYTES_MAX = 8 << 20
 WORDS_CHARACTERS_MAX = 300
 #: A peer that vanished is noticed after so long, by the kernel: by unacknowledged data while
 #: something is on its way (TCP_USER_TIMEOUT), by keepalive probes while nothing is.
@@ -85,9 +95,11 @@ class Client:
         clock: Clock | None = None,
         live_hertz: float = 1.0,
         allow_plaintext: bool = False,
+        permitted: Permitted = lambda _: None,
     ) -> None:
         """*register* makes the request anew for each connection (run id and boot id are filled in
-        from *spool*); *live_hertz* is how often a frame is made. Raises TargetError."""
+        from *spool*); *live_hertz* is how often a frame is made; *permitted* as a `Conversation`
+        has it, called in the client's thread. Raises TargetError."""
         self._address = parse_target(target, allow_plaintext=allow_plaintext)
         self.target = target
         self.connected = False
@@ -98,11 +110,13 @@ class Client:
         self._events = events
         self._clock: Clock = clock or SystemClock()
         self._live_hertz = live_hertz
+        self._permitted = permitted
         self._backoff = Backoff(random_source)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = threading.Event()
         self._close_by = 0.0
         self._register_again = False
+        self._differences = True  # but on the stream after one that the aggregator could not follow
         self._thread = threading.Thread(target=self._run, name="gangline-client", daemon=True)
 
     def start(self) -> None:
@@ -145,6 +159,7 @@ class Client:
                 self._connect_and_talk()
             except (SessionError, OSError) as error:
                 refused = isinstance(error, RefusedError)
+                self._differences = self._differences and not isinstance(error, DifferencesError)
                 self._failed(error)
             except Exception as error:  # noqa: BLE001 - sampling must go on, whatever this was
                 self._failed(error)
@@ -159,8 +174,15 @@ class Client:
     def _connect_and_talk(self) -> None:
         with socket.create_connection(self._address, CONNECT_SECONDS_MAX) as connection:
             _configure(connection)
+            differences, self._differences = self._differences, True
             conversation = Conversation(
-                Session(self.target), self._register, self._spool, self._events, self._live_hertz
+                Session(self.target),
+                self._register,
+                self._spool,
+                self._events,
+                self._live_hertz,
+                differences=differences,
+                permitted=self._permitted,
             )
             self._register_again = False
             try:
@@ -169,9 +191,10 @@ class Client:
                 self.connected = False
 
     def _talk(self, connection: socket.socket, conversation: Conversation) -> None:
-        poll = select.poll()
+        poll, wanted = select.poll(), 0
         poll.register(self._wake, select.POLLIN)
         out = b""
+        ready: list[tuple[int, int]] = []
         while True:
             now = self._seconds()
             done = False
@@ -179,27 +202,37 @@ class Client:
                 self._register_again = False
                 conversation.register_again()
             if self._closing.is_set():
-                done, more = conversation.finish(now)
+                done, more = conversation.finish(now, len(out))
             else:
-                more = conversation.step(now)
+                more = conversation.step(now, len(out))
             out = _send(connection, out + more)
+            if len(out) > OUT_BYTES_MAX:
+                raise SessionError(f"the aggregator reads nothing: {len(out)} bytes wait for it")
             if self._closing.is_set() and ((done and not out) or now >= self._close_by):
                 return
-            poll.register(connection, select.POLLIN | (select.POLLOUT if out else 0))
-            ready = self._wait(poll, conversation.wait_seconds(now), now)
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
-            if connection.fileno() in ready and (data := _receive(connection)):
-                self._take(conversation, data)
+            # Woken by nobody, it is time to look, whatever a clock says.
+            rest = conversation.rest_seconds(now) if ready and not out else 0.0
+            before, wanted = wanted, _wanted(resting=rest > 0, sending=bool(out))
+            if wanted != before:
+                poll.register(connection, wanted)
+            ready = self._wait(poll, conversation.wait_seconds(now), rest, now)
+            for descriptor, _ in ready:
+                if descriptor == self._wake:
+                    os.eventfd_read(self._wake)
+                elif data := _receive(connection):
+                    self._take(conversation, data)
 
-    def _wait(self, poll: select.poll, seconds: float | None, now: float) -> set[int]:
+    def _wait(
+        self, poll: select.poll, seconds: float | None, rest: float, now: float
+    ) -> list[tuple[int, int]]:
         """Wait until a socket is ready or the time is over; return the ready descriptors."""
+        if rest:
+            seconds = rest if seconds is None else min(seconds, rest)
         if self._closing.is_set():
             left = max(self._close_by - now, 0.0)
             seconds = left if seconds is None else min(seconds, left)
         # Rounded up, or the last millisecond before a deadline would spin.
-        ready = poll.poll(None if seconds is None else int(seconds * 1000) + 1)
-        return {descriptor for descriptor, _ in ready}
+        return poll.poll(None if seconds is None else int(seconds * 1000) + 1)
 
     def _take(self, conversation: Conversation, data: bytes) -> None:
         conversation.receive(data, self._seconds())
@@ -222,6 +255,13 @@ def _configure(connection: socket.socket) -> None:
         (socket.TCP_USER_TIMEOUT, PEER_SILENCE_SECONDS_MAX * 1000),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _wanted(*, resting: bool, sending: bool) -> int:
+    """Return what poll is to look for on the socket."""
+    if resting:
+        return select.POLLRDHUP  # only its end
+    return select.POLLIN | (select.POLLOUT if sending else 0)
 
 
 def _send(connection: socket.socket, out: bytes) -> bytes:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ...fingerprints.frames import deflated, inflated, is_plain
+from ...fingerprints.streaming import Sender, StreamError
 from ...fingerprints.wire.telemetry_pb2 import (
     HealthEvent,
     IngestAck,
@@ -16,8 +18,9 @@ from ...fingerprints.wire.telemetry_pb2 import (
     ReportEventsRequest,
     TelemetryBatch,
 )
-from .outflow import Frames, Outflow
-from .session import EVENTS, REGISTER, Answer, Ended, Session, SessionError
+from .calls import EVENTS, REGISTER, STREAM, Answer, Ended, SessionError
+from .outflow import Frames, Outflow, Outgoing
+from .session import Session
 
 #: A unary call without an answer for so long ends the connection.
 ANSWER_SECONDS_MAX = 10.0
@@ -27,7 +30,14 @@ RECEIPT_SECONDS_MAX = 30.0
 EVENTS_RETRY_SECONDS_MIN, EVENTS_RETRY_SECONDS_MAX = 1.0, 30.0
 #: Events in one report; after one was refused they go one at a time until one is taken.
 EVENTS_PER_REPORT_MAX = 64
-#: While more than this waits for the peer's windows, no further frame is taken from the disk.
+#: What we remember of a stream at most, however much the aggregator would.
+CONTEXT_BYTES_MAX = 1 << 18
+#: While live frames come at their pace and no more of them than this wait for a receipt, nothing is read:
+#: receipts of several frames are taken with one waking, which the next frame's sending is.
+REST_FRAMES_MAX = 4
+#: So many periods after a frame the next one is late, and the receipt is no longer waited for with it.
+REST_PERIODS = 1.5
+#: While more than this waits for the socket or the peer's windows, no further frame is taken from the disk.
 UNSENT_BYTES_MAX = 1 << 16
 
 #: Statuses of RegisterNode that trying again soon cannot change.
@@ -47,8 +57,16 @@ _LATER = frozenset(("UNAVAILABLE", "RESOURCE_EXHAUSTED"))
 _REFUSALS_ANYWHERE = frozenset(("ALREADY_EXISTS", "PERMISSION_DENIED"))
 
 
+#: What looks at the permit of a message.
+Permitted = Callable[[RegisterNodeResponse | IngestAck], None]
+
+
 class RefusedError(SessionError):
     """The aggregator does not take this host as it presents itself."""
+
+
+class DifferencesError(SessionError):
+    """The aggregator could not follow the differences of this stream."""
 
 
 class SpooledFrames(Frames, Protocol):
@@ -79,7 +97,12 @@ class Conversation:
         spool: SpooledFrames,
         events: QueuedEvents,
         live_hertz: float,
+        *,
+        differences: bool = True,
+        permitted: Permitted = lambda _: None,
     ) -> None:
+        """*differences*: send live frames as such, where the aggregator takes them. *permitted* is
+        shown each message that gives a permit to enforce or, by its absence, takes it back."""
         self.registered = False
         self.proven = False
         self._session = session
@@ -87,11 +110,15 @@ class Conversation:
         self._spool = spool
         self._events = events
         self._live_hertz = live_hertz
+        self._permitted = permitted
         self._name = ""  # the session the aggregator gave
         self._stream = 0
         self._outflow: Outflow | None = None
+        self._differences = differences
+        self._sender: Sender | None = None  # of this stream
         self._must_register = True
         self._finishing = False
+        self._sent_at = 0.0  # the last live frame
         self._asked: dict[str, float] = {}  # unary method -> since when it waits for its answer
         self._reported: list[str] = []  # event ids on their way
         self._report_max = EVENTS_PER_REPORT_MAX
@@ -104,8 +131,8 @@ class Conversation:
 
     # Out -----------------------------------------------------------------------------------
 
-    def step(self, now: float) -> bytes:
-        """Do what can be done now; return the bytes for the socket.
+    def step(self, now: float, queued_bytes: int = 0) -> bytes:
+        """Do what can be done now; return the bytes for the socket, which has *queued_bytes* to take yet.
 
         Raises SessionError when the aggregator has kept us waiting for too long.
         """
@@ -114,7 +141,8 @@ class Conversation:
             self._send_register(now)
         if self._outflow is not None:
             self._send_events(now)
-            self._send_frames(self._outflow, now)
+            if self._session.unsent_bytes + queued_bytes <= UNSENT_BYTES_MAX:
+                self._send_frames(self._outflow, now)
         return self._session.data_to_send()
 
     def _check_patience(self, now: float) -> None:
@@ -145,13 +173,24 @@ class Conversation:
         self._session.call(EVENTS, ReportEventsRequest(events=events), self._name)
 
     def _send_frames(self, outflow: Outflow, now: float) -> None:
-        if self._session.unsent_bytes > UNSENT_BYTES_MAX:
-            return
         for going in outflow.take(now, with_backlog=not self._finishing):
-            batch = TelemetryBatch(
-                sequence=going.sequence, frame=going.frame, backlog=going.backlog
-            )
-            self._session.send(self._stream, batch)
+            self._session.send(self._stream, self._batch(going))
+            if not going.backlog:
+                self._sent_at = now
+
+    def _batch(self, going: Outgoing) -> TelemetryBatch:
+        """Return a live frame as differences to the one before, if the aggregator takes them."""
+        if self._sender is not None and not going.backlog:
+            frame = going.frame if is_plain(going.frame) else inflated(going.frame)
+            if is_plain(frame):
+                try:
+                    differences = self._sender.encode(frame)
+                except StreamError as error:
+                    raise DifferencesError(f"frame {going.sequence}: {error}") from error
+                return TelemetryBatch(sequence=going.sequence, differences=differences)
+        return TelemetryBatch(
+            sequence=going.sequence, frame=deflated(going.frame), backlog=going.backlog
+        )
 
     def wait_seconds(self, now: float) -> float | None:
         """How long nothing needs to be done unless bytes or frames come; None: for ever."""
@@ -165,13 +204,24 @@ class Conversation:
                 waits.append(1 / self._live_hertz)
         return max(min(waits), 0.0) if waits else None
 
-    def finish(self, now: float) -> tuple[bool, bytes]:
+    def rest_seconds(self, now: float) -> float:
+        """How long the socket need not be read, unless it is closed: 0 while anything else than
+        receipts of a few live frames is to be expected, or they are late."""
+        outflow = self._outflow
+        if outflow is None or self._asked or self._finishing or not self.proven:
+            return 0.0
+        room = min(REST_FRAMES_MAX, outflow.credit_frames - 1)
+        if outflow.in_flight > room or outflow.has_backlog:
+            return 0.0
+        return max(self._sent_at + REST_PERIODS / self._live_hertz - now, 0.0)
+
+    def finish(self, now: float, queued_bytes: int = 0) -> tuple[bool, bytes]:
         """Return whether all that was to be said is said and receipted, and bytes to send.
 
         What is backlog stays on disk for the next time. Raises SessionError.
         """
         self._finishing = True
-        out = self.step(now)
+        out = self.step(now, queued_bytes)
         outflow = self._outflow
         if self._asked or outflow is None or outflow.in_flight or outflow.has_live:
             return False, out
@@ -191,6 +241,8 @@ class Conversation:
     def _take(self, answer: Answer, now: float) -> None:
         self._asked.pop(answer.method, None)
         message = answer.message
+        if isinstance(message, RegisterNodeResponse | IngestAck):
+            self._permitted(message)
         if isinstance(message, RegisterNodeResponse):
             self._take_registration(message, now)
         elif isinstance(message, IngestAck) and self._outflow is not None:
@@ -206,6 +258,9 @@ class Conversation:
         if self._outflow is None:
             self._stream = self._session.open_stream(self._name)
             self._outflow = Outflow(self._spool, response.credit_frames, self._live_hertz, now)
+            if self._differences and response.stream_context_bytes:
+                room = min(response.stream_context_bytes, CONTEXT_BYTES_MAX)
+                self._sender = Sender(room)
         else:
             self._outflow.grant(response.credit_frames)
 
@@ -225,6 +280,8 @@ class Conversation:
         self._asked.pop(ended.method, None)
         if ended.status in (_REFUSALS if ended.method == REGISTER else _REFUSALS_ANYWHERE):
             raise RefusedError(str(ended))
+        if ended.method == STREAM and ended.status == "DATA_LOSS":
+            raise DifferencesError(str(ended))
         if ended.method == EVENTS and ended.status == "INVALID_ARGUMENT":
             self._take_refused_report(str(ended))
             return

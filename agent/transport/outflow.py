@@ -18,6 +18,8 @@ BACKLOG_RATE_RATIO = 2
 LIVE_FRAMES_MAX = 8
 #: Used until an aggregator says how many frames may be on their way.
 CREDIT_FRAMES_DEFAULT = 16
+#: However much the aggregator grants: what is on its way is remembered.
+CREDIT_FRAMES_MAX = 1 << 14
 
 BACKOFF_SECONDS_MIN = 0.5
 BACKOFF_SECONDS_MAX = 30.0
@@ -58,7 +60,7 @@ class Outflow:
         self._backlog_last = self._live_after
         self._in_flight: set[int] = set()
         self._waiting_since = now  # for a receipt, or a word that there is none yet
-        self._credit = CREDIT_FRAMES_DEFAULT
+        self.credit_frames = CREDIT_FRAMES_DEFAULT
         self.grant(credit_frames)
         self._pace_from(now)
 
@@ -93,7 +95,7 @@ class Outflow:
     def grant(self, credit_frames: int) -> None:
         """Take the aggregator's credit; 0 says nothing and leaves it as it was."""
         if credit_frames > 0:
-            self._credit = credit_frames
+            self.credit_frames = min(credit_frames, CREDIT_FRAMES_MAX)
 
     def take(self, now: float, *, with_backlog: bool = True) -> list[Outgoing]:
         """Return what goes now, in order. It then counts as sent."""
@@ -107,7 +109,7 @@ class Outflow:
 
     def _take_live(self) -> list[Outgoing]:
         newest = self._frames.next_sequence() - 1
-        room = self._credit - len(self._in_flight)
+        room = self.credit_frames - len(self._in_flight)
         if room <= 0 or newest <= self._live_after:
             return []
         if newest - self._live_after > LIVE_FRAMES_MAX:
@@ -135,7 +137,7 @@ class Outflow:
         return [Outgoing(sequence, frame, backlog=True) for sequence, frame in rows]
 
     def _backlog_room(self) -> int:
-        return max(self._credit // BACKLOG_CREDIT_SHARE, 1) - len(self._in_flight)
+        return max(self.credit_frames // BACKLOG_CREDIT_SHARE, 1) - len(self._in_flight)
 
     def _backlog_allowance(self, now: float) -> int:
         by_time = (now - self._paced_since) * self._live_hertz

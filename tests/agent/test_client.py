@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -20,6 +20,9 @@ from gangline.agent.spool.events import EventQueue
 from gangline.agent.spool.spool import Spool
 from gangline.agent.transport.client import Client, TargetError, parse_target
 from gangline.agent.transport.conversation import ANSWER_SECONDS_MAX, RECEIPT_SECONDS_MAX
+from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.streaming import Receiver
 from gangline.fingerprints.wire.telemetry_pb2 import (
     Device,
     HealthEvent,
@@ -63,12 +66,15 @@ class Aggregator(TelemetryServiceServicer):
         self.credit_frames = credit_frames
         self.registrations: list[RegisterNodeRequest] = []
         self.batches: list[TelemetryBatch] = []
+        self.restored: dict[int, bytes] = {}  # of differences
         self.sessions: set[str] = set()
         self.events: list[str] = []
         self.streams = 0
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.receipts = True
         self.refuse_sequence = 0
+        self.context_bytes = 0
+        self.lose_sequence = 0
         self.refuse_event = ""
         self.port = 0
         self._loop = asyncio.new_event_loop()
@@ -113,13 +119,23 @@ class Aggregator(TelemetryServiceServicer):
         if self.refusal is not None:
             await context.abort(*self.refusal)
         session = f"session-{len(self.registrations)}"
-        return RegisterNodeResponse(session=session, credit_frames=self.credit_frames)
+        return RegisterNodeResponse(
+            session=session,
+            credit_frames=self.credit_frames,
+            stream_context_bytes=self.context_bytes,
+        )
 
     async def StreamTelemetry(self, request_iterator, context) -> AsyncIterator[IngestAck]:  # type: ignore[no-untyped-def]
         self.sessions.update(v for k, v in context.invocation_metadata() if k == "gangline-session")
         self.streams += 1
         self.told.tell()
+        receiver = Receiver(self.context_bytes)
         async for batch in request_iterator:
+            if batch.differences and batch.sequence == self.lose_sequence:
+                self.lose_sequence = 0
+                await context.abort(grpc.StatusCode.DATA_LOSS, "a wrong checksum")
+            if batch.differences:
+                self.restored[batch.sequence] = receiver.decode(batch.differences)
             self.batches.append(batch)
             self.told.tell()
             if batch.sequence == self.refuse_sequence:
@@ -308,6 +324,41 @@ def test_an_aggregator_that_was_killed_gets_the_rest_when_it_is_back(
     assert client.reconnects == 2
 
 
+def test_a_stream_that_was_not_followed_is_begun_anew_once_without_differences(
+    told: Told, aggregator: Aggregator, agent: Agent
+) -> None:
+    """One turned bit: that frame comes whole on the next stream, and the one after has differences again."""
+    aggregator.context_bytes, aggregator.lose_sequence = 1 << 15, 3
+    client = agent.client(aggregator.port, live_hertz=1000.0)
+    sent: dict[int, bytes] = {}
+
+    def send(streams: int, *sequences: int) -> None:
+        told.until(lambda: client.connected and aggregator.streams == streams, "streaming")
+        for sequence in sequences:
+            stamp = frames.Stamp(agent.spool.run_id, b"b" * 16, sequence, sequence, sequence)
+            block = Block("gpu_1s", ["GPU-0"])
+            block.put_int(0, 0, sequence)
+            sent[sequence] = frames.encode(stamp, [block], deflate=False)
+            agent.spool.append(sequence, sent[sequence])
+        agent.clock.advance(1.0)  # backlog too may go
+        client.notify()
+
+    send(1, 1, 2, 3)
+    told.until(lambda: agent.random.asked, "ended")
+    assert "DATA_LOSS: a wrong checksum" in client.last_error
+    send(2, 4)
+    told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted")
+    assert sorted(aggregator.restored) == [1, 2], "the second stream had none"
+    aggregator.stop()
+    told.until(lambda: len(agent.random.asked) > 1, "gone")
+    aggregator.start()
+    send(3, 5, 6)
+    told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted")
+    assert sorted(aggregator.restored) == [1, 2, 5, 6]
+    whole = {b.sequence: frames.inflated(b.frame) for b in aggregator.batches if b.frame}
+    assert aggregator.restored | whole == sent
+
+
 def test_a_refused_name_is_told_and_tried_again_late(
     told: Told, aggregator: Aggregator, agent: Agent
 ) -> None:
@@ -485,6 +536,23 @@ def test_a_server_that_never_answers_holds_up_nobody(told: Told, agent: Agent) -
         assert "no answer to RegisterNode within 10 s" in client.last_error
         assert agent.spool.unacknowledged_frames == 500
         client.close(0.5)
+
+
+def test_a_peer_that_asks_and_does_not_read_is_left(
+    told: Told, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ping is echoed: a peer that sends them and takes no echo filled the agent's memory."""
+    monkeypatch.setattr("gangline.agent.transport.client.OUT_BYTES_MAX", 1 << 20)
+    settings, ping = bytes(3) + b"\4" + bytes(5), b"\0\0\x08\6" + bytes(13)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = agent.client(listener.getsockname()[1])
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):  # until it is closed there
+            connection.sendall(settings)
+            while not agent.random.asked:
+                connection.sendall(ping * 5000)
+    told.until(lambda: agent.random.asked, "left")
+    assert "reads nothing" in client.last_error
 
 
 def test_a_request_that_cannot_be_made_ends_nothing(

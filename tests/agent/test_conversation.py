@@ -9,13 +9,20 @@ import pytest
 
 from gangline.agent.spool.events import EventQueue
 from gangline.agent.spool.spool import Spool
+from gangline.agent.transport.calls import SessionError
 from gangline.agent.transport.conversation import (
     ANSWER_SECONDS_MAX,
     RECEIPT_SECONDS_MAX,
+    REST_FRAMES_MAX,
+    REST_PERIODS,
     Conversation,
+    DifferencesError,
     RefusedError,
 )
-from gangline.agent.transport.session import Session, SessionError
+from gangline.agent.transport.session import Session
+from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.streaming import Receiver
 from gangline.fingerprints.wire.telemetry_pb2 import (
     HealthEvent,
     IngestAck,
@@ -38,9 +45,18 @@ class Talk:
     def __init__(self, folder: Path) -> None:
         self.spool = Spool.open(folder / "s", bytes_max=1 << 20, boot_id=b"b" * 16, owner="m")
         self.events = EventQueue.open(folder / "e")
+        self.begin()
+
+    def begin(self, *, differences: bool = True) -> None:
+        """A connection, and its other end."""
         self.server = Server()
         self.conversation = Conversation(
-            Session("a:1"), RegisterNodeRequest, self.spool, self.events, live_hertz=1.0
+            Session("a:1"),
+            RegisterNodeRequest,
+            self.spool,
+            self.events,
+            live_hertz=1.0,
+            differences=differences,
         )
 
     def step(self, now: float) -> None:
@@ -48,9 +64,11 @@ class Talk:
         while out := self.conversation.step(now):
             self.conversation.receive(self.server.receive(out), now)
 
-    def registered(self, now: float) -> None:
+    def registered(self, now: float, stream_context_bytes: int = 0) -> None:
         self.step(now)
-        answer = RegisterNodeResponse(session="s-1", credit_frames=4).SerializeToString()
+        answer = RegisterNodeResponse(
+            session="s-1", credit_frames=4, stream_context_bytes=stream_context_bytes
+        ).SerializeToString()
         reply = self.server.answer(REGISTRATION, HEAD, framed(answer), OK)
         self.conversation.receive(reply, now)
         self.step(now)
@@ -59,8 +77,29 @@ class Talk:
         for _ in range(count):
             self.spool.append(self.spool.next_sequence(), bytes(100))
 
+    def append_readings(self) -> bytes:
+        """Spool a frame as the daemon makes them, and return it."""
+        sequence = self.spool.next_sequence()
+        frame = frames.encode(
+            frames.Stamp(self.spool.run_id, b"b" * 16, sequence, sequence, sequence),
+            [Block("gpu_1s", ["GPU-0"])],
+            deflate=False,
+        )
+        self.spool.append(sequence, frame)
+        return frame
+
+    def batches(self) -> list[TelemetryBatch]:
+        return [TelemetryBatch.FromString(m) for m in self.server.messages(STREAM)]
+
     def frames(self) -> list[int]:
-        return [TelemetryBatch.FromString(m).sequence for m in self.server.messages(STREAM)]
+        return [batch.sequence for batch in self.batches()]
+
+    def receipt(self, first: int, last: int, now: float, *, head: bool = False) -> None:
+        """Let the aggregator's receipt come; *head* before the first of a stream."""
+        ack = IngestAck(durable=[SequenceRange(first=first, last=last)])
+        reply = self.server.answer(STREAM, HEAD, end=False) if head else b""
+        reply += self.server.answer(STREAM, framed(ack.SerializeToString()), end=False)
+        self.conversation.receive(reply, now)
 
 
 @pytest.fixture
@@ -204,3 +243,68 @@ def test_credit_without_a_receipt_is_a_word(talk: Talk) -> None:
         talk.conversation.receive(said, float(second))
     assert talk.frames() == list(range(1, 181))
     assert talk.spool.unacknowledged_frames == 180
+
+
+def test_an_older_aggregator_gets_whole_frames(talk: Talk) -> None:
+    """It would refuse all else, and the agent would count each as lost."""
+    talk.registered(0.0)
+    frame = talk.append_readings()
+    talk.step(0.1)
+    [batch] = talk.batches()
+    assert (batch.frame, batch.differences) == (frames.deflated(frame), b"")
+
+
+def test_live_frames_go_as_differences_and_backlog_whole_between_them(talk: Talk) -> None:
+    """What waited goes on as it is: the order in which it fills the gaps is nobody's context."""
+    old = [talk.append_readings(), talk.append_readings()]
+    talk.registered(0.0, stream_context_bytes=1 << 15)
+    live = []
+    for second in range(1, 4):
+        live.append(talk.append_readings())
+        talk.step(float(second))
+        talk.receipt(1, 9, float(second), head=second == 1)
+    receiver, whole, restored = Receiver(), [], []
+    for batch in talk.batches():
+        assert bool(batch.frame) == batch.backlog != bool(batch.differences)
+        if batch.backlog:
+            whole.append(batch.frame)
+        else:
+            restored.append(receiver.decode(batch.differences))
+    assert restored == live
+    assert whole == [frames.deflated(frame) for frame in old]
+
+
+def test_differences_that_were_not_understood_end_the_connection_as_such(talk: Talk) -> None:
+    """The client must know, so that the next connection goes without them."""
+    talk.registered(0.0, stream_context_bytes=1 << 15)
+    trailers = [*HEAD, ("grpc-status", "15"), ("grpc-message", "the checksum does not match")]
+    with pytest.raises(DifferencesError, match="DATA_LOSS: the checksum"):
+        talk.conversation.receive(talk.server.answer(STREAM, trailers), 0.0)
+    talk.begin(differences=False)
+    talk.registered(0.0, stream_context_bytes=1 << 15)
+    frame = talk.append_readings()
+    talk.step(0.1)
+    assert talk.batches()[-1].frame == frames.deflated(frame)
+
+
+def test_while_all_is_well_nothing_is_read_but_every_few_frames(talk: Talk) -> None:
+    """Each receipt woke the agent once more a second than its frame had."""
+    talk.registered(0.0)
+    talk.append()
+    talk.step(1.0)
+    assert talk.conversation.rest_seconds(1.0) == 0.0, "not before the first receipt"
+    talk.receipt(1, 1, 1.0, head=True)
+    second = 0
+    for second in range(2, 2 + min(REST_FRAMES_MAX, 3)):
+        talk.append()
+        talk.step(float(second))
+        assert talk.conversation.rest_seconds(second + 0.5) == REST_PERIODS - 0.5
+    assert talk.conversation.rest_seconds(second + REST_PERIODS) == 0.0, "the next one is late"
+    talk.append(2)
+    talk.step(9.0)
+    assert talk.conversation.rest_seconds(9.0) == 0.0, "no credit is left"
+    talk.receipt(2, 9, 9.1)
+    assert talk.conversation.rest_seconds(9.1) > 0.0
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.step(9.2)
+    assert talk.conversation.rest_seconds(9.2) == 0.0, "an event waits for its answer"

@@ -212,3 +212,58 @@ def test_no_bytes_make_parse_line_raise_anything_but_value_error(line: bytes) ->
     """Whatever stands in the file, the agent starts."""
     with pytest.raises(ValueError):
         parse_line(line)
+
+
+def of_job(number: int, revision: int = 0) -> HealthEvent:
+    return HealthEvent(event_id=f"job-{number}", name="gpu.process", revision=revision)
+
+
+def test_who_runs_gives_way_to_a_fault(tmp_path: Path) -> None:
+    """Cut off for a day on a host of short jobs: the queue was full of them, and the XID of the first hour gone."""
+    queue = EventQueue.open(tmp_path / "events", events_max=10)
+    queue.put(xid(0))
+    for number in range(50):
+        queue.put(of_job(number))
+    queue.put(xid(1))
+    assert ids(queue) == ["event-0", "event-1", *(f"job-{n}" for n in range(42, 50))]
+    assert queue.dropped_events == 42
+    queue.close()
+    queue = EventQueue.open(queue.folder, events_max=10)
+    for number in range(2, 14):
+        queue.put(xid(number))
+    assert ids(queue) == [f"event-{n}" for n in range(4, 14)]
+    queue.put(of_job(99))  # no room among faults: it is told again when there is
+    assert ids(queue) == [f"event-{n}" for n in range(4, 14)]
+    queue.close()
+
+
+def test_a_fault_is_sent_before_who_runs(tmp_path: Path) -> None:
+    """A job of 500 processes began, and the XID of its first second stood behind them in the line."""
+    queue = EventQueue.open(tmp_path / "events")
+    for number in range(3):
+        queue.put(of_job(number))
+    queue.put(xid(0))
+    assert [event.event_id for event in queue.pending(2)] == ["event-0", "job-0"]
+    queue.put(of_job(0, revision=1))  # one that came since then goes on waiting
+    queue.receipt(["event-0", "job-0"])
+    assert ids(queue) == ["job-0", "job-1", "job-2"]
+    queue.receipt(ids(queue))
+    queue.put(xid(1))
+    assert ids(queue) == ["event-1"]
+    queue.close()
+
+
+def test_no_fsync_is_waited_for_who_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow disk the start of a job of 500 processes held the daemon for ten seconds, an fsync for each. What a boot
+    ends need not outlast one."""
+    queue = EventQueue.open(tmp_path / "events")
+    synced: list[int] = []
+    monkeypatch.setattr("gangline.agent.spool.events.os.fsync", synced.append)
+    for number in range(5):
+        assert queue.put(of_job(number))
+    assert synced == []
+    queue.put(xid(0))
+    assert len(synced) == 1
+    queue = reopened(queue)
+    assert len(ids(queue)) == 6
+    queue.close()

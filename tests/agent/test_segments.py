@@ -102,23 +102,6 @@ def test_a_segment_that_repeats_numbers_is_removed_and_said(tmp_path: Path) -> N
     segments.close()
 
 
-def test_the_newest_frame_is_given_back_without_the_disk_and_the_others_from_it(
-    tmp_path: Path,
-) -> None:
-    """It is sent within the second it was written in; whatever is asked, each number has its frame."""
-    segment = FileSegment.create(tmp_path, 7)
-    for frame in (b"seven", b"eight", b"nine"):
-        segment.append(frame)
-    whole = [(7, b"seven"), (8, b"eight"), (9, b"nine")]
-    assert segment.read([7, 8, 9]) == whole
-    assert [segment.read([n])[0] for n in (7, 8, 9)] == whole
-    segment.path.unlink()
-    assert segment.read([9]) == [(9, b"nine")]
-    with pytest.raises(FileNotFoundError):
-        segment.read([8])
-    segment.close()
-
-
 def test_the_files_are_never_more_than_allowed(segments: Segments, tmp_path: Path) -> None:
     """The spool shared a small partition with the system's log, and filled it by one frame."""
     for sequence in range(1, 40):

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.agent.transport.session import (
+from gangline.agent.transport.calls import (
     EVENTS,
     MESSAGE_BYTES_MAX,
     REGISTER,
     Answer,
     Ended,
-    Session,
     SessionError,
 )
+from gangline.agent.transport.lengths import FRAME_BYTES_MAX, FrameLengths, FrameTooLong
+from gangline.agent.transport.session import Session
 from gangline.fingerprints.wire.telemetry_pb2 import (
     IngestAck,
     RegisterNodeRequest,
@@ -124,6 +125,40 @@ def test_windows_are_respected_and_events_overtake_frames() -> None:
     assert len(TelemetryBatch.FromString(server.messages(stream)[0]).frame) == 200_000
 
 
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.integers(0, 30_000).map(lambda size: ("send", size)),
+            st.sampled_from([("carry", 0), ("widen", 20_000), ("widen", 1 << 20), ("report", 0)]),
+        ),
+        max_size=30,
+    )
+)
+def test_messages_arrive_whole_and_in_order_whatever_the_windows(
+    course: list[tuple[str, int]],
+) -> None:
+    """Most frames go past h2, some through it: the second overtook the first, and no receipt came."""
+    session, server = connected()
+    stream = session.open_stream("s-1")
+    sent: list[bytes] = []
+    for what, size in [*course, ("carry", 0), ("widen", 1 << 30), ("carry", 0)]:
+        if what == "send":
+            sent.append(bytes([len(sent)]) * size)
+            session.send(stream, TelemetryBatch(frame=sent[-1]))
+        elif what == "report":
+            session.call(EVENTS, RegisterNodeRequest(), "s-1")
+        elif what == "carry":
+            server.receive(session.data_to_send(), acknowledge=False)
+        elif stream in server.bodies:
+            server.connection.increment_flow_control_window(size)
+            server.connection.increment_flow_control_window(size, stream)
+            session.receive(server.connection.data_to_send())
+    server.receive(session.data_to_send(), acknowledge=False)
+    assert session.unsent_bytes == 0
+    assert [TelemetryBatch.FromString(m).frame for m in server.messages(stream)] == sent
+
+
 def test_a_big_answer_is_taken_whatever_the_window() -> None:
     """We give the peer its window back, or the sixty-fifth kilobyte would never come."""
     session, server = connected()
@@ -203,6 +238,32 @@ def test_a_foreign_protocol_is_named(data: bytes, words: str, step: int) -> None
     with pytest.raises(SessionError, match=words):
         for at in range(0, len(data), step):
             session.receive(data[at : at + step])
+
+
+def test_a_frame_too_long_is_told_by_its_head() -> None:
+    """A hostile peer announced 16 MB, sent all but the last byte, and had them kept."""
+    session, server = connected()
+    head = (FRAME_BYTES_MAX + 1).to_bytes(3, "big") + b"\0\0\0\0\0\3"
+    data = server.connection.data_to_send() + head
+    session.receive(data[:-1])
+    with pytest.raises(SessionError, match="a frame of 16385 bytes: at most 16384"):
+        session.receive(data[-1:])
+
+
+@given(st.lists(st.integers(0, FRAME_BYTES_MAX), max_size=5), st.lists(st.integers(1, 20_000)))
+def test_lengths_of_frames_are_found_however_they_are_cut(
+    sizes: list[int], cuts: list[int]
+) -> None:
+    """No frame that was agreed on is refused; the first that was not is, at the ninth byte."""
+    good = b"".join(size.to_bytes(3, "big") + bytes(6 + size) for size in sizes)
+    data = good + b"\xff" * 9
+    lengths, at = FrameLengths(), 0
+    for cut in [*cuts, len(data)]:
+        step = min(cut, len(good) + 8 - at)
+        lengths.check(data[at : at + step])
+        at += step
+    with pytest.raises(FrameTooLong, match="16777215"):
+        lengths.check(data[at:])
 
 
 def test_a_session_that_is_no_header_is_refused() -> None:

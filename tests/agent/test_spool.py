@@ -76,7 +76,10 @@ class SpoolAgainstModel(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.spool = open_spool(self.folder)
+        self.spool = self.open()
+
+    def open(self) -> Spool:
+        return open_spool(self.folder, boot_id=bytes([self.boot]) * 16)
 
     @rule(frame=st.binary(max_size=40), length=st.sampled_from([1, 20, 60]))
     def append(self, frame: bytes, length: int) -> None:
@@ -124,7 +127,7 @@ class SpoolAgainstModel(RuleBasedStateMachine):
         self.spool.close()
         run_id = self.spool.run_id
         self.boot += new_boot
-        self.spool = open_spool(self.folder, boot_id=bytes([self.boot]) * 16)
+        self.spool = self.open()
         assert self.spool.run_id == run_id
         assert self.spool.next_sequence() > max(self.history, default=0)
 
@@ -314,6 +317,21 @@ def test_whatever_is_in_the_folder_it_opens(junk: bytes, name: int) -> None:
         spool = open_spool(folder)
         assert spool.next_sequence() > sequence
         spool.close()
+
+
+def test_the_newest_frame_is_given_back_without_the_disk_and_the_others_from_it(
+    folder: Path,
+) -> None:
+    """It is sent within the second it was written in; once it has its receipt it is nowhere."""
+    spool = open_spool(folder)
+    append(spool, b"one", b"two", b"three")
+    assert everything(spool, 1) == {1: b"one", 2: b"two", 3: b"three"}
+    for segment in segments(folder):
+        segment.unlink()
+    assert spool.pending(2, 9) == [(3, b"three")]
+    spool.receipt(3, 3)
+    assert spool.pending(2, 9) == []
+    spool.close()
 
 
 def test_full_means_the_oldest_first(folder: Path) -> None:

@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from gangline.aggregator.service.telemetry import REFUSED_IN_ROW_MAX
+from gangline.aggregator.service.telemetry import REFUSED_IN_ROW_MAX, Stream
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
 
@@ -128,6 +128,35 @@ def test_a_stream_of_nothing_but_bad_frames_is_closed(lab: Any) -> None:
             assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert "32 frames in a row" in str(error.value.details())
             assert "truncated" in agent.refused[1]
+
+    asyncio.run(way())
+
+
+def test_an_agent_that_reads_no_answers_is_not_read_for_ever(
+    lab: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refusals that nobody takes waited in memory: ten bytes of a hostile host's were kept as a thousand."""
+    monkeypatch.setattr("gangline.aggregator.service.telemetry.UNREAD_MAX", 16)
+    monkeypatch.setattr("gangline.aggregator.service.telemetry.REFUSED_IN_ROW_MAX", 1 << 30)
+    gate = asyncio.Event()
+
+    async def held(self: Any, context: Any) -> None:
+        await gate.wait()
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            answer = Stream._answer
+            monkeypatch.setattr(Stream, "_answer", held)
+            agent.open()
+            for number in range(1, 101):
+                await agent.stream.write(wire.TelemetryBatch(sequence=number, frame=b"hello"))
+            (stream,) = await until(lambda: aggregator._telemetry._streams)
+            await until(lambda: len(stream._refused) >= 16)
+            assert len(stream._refused) == 16
+            monkeypatch.setattr(Stream, "_answer", answer)
+            gate.set()
+            while len(agent.refused) < 100:
+                await agent.acknowledgement()
 
     asyncio.run(way())
 

@@ -176,6 +176,34 @@ def test_changed_rows_are_those_that_differ(data: st.DataObject) -> None:
 def test_sizes_that_disagree_are_refused() -> None:
     """The compiled code checks its buffers before it drops the GIL."""
     with pytest.raises(ValueError, match="cells need"):
-        columns.pack(bytearray(8), bytearray(2), 1, 1)
+        columns.append_table(bytearray(), b"", 0, b"", bytearray(8), bytearray(2), 1, 1)
     with pytest.raises(ValueError, match="packed cells"):
         columns.unpack(bytearray(3), bytearray(8), bytearray(1), 1, 1)
+
+
+@given(stamps, st.lists(blocks(), max_size=3))
+def test_plain_and_deflated_are_one_frame(stamp: Stamp, given_blocks: list[Block]) -> None:
+    """The spool keeps in memory what is plain and on the disk what is deflated; either may be sent."""
+    plain, short = (frames.encode(stamp, given_blocks, deflate=d) for d in (False, True))
+    assert frames.is_plain(plain)
+    assert (frames.deflated(plain), frames.inflated(short)) == (short, plain)
+    assert (frames.inflated(plain), frames.deflated(short)) == (plain, short)
+    assert [content(b) for b in frames.decode(plain).blocks] == [content(b) for b in given_blocks]
+
+
+@given(st.one_of(st.binary(max_size=100), st.integers(0, 8 * len(EXAMPLE) - 1)))
+def test_what_is_no_frame_is_left_as_it_is(data: bytes | int) -> None:
+    """A damaged frame in the spool is sent as it is, for the aggregator to refuse; the agent goes on."""
+    if isinstance(data, int):
+        damaged = bytearray(EXAMPLE)
+        damaged[data // 8] ^= 1 << data % 8
+        data = bytes(damaged)
+    frames.deflated(data)
+    frames.inflated(data)
+
+
+def test_a_long_payload_is_deflated_at_once() -> None:
+    """Plain frames wait in memory: a host with thousands of devices must not fill it with zeros."""
+    many = Block("gpu_1s", [f"GPU-{i}" for i in range(3000)])
+    frame = frames.encode(STAMP, [many], deflate=False)
+    assert len(frame) < frames.PLAIN_BYTES_MAX and frames.inflated(frame) == frame

@@ -16,8 +16,9 @@ from gangline.agent.config import AgentConfig
 from gangline.agent.inventory import parse as parse_inventory
 from gangline.agent.spool import events, run
 from gangline.agent.spool.segment import FileSegment, _pack, first_of
+from gangline.agent.transport.calls import SessionError
 from gangline.agent.transport.client import TargetError, parse_target
-from gangline.agent.transport.session import Session, SessionError
+from gangline.agent.transport.session import Session
 from gangline.aggregator.config import AggregatorConfig, parse_listen
 from gangline.aggregator.ingest.registration import check_events, check_request
 from gangline.aggregator.refusals import Invalid

@@ -17,11 +17,13 @@ from pathlib import Path
 from gangline.agent.framing import dictionary
 from gangline.agent.spool.events import EventQueue
 from gangline.agent.spool.spool import Spool
+from gangline.agent.transport import conversation
 from gangline.agent.transport.client import Client
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import TABLES, index_of
+from gangline.fingerprints.catalogue import TABLES, Kind, index_of
 from gangline.fingerprints.frames import Stamp
+from gangline.fingerprints.streaming import Sender
 from gangline.fingerprints.wire.telemetry_pb2 import RegisterNodeRequest
 
 NODE = "sender"
@@ -35,13 +37,36 @@ def frame(spool: Spool, sequence: int) -> bytes:
     """A frame whose reading is its sequence; readings are a second apart, whatever the pace here."""
     block = Block("host_1s", ["host"])
     block.put_int(index_of(SIGNAL), 0, sequence)
-    for column in range(len(TABLES["host_1s"])):
-        if column != index_of(SIGNAL):
-            block.put_float(column, 0, random.random())
+    for column, value in values(sequence).items():
+        block.put_float(index_of(f"host.{column}"), 0, value)
     boottime_ns = 10**15 + sequence * 10**9
     return frames.encode(
-        Stamp(spool.run_id, BOOT_ID, sequence, boottime_ns, time.time_ns()), [block]
+        Stamp(spool.run_id, BOOT_ID, sequence, boottime_ns, time.time_ns()),
+        [block],
+        deflate=False,
     )
+
+
+def values(sequence: int) -> dict[str, float]:
+    """What the gauges of a frame say, by column: from noise of all bits to decimals, some missing."""
+    source = random.Random(sequence)
+    named = [s.column for s in TABLES["host_1s"] if s.kind is Kind.GAUGE]
+    whole = {
+        name: source.choice((source.random(), source.randrange(10**6) / 1000)) for name in named
+    }
+    return {name: value for name, value in whole.items() if source.random() < 0.9}
+
+
+class Confused(Sender):
+    """The sending end of a stream that takes its n-th frame in twice, so that the other end cannot follow."""
+
+    left = 0
+
+    def encode(self, frame: bytes) -> bytes:
+        Confused.left -= 1
+        if Confused.left == 0:
+            super().encode(frame)
+        return super().encode(frame)
 
 
 def registration(spool: Spool) -> RegisterNodeRequest:
@@ -59,9 +84,18 @@ def main() -> None:
     parser.add_argument("--frames", type=int, required=True)
     parser.add_argument("--period-seconds", type=float, default=0.01)
     parser.add_argument("--bytes-max", type=int, default=64 << 20)
+    parser.add_argument("--register-every", type=int, default=1 << 30)
+    parser.add_argument("--confuse-at", type=int, default=0)
     options = parser.parse_args()
+    Confused.left = options.confuse_at
+    conversation.__dict__["Sender"] = Confused
+    (options.folder / "memory").mkdir(exist_ok=True)
     spool = Spool.open(
-        options.folder / "spool", bytes_max=options.bytes_max, boot_id=BOOT_ID, owner="sender"
+        options.folder / "spool",
+        bytes_max=options.bytes_max,
+        boot_id=BOOT_ID,
+        owner="sender",
+        head_folder=options.folder / "memory",
     )
     events = EventQueue.open(options.folder / "events")
     client = Client(
@@ -74,6 +108,8 @@ def main() -> None:
     )
     client.start()
     log = os.open(options.folder / "appended", os.O_CREAT | os.O_APPEND | os.O_RDWR)
+    while options.confuse_at and not client.connected:  # its first frames are to be live
+        time.sleep(0.01)
     appended = len((options.folder / "appended").read_text().split())
     while appended < options.frames:
         sequence = spool.next_sequence()
@@ -81,6 +117,8 @@ def main() -> None:
         os.write(log, f"{sequence}\n".encode())
         client.notify()
         appended += 1
+        if appended % options.register_every == 0:
+            client.reregister()
         time.sleep(options.period_seconds)
     print(f"appended {appended}", flush=True)
     while spool.unacknowledged_frames:
@@ -88,7 +126,7 @@ def main() -> None:
     client.close()
     print(
         f"done dropped={spool.dropped_frames} refused={spool.refused_frames} "
-        f"write_errors={spool.write_errors}",
+        f"write_errors={spool.write_errors} reconnects={client.reconnects}",
         flush=True,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,9 @@ import duckdb
 import pytest
 
 from gangline.aggregator.commands.client import Client, CommandError
+from gangline.fingerprints.catalogue import TABLES, Kind
 from tests.processes import Process, free_port, listening, until
+from tests.survival.sender import values
 
 FRAMES = 300
 
@@ -52,15 +55,22 @@ class World:
         return {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", self.sender.said())}
 
     def stored(self) -> list[tuple[int, int]]:
-        """End the aggregator and return (number, how often it is stored)."""
+        """End the aggregator and return (number, how often it is stored).
+
+        What is stored under each number is what its frame said, to the last bit.
+        """
         assert self.aggregator.stop() == 0
         with duckdb.connect(
             str(self.folder / "aggregator" / "gangline.duckdb"), read_only=True
         ) as base:
-            return base.execute(
-                "SELECT context_switches_count, count(*) FROM readings.host_1s "
-                "WHERE host = 'sender' GROUP BY 1 ORDER BY 1"
-            ).fetchall()
+            rows = base.execute("SELECT * FROM readings.host_1s WHERE host = 'sender'")
+            names = [column[0] for column in rows.description]
+            found = [dict(zip(names, row, strict=True)) for row in rows.fetchall()]
+        gauges = {s.column for s in TABLES["host_1s"] if s.kind is Kind.GAUGE}
+        for row in found:
+            said = {name: row[name] for name in gauges if row[name] is not None}
+            assert said == values(row["context_switches_count"])
+        return sorted(Counter(row["context_switches_count"] for row in found).items())
 
 
 @contextmanager
@@ -91,7 +101,7 @@ def test_the_aggregator_is_killed_under_load(tmp_path: Path) -> None:
             it.start_aggregator()
         counted = it.until_done()
         assert_each_once(it.stored(), it.numbers())
-        assert counted == {"dropped": 0, "refused": 0, "write_errors": 0}
+        assert (counted["dropped"], counted["refused"], counted["write_errors"]) == (0, 0, 0)
 
 
 def test_the_agent_is_killed(tmp_path: Path) -> None:
@@ -135,6 +145,17 @@ def test_the_aggregator_is_away_for_a_minute(tmp_path: Path) -> None:
         assert_each_once(it.stored(), it.numbers())
 
 
+def test_a_stream_that_cannot_be_followed(tmp_path: Path) -> None:
+    """One turned bit in either memory costs one reconnect and no reading; a new inventory not even that."""
+    options = {"confuse-at": "20", "register-every": "40"}
+    with world(tmp_path, FRAMES, **options) as it:
+        it.start_aggregator()
+        it.sender.start()
+        counted = it.until_done()
+        assert_each_once(it.stored(), it.numbers())
+        assert counted == {"dropped": 0, "refused": 0, "write_errors": 0, "reconnects": 2}
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real filesystem of 256 KiB."""
@@ -150,9 +171,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_spool_disk(tmp_path: Path, small_disk: Path) -> None:
     """Somebody's core dump fills the disk while the aggregator is away: oldest first, and counted."""
     options = {"folder": str(small_disk), "period-seconds": "0", "bytes-max": str(64 << 20)}
-    with world(tmp_path, frames=3000, **options) as it:
+    with world(tmp_path, frames=1500, **options) as it:
         it.sender.start()
-        it.until_appended(3000)
+        it.until_appended(1500)
         it.start_aggregator()
         counted = it.until_done()
         stored, appended = it.stored(), it.numbers()
@@ -178,6 +199,7 @@ def test_the_real_agent_and_both_kills(tmp_path: Path) -> None:
     port = free_port()
     address, folder = f"127.0.0.1:{port}", tmp_path / "aggregator"
     places = [f"{key}_folder={tmp_path / key}" for key in ("spool", "events")]
+    places.append(f"spool_head_folder={tmp_path}")
     settings = [word for place in places for word in ("--set", place)]
     aggregator = Process(["aggregator", "--data", str(folder), "--listen", address], tmp_path / "a")
     agent = Process(

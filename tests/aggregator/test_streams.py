@@ -1,0 +1,74 @@
+"""Frames as differences on a real stream: what is stored is what was sent, and what is wrong ends it alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import grpc
+import pytest
+
+from gangline.fingerprints import frames
+from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, Sender
+from gangline.fingerprints.wire import telemetry_pb2 as wire
+
+
+def difference(sender: Sender, message: wire.TelemetryBatch) -> wire.TelemetryBatch:
+    """The same message as a new agent sends it."""
+    data = sender.encode(frames.inflated(message.frame))
+    return wire.TelemetryBatch(sequence=message.sequence, differences=data)
+
+
+def test_differences_and_whole_frames_on_one_stream(lab: Any) -> None:
+    """Live frames, with the backlog of a night between them."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            answer = await agent.register()
+            assert answer.stream_context_bytes == CONTEXT_BYTES_MAX
+            sender, make = Sender(answer.stream_context_bytes), agent.agent.message
+            live = [difference(sender, make(n)) for n in range(3, 7)]
+            old = [
+                wire.TelemetryBatch(sequence=n, frame=make(n).frame, backlog=True) for n in (1, 2)
+            ]
+            await agent.send(live[0], old[0], live[1], live[2], old[1], live[3])
+            assert agent.durable == set(range(1, 7))
+
+    asyncio.run(way())
+    assert lab.rows("SELECT power_watts, count(*) FROM readings.gpu_1s GROUP BY 1 ORDER BY 1") == [
+        (float(n), 2) for n in range(1, 7)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda data: data[:-1], "ends early"),
+        (lambda data: b"\0" + b"wron" + data[5:], "checksum"),
+        (lambda data: random.Random(1).randbytes(60), "begins with"),
+    ],
+)
+def test_what_the_stream_cannot_follow_ends_it_and_nothing_else(
+    lab: Any, damage: Any, words: str
+) -> None:
+    """The words say why; the session stands, others go on, and a new stream takes it all again."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            sender, make = Sender(CONTEXT_BYTES_MAX), agent.agent.message
+            await agent.send(difference(sender, make(1)))
+            bad = difference(sender, make(2))
+            bad.differences = damage(bad.differences)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await agent.send(bad)
+            assert error.value.code() == grpc.StatusCode.DATA_LOSS
+            assert words in str(error.value.details())
+            agent.open()
+            sender = Sender(CONTEXT_BYTES_MAX)
+            await agent.send(*(difference(sender, make(n)) for n in (1, 2, 3)))
+
+    asyncio.run(way())
+    assert lab.rows("SELECT power_watts, count(*) FROM readings.gpu_1s GROUP BY 1 ORDER BY 1") == [
+        (1.0, 2), (2.0, 2), (3.0, 2),
+    ]  # fmt: skip
