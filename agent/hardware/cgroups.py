@@ -1,0 +1,223 @@
+"""Whose a process is, from the names of its control groups: /proc/PID/cgroup (cgroups(7), proc(5)).
+
+Slurm, Kubernetes, container engines and systemd name a group after what they run in it. The forms are those of
+Slurm's cgroup/v1 and cgroup/v2 plugins (slurm.schedmd.com/cgroup_v2.html), of kubelet's two cgroup drivers, and of
+systemd.slice(5). A name counts only where its manager would have put it: anybody to whom a group was delegated may
+name what is below it as he likes, and `/user.slice/.../job_7` is no job.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+
+#: Of the file, no more than this is looked at; 14 hierarchies of a deep pod have 4 kB.
+CGROUP_BYTES_MAX = 1 << 16
+#: The kernel shows no longer path (PATH_MAX); nor is a longer one believed.
+PATH_CHARACTERS_MAX = 4096
+PARTS_MAX = 64
+
+SLURM, KUBERNETES, CONTAINER, SYSTEMD = "slurm", "kubernetes", "container", "systemd"
+#: Who is believed first: what a job runs in is also a unit of systemd.
+_ORDER = (SLURM, KUBERNETES, CONTAINER, SYSTEMD, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who runs a process. What is empty is not known."""
+
+    source: str = ""  # slurm, kubernetes, container, systemd
+    job_id: str = (
+        ""  # Slurm's own number of the job: of a task of an array, or a part of a het job, its own
+    )
+    step: str = ""  # 0, 0+1 (het), batch, extern, interactive
+    task: str = ""  # on this host, not the rank; special: of the batch script
+    node: str = ""  # of several slurmd on one host
+    job_user_id: str = ""  # whose the job is; cgroup v1 only
+    pod_uid: str = ""
+    qos: str = ""  # guaranteed, burstable, besteffort
+    container_id: str = ""
+    runtime: str = ""  # as it names itself in the group: cri-containerd, crio, docker, libpod
+    unit: str = ""
+    user_unit: str = ""  # of a user's own systemd
+    session: str = ""
+    slice_user_id: str = ""  # of user-1000.slice
+    #: The path was shown from within another control group (`/../..`), so that its beginning is missing.
+    is_relative: bool = False
+
+    def attributes(self) -> dict[str, str]:
+        """Return what is known, by name."""
+        said = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in said if isinstance(value, str) and value}
+
+
+_HEX = "[0-9a-f]{64}"
+_UID = "[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
+_QOS = "burstable|besteffort"
+_TASKS = (
+    r"(?:/step_(?P<step>[0-9]{1,10}(?:\+[0-9]{1,10})?|batch|extern|interactive)(?:/(?:user|slurm))?"
+)
+_TASKS += r"(?:/task_(?P<task>[0-9]{1,10}|special))?)?(?:/(?P<rest>.*))?"
+_SLURM_1 = re.compile(
+    r"slurm(?:_(?P<node>[A-Za-z0-9._-]{1,253}))?/uid_(?P<user>[0-9]{1,10})/job_(?P<job>[0-9]{1,10})"
+    + _TASKS
+)
+_SLURM_2 = re.compile(
+    r"system\.slice/(?:(?P<node>[A-Za-z0-9._-]{1,253})_)?slurmstepd\.scope/job_(?P<job>[0-9]{1,10})"
+    + _TASKS
+)
+_POD = re.compile(
+    rf"pod(?P<folder>{_UID})|(?:kubelet-)?kubepods(?:-(?P<qos>{_QOS}))?-pod(?P<uid>{_UID})\.slice"
+    rf"(?::cri-containerd:(?P<id>{_HEX}))?"
+)
+#: Services that put pods below themselves: kubelet's own, or its runtime's. Others may have been delegated to somebody.
+_KUBELETS = (
+    r"system\.slice/(?:k3s|k3s-agent|rke2-server|rke2-agent|k0scontroller|k0sworker|kubelet|containerd|docker|crio"
+    r"|snap\.[a-z0-9]{1,32}\.daemon-(?:kubelite|kubelet|containerd))\.service"
+)
+#: What stands before a pod: containers that are themselves a node (kind), kubelet's service and root, the QoS class.
+_BEFORE_POD = re.compile(
+    rf"(?:(?:docker/{_HEX}|system\.slice/docker-{_HEX}\.scope|machine\.slice/libpod-{_HEX}\.scope(?:/container)?)/){{0,3}}"
+    rf"(?:{_KUBELETS}/)?(?:kubelet(?:\.slice)?/)?(?:kubepods(?:/(?P<folder>{_QOS}))?"
+    rf"|(?:kubelet-)?kubepods\.slice(?:/(?:kubelet-)?kubepods-(?:{_QOS})\.slice)?)"
+    rf"|(?:{_KUBELETS})?"
+)
+#: What may be left of that where the path begins in the middle.
+_LEFT_BEFORE_POD = re.compile(
+    rf"(?:kubelet(?:\.slice)?|kubepods|(?P<folder>{_QOS})|(?:kubelet-)?kubepods(?:-(?:{_QOS}))?\.slice|/)*"
+)
+_CONTAINER = re.compile(
+    rf"(?:(?P<runtime>cri-containerd|crio-conmon|crio|docker|libpod|nerdctl)-)?(?P<id>{_HEX})(?:\.scope)?"
+)
+#: Those that may stand by themselves; the others belong to a pod.
+_ENGINES = ("docker", "libpod", "nerdctl")
+_UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]{1,246}\.(?:service|scope|socket|mount)")
+_SLICE = re.compile(r"[A-Za-z0-9:_.\\@-]{1,249}\.slice")
+_USER_SLICE = re.compile(r"user-([0-9]{1,10})\.slice")
+_SESSION = re.compile(r"session-([A-Za-z0-9]{1,32})\.scope")
+_LXC = re.compile(r"lxc\.payload\.(?P<name>[A-Za-z0-9_.-]{1,64})")
+
+
+def parse_cgroup(data: bytes) -> Owner:
+    """Return whose a process is. Lines that are none (hierarchy:controllers:path) count for nothing; never raises."""
+    lines = data[:CGROUP_BYTES_MAX].split(b"\n")
+    if len(data) >= CGROUP_BYTES_MAX:
+        lines.pop()  # it may be cut
+    found = [owner_of(path) for path in map(_path, lines) if path]
+    return min(found, key=lambda owner: _ORDER.index(owner.source), default=Owner())
+
+
+def _path(line: bytes) -> str:
+    number, _, rest = line.partition(b":")
+    path = rest.partition(b":")[2]
+    is_line = number.isdigit() and path.startswith(b"/") and len(path) <= PATH_CHARACTERS_MAX
+    return path.decode(errors="replace") if is_line else ""
+
+
+def owner_of(path: str) -> Owner:
+    """Return whose the processes of a control group are, by its path."""
+    parts = [part for part in path.removesuffix(" (deleted)").split("/") if part]
+    is_relative = parts[:1] == [".."]
+    while parts[:1] == [".."]:
+        del parts[0]
+    if len(parts) > PARTS_MAX or ".." in parts:
+        return Owner()
+    found = _slurm(parts) or _pod(parts, is_relative) or _container(parts) or _systemd(parts)
+    return replace(found, is_relative=is_relative)
+
+
+def _slurm(parts: list[str]) -> Owner | None:
+    path = "/".join(parts)
+    found = _SLURM_2.fullmatch(path) or _SLURM_1.fullmatch(path)
+    if found is None:
+        return None
+    said = found.groupdict(default="")
+    inside = _container_in(said["rest"].split("/")) or Owner()
+    return replace(
+        inside,
+        source=SLURM,
+        job_id=said["job"],
+        step=said["step"],
+        task=said["task"],
+        node=said["node"],
+        job_user_id=said.get("user", ""),
+    )
+
+
+def _pod(parts: list[str], is_relative: bool) -> Owner | None:
+    at, found = next(((i, m) for i, p in enumerate(parts) if (m := _POD.fullmatch(p))), (0, None))
+    if found is None:
+        return _container_of_pod(parts) if is_relative else None
+    before = (_LEFT_BEFORE_POD if is_relative else _BEFORE_POD).fullmatch("/".join(parts[:at]))
+    if before is None or (found["folder"] and not (before[0] or is_relative)):
+        return None
+    guaranteed = "" if is_relative and found["folder"] and not before[0] else "guaranteed"
+    pod = Owner(
+        KUBERNETES,
+        pod_uid=(found["uid"] or found["folder"]).replace("_", "-"),
+        qos=found["qos"] or before["folder"] or guaranteed,
+        container_id=found["id"] or "",
+        runtime="cri-containerd" if found["id"] else "",
+    )
+    return _within_pod(pod, parts[at + 1 :])
+
+
+def _within_pod(pod: Owner, parts: list[str]) -> Owner:
+    """Add the container; and the job, where it is a Slurm node that runs in the pod."""
+    container = _CONTAINER.fullmatch(parts[0]) if parts else None
+    if container is None:
+        return pod
+    pod = replace(pod, container_id=container["id"], runtime=container["runtime"] or "")
+    job = _slurm(parts[1:])
+    if job is None:
+        return pod
+    return replace(pod, source=SLURM, job_id=job.job_id, step=job.step, task=job.task)
+
+
+def _container_of_pod(parts: list[str]) -> Owner | None:
+    """Return the container, seen from its neighbour in the same pod: which pod that is, is not shown."""
+    found = _CONTAINER.fullmatch(parts[0]) if parts else None
+    if found is None or not (found["runtime"] or "").startswith("cri"):
+        return None
+    return Owner(KUBERNETES, container_id=found["id"], runtime=found["runtime"])
+
+
+def _container(parts: list[str]) -> Owner | None:
+    """Return a container of an engine without Kubernetes, with the unit that it runs in."""
+    inside = _container_in(parts)
+    if inside is None:
+        return None
+    around = _systemd(parts)
+    return replace(
+        around, source=CONTAINER, container_id=inside.container_id, runtime=inside.runtime
+    )
+
+
+def _container_in(parts: list[str]) -> Owner | None:
+    for before, part in zip(["", *parts], parts, strict=False):
+        found = _CONTAINER.fullmatch(part)
+        runtime = (found["runtime"] or before) if found else ""
+        if found and runtime in _ENGINES:
+            return Owner(CONTAINER, container_id=found["id"], runtime=runtime)
+        if lxc := _LXC.fullmatch(part):
+            return Owner(CONTAINER, container_id=lxc["name"], runtime="lxc")
+    return None
+
+
+def _systemd(parts: list[str]) -> Owner:
+    slices = 0
+    while slices < len(parts) and _SLICE.fullmatch(parts[slices]):
+        slices += 1
+    unit = next((part for part in parts[slices : slices + 1] if _UNIT.fullmatch(part)), "")
+    if not unit:
+        return Owner()
+    user = next((m[1] for p in parts[:slices] if (m := _USER_SLICE.fullmatch(p))), "")
+    session = _SESSION.fullmatch(unit)
+    own = [part for part in parts[slices + 1 :] if _UNIT.fullmatch(part)]
+    return Owner(
+        SYSTEMD,
+        unit=unit,
+        user_unit=own[-1] if own and unit.startswith("user@") else "",
+        session=session[1] if session and user else "",
+        slice_user_id=user,
+    )

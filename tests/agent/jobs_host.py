@@ -1,0 +1,165 @@
+"""A host of processes in a folder: what /proc shows of each, and what a driver lists."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from gangline.agent.collectors.gpu_held import Holding, held_of
+from gangline.agent.collectors.gpu_jobs import GpuJobs
+from gangline.agent.collectors.telling import ANEW
+from gangline.agent.hardware.owners import HOST_PID_NAMESPACE
+from gangline.agent.hardware.ranks import RankReader
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.listening import Teller
+from gangline.agent.turn import Turn, take_turn
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import BY_ID
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+
+SECOND = 1_000_000_000
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+OTHER_GPU = "GPU-00000001-0000-0000-0000-000000000000"
+BOOT = "0b5e2f6c-7a5c-4b52-8b7e-0f3d6d1f9a10"
+POD = "12345678-1234-4321-aaaa-123456789abc"
+CONTAINER = "c0ffee" + "0" * 58
+#: Of a v2 host: one line.
+SLURM = "0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0\n"
+POD_CGROUP = (
+    "0::/kubepods.slice/kubepods-burstable.slice/"
+    f"kubepods-burstable-pod{POD.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope\n"
+)
+SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
+
+
+class HandedClock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000 * SECOND
+        self.wall_ahead_ns = 1_700_000_000 * SECOND
+
+    def boottime_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns + self.wall_ahead_ns
+
+
+def read(blocks: Iterable[Block]) -> dict[str, dict[str, float | int | None]]:
+    """Return device -> column -> value of all blocks together."""
+    said: dict[str, dict[str, float | int | None]] = {}
+    for block in blocks:
+        for row, key in enumerate(block.devices):
+            said.setdefault(key, {}).update((BY_ID[i].column, v) for i, v in block.values(row))
+    return said
+
+
+class JobsHost:
+    """The host. `turn` lists what holds the GPUs and lets the collector find out whose it is."""
+
+    def __init__(
+        self, folder: Path, *, reads_ranks: bool = False, nvml_library: str | None = None
+    ) -> None:
+        self.roots = Roots(
+            sys=folder / "sys",
+            proc=folder / "proc",
+            nvml_library=nvml_library,
+            dev=folder / "dev",
+            reads_ranks=reads_ranks,
+        )
+        self.proc = self.roots.proc
+        self.clock = HandedClock()
+        self.events: list[HealthEvent] = []
+        self.anew: list[HealthEvent] = []  # of them, those which say that all was told
+        self.room: int | None = None  # how many more can be put; None: any
+        self._held = held_of(self.roots)
+        (self.proc / "self/ns").mkdir(parents=True)
+        self.in_namespace(HOST_PID_NAMESPACE)
+        (self.proc / "sys/kernel/random").mkdir(parents=True)
+        (self.proc / "sys/kernel/random/boot_id").write_text(f"{BOOT}\n")
+        self.process(1, "0::/init.scope\n", start=2, name="systemd")
+
+    def in_namespace(self, link: str) -> None:
+        """Let the agent's own PID namespace be this one."""
+        (self.proc / "self/ns/pid").unlink(missing_ok=True)
+        (self.proc / "self/ns/pid").symlink_to(link)
+
+    def process(
+        self,
+        pid: int,
+        cgroup: str | bytes,
+        *,
+        start: int = 5_000,
+        name: str = "python3",
+        state: str = "S",
+        threads: int = 8,
+        user: int = 1000,
+        pids: str = "",
+    ) -> Path:
+        """Let there be a process, in place of one that has this number."""
+        folder = self.proc / str(pid)
+        folder.mkdir(exist_ok=True)
+        rest = "1 1 1 0 -1 4194560 1 0 0 0 5 6 0 0 20 0"
+        (folder / "stat").write_text(f"{pid} ({name}) {state} {rest} {threads} 0 {start} 1 2\n")
+        uid = f"Uid:\t{user}\t{user}\t{user}\t{user}\n"
+        (folder / "status").write_text(f"Name:\t{name}\n{uid}NSpid:\t{pids or pid}\n")
+        data = cgroup.encode() if isinstance(cgroup, str) else cgroup
+        (folder / "cgroup").write_bytes(data)
+        return folder
+
+    def end(self, pid: int) -> None:
+        """Let a process be gone."""
+        shutil.rmtree(self.proc / str(pid))
+
+    def collector(self, ranks: RankReader | None = None) -> GpuJobs:
+        made = GpuJobs(self.roots, self.clock, ranks)
+        made.listen(Teller(self.clock, self, lambda: None))
+        return made
+
+    def put(self, event: HealthEvent) -> bool:
+        """Take an event, as a sampler's way to the daemon does. False: no room, it is lost."""
+        if self.room == 0:
+            return False
+        self.room = None if self.room is None else self.room - 1
+        copy = HealthEvent()
+        copy.CopyFrom(event)
+        (self.anew if event.name == ANEW else self.events).append(copy)
+        return True
+
+    def told(self) -> list[HealthEvent]:
+        """Return what was told since the last call."""
+        told, self.events = self.events, []
+        return told
+
+    def list(self, *holdings: Holding | int, gpus: Iterable[str] | None = None) -> None:
+        """Let the driver list these; a number is a process on the first GPU with a gigabyte."""
+        rows = [
+            h if isinstance(h, Holding) else Holding(GPU, h, None, None, 1 << 30) for h in holdings
+        ]
+        answer = {GPU, OTHER_GPU, *(row.gpu for row in rows)} if gpus is None else gpus
+        self._held.put(sorted(answer), rows)
+
+    def turn(self, collector: GpuJobs, *holdings: Holding | int, **more: Iterable[str]) -> Turn:
+        """Take a turn, a second after the one before, over what is listed."""
+        self.list(*holdings, **more)
+        self.clock.now_ns += SECOND
+        return take_turn(collector, self.clock)
+
+    def turns(self, count: int, collector: GpuJobs, *holdings: Holding | int) -> Turn:
+        """Take so many turns over one list; return the last."""
+        for _ in range(count - 1):
+            self.turn(collector, *holdings)
+        return self.turn(collector, *holdings)
+
+    def settle(self, collector: GpuJobs, *holdings: Holding | int) -> dict[str, str]:
+        """Take the turns until all is told; return the attributes of the last event."""
+        for _ in range(3):
+            self.turn(collector, *holdings)
+        told = self.told()
+        return dict(told[-1].attributes) if told else {}
+
+    def counts(self, turn: Turn, gpu: str = GPU) -> dict[str, float | int | None]:
+        """Return a GPU's columns."""
+        return read(turn.blocks)[gpu]
