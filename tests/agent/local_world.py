@@ -1,0 +1,100 @@
+"""A host for tests of findings: readings and events by name, a clock that is handed in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gangline.agent.latest import Latest, Readings
+from gangline.agent.local.findings import Findings
+from gangline.fingerprints.block import Block, is_float
+from gangline.fingerprints.catalogue import BY_NAME
+from gangline.fingerprints.policy import Policy
+from gangline.fingerprints.policy_table import builtin
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+
+SECOND = 1_000_000_000
+START = 10_000 * SECOND
+BOOT = b"b" * 16
+GPU, ADDRESS = "GPU-3f2a", "0000:9b:00.0"
+
+
+@dataclass
+class Host:
+    """`read` and `event` put something in, `after` lets time pass and judges."""
+
+    policy: Policy = field(default_factory=builtin)
+    now_ns: int = START
+    latest: Latest = field(default_factory=Latest)
+
+    def __post_init__(self) -> None:
+        self.findings = Findings(self.policy, BOOT)
+        self.findings.know({GPU: ADDRESS})
+        self._cells: dict[str, dict[str, dict[str, float]]] = {}
+        self._ids = 0
+
+    def boottime_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns + 1_700_000_000 * SECOND
+
+    def read(self, device: str, values: Mapping[str, float]) -> None:
+        """Let these signals of *device* read so from now on."""
+        for name, value in values.items():
+            table = self._cells.setdefault(BY_NAME[name].table, {})
+            table.setdefault(device, {})[name] = value
+
+    def unread(self, table: str) -> None:
+        """No reading of *table* comes any more."""
+        del self._cells[table]
+
+    def after(self, seconds: float, step_seconds: float = 1.0) -> list[str]:
+        """Let time pass, judging each step; return the names of what stands."""
+        for _ in range(round(seconds / step_seconds)):
+            self.now_ns += round(step_seconds * SECOND)
+            self.judge()
+        return self.names()
+
+    def judge(self) -> bool:
+        for table, devices in self._cells.items():
+            pace = int(re.search(r"_(\d+)s", table)[1])  # type: ignore[index]
+            if self.now_ns // SECOND % pace == 0:
+                self.latest.take(self.now_ns, [_block(table, devices)])
+        return self.findings.turn(self.latest.tables, self.now_ns)
+
+    def names(self) -> list[str]:
+        return [finding.name for finding in self.findings.findings]
+
+    def event(self, name: str, code: int = 0, device: str = ADDRESS, **more: object) -> HealthEvent:
+        """Tell an event of now."""
+        self._ids += 1
+        fields: dict[str, object] = {
+            "event_id": f"e{self._ids}",
+            "boottime_ns": self.now_ns,
+            "boot_id": BOOT,
+            **more,
+        }
+        attributes = fields.pop("attributes", {})
+        event = HealthEvent(name=name, code=code, device=device, **fields)  # type: ignore[arg-type]
+        assert isinstance(attributes, dict)
+        event.attributes.update(attributes)
+        self.findings.observe(event)
+        return event
+
+
+def _block(table: str, devices: Mapping[str, Mapping[str, float]]) -> Block:
+    names = sorted({name for values in devices.values() for name in values})
+    block = Block(table, list(devices), [BY_NAME[name].signal_id for name in names])
+    for row, values in enumerate(devices.values()):
+        for column, name in enumerate(names):
+            if name in values:
+                put = block.put_float if is_float(BY_NAME[name].signal_id) else block.put_int
+                put(column, row, values[name])  # type: ignore[arg-type]
+    return block
+
+
+def table_of(name: str, latest: Latest) -> Readings:
+    """Return the last readings of the table that signal *name* is of."""
+    return latest.tables[BY_NAME[name].table]

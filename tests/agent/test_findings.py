@@ -1,0 +1,532 @@
+"""Each row of the policy: what it stands for is found, and its look-alike is not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.agent.local.findings import CLEARED_MAX, EVENTS_WAITING_MAX, FINDINGS_MAX
+from gangline.agent.local.kept import Kept
+from gangline.agent.local.reported import RECORDS_MAX
+from gangline.agent.local.watching import UNSEEN_SECONDS_MAX
+from gangline.agent.sampler.reporting import ProbeTables
+from gangline.aggregator.fleet.meanings import ENDINGS
+from gangline.aggregator.judgement.rules.kernel import KINDS
+from gangline.aggregator.verdicts import State
+from gangline.fingerprints import policy_table
+from gangline.fingerprints.policy import Severity
+from gangline.fingerprints.policy_table import builtin
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from tests.agent.local_world import ADDRESS, BOOT, GPU, SECOND, START, Host
+from tests.agent.sampler.watched import GPUS, Watched
+
+LINK, PORT = f"{GPU}/link3", "mlx5_0/1"
+PROBED, HANGS = f"gpu {ADDRESS}", {"probe.hung_seconds": 0.9}
+BUSY = {"gpu.performance_state": 0, "gpu.utilization_ratio": 0.9}
+NARROW = {"gpu.pcie_width_lanes": 8.0, "gpu.pcie_width_max_lanes": 16.0}
+SLOW = {"gpu.pcie_generation_number": 3.0, "gpu.pcie_generation_max_number": 5.0}
+
+#: Row -> (device, readings that it stands for, readings that only look like it, seconds it takes).
+READINGS: dict[str, tuple[str, dict[str, float], dict[str, float], int]] = {
+    "gpu_lost": (GPU, {"gpu.lost_state": 1}, {"gpu.lost_state": 0}, 1),
+    "gpu_hung": (PROBED, HANGS | {"probe.state": 3}, HANGS | {"probe.state": 4}, 11),
+    "driver_hung": ("gpu", HANGS | {"probe.state": 5}, {"probe.hung_seconds": 0.01, "probe.state": 3}, 11),
+    "device_hung": ("host mlx5_0/1", HANGS | {"probe.state": 2}, HANGS | {"probe.state": 0}, 11),
+    "gpu_recovery_reset": (GPU, {"gpu.recovery_action_state": 4}, {"gpu.recovery_action_state": 9}, 4),
+    "gpu_recovery_reboot": (GPU, {"gpu.recovery_action_state": 2}, {"gpu.recovery_action_state": 0}, 4),
+    "gpu_recovery_links": (GPU, {"gpu.recovery_action_state": 3}, {"gpu.recovery_action_state": 8}, 4),
+    "gpu_remap_failed": (GPU, {"gpu.remap_failed_state": 1}, {"gpu.remapped_uncorrectable_rows": 9}, 10),
+    "gpu_remap_pending": (GPU, {"gpu.remap_pending_state": 1}, {"gpu.remap_pending_state": 0}, 10),
+    "gpu_retirement_pending": (
+        GPU, {"gpu.retirement_pending_state": 1}, {"gpu.retired_corrected_pages": 3}, 10,
+    ),
+    "gpu_repair_pending": (
+        GPU, {"gpu.repair_channel_pending_state": 1}, {"gpu.repair_tpc_pending_state": 1}, 10,
+    ),
+    "gpu_ecc_uncorrected": (
+        GPU, {"gpu.ecc_uncorrected_volatile_errors": 2},
+        {"gpu.ecc_uncorrected_volatile_errors": 2**32 - 1, "gpu.ecc_corrected_volatile_errors": 900}, 2,
+    ),
+    "gpu_memory_unrepairable": (
+        GPU, {"gpu.unrepairable_memory_state": 1}, {"gpu.unrepairable_memory_state": 0}, 10,
+    ),
+    "gpu_sram_threshold": (
+        GPU, {"gpu.sram_threshold_exceeded_state": 1}, {"gpu.sram_corrected_volatile_errors": 7}, 10,
+    ),
+    "gpu_thermal": (
+        GPU, {"gpu.clock_event_reasons_flags": 0x41}, {"gpu.clock_event_reasons_flags": 0x24}, 302,
+    ),
+    "gpu_power_brake": (
+        GPU, {"gpu.clock_event_reasons_flags": 0x80}, {"gpu.clock_event_reasons_flags": 0x04}, 302,
+    ),
+    "gpu_pcie_width": (GPU, NARROW | BUSY, NARROW | {**BUSY, "gpu.performance_state": 8}, 80),
+    "gpu_pcie_generation": (GPU, SLOW | BUSY, SLOW | {**BUSY, "gpu.utilization_ratio": 0.1}, 80),
+    "fabric_failed": (
+        GPU, {"gpu_fabric.registration_status_code": 999}, {"gpu_fabric.registration_status_code": 0}, 8,
+    ),
+    "fabric_route": (
+        GPU, {"gpu_fabric.route_unhealthy_state": 1}, {"gpu_fabric.route_unhealthy_state": 2}, 8,
+    ),
+    "nvme_dead": ("nvme0", {"nvme.controller_state": 6}, {"nvme.controller_state": 2}, 20),
+}  # fmt: skip
+#: Rows of what must have been well before: row -> (device, well, wrong, look-alike, seconds).
+ONCE: dict[str, tuple[str, dict[str, float], dict[str, float], dict[str, float], int]] = {
+    "nvlink_down": (
+        LINK, {"nvlink.link_state": 1}, {"nvlink.link_state": 0}, {"nvlink.link_state": 2}, 40,
+    ),
+    "rdma_port_down": (
+        PORT, {"rdma.port_state": 4, "rdma.physical_state": 5},
+        {"rdma.port_state": 1, "rdma.physical_state": 2},
+        {"rdma.port_state": 1, "rdma.physical_state": 3}, 35,
+    ),
+    "filesystem_read_only": (
+        "/scratch", {"filesystem.read_only_state": 0}, {"filesystem.read_only_state": 1},
+        {"filesystem.read_only_state": 0}, 60,
+    ),
+}  # fmt: skip
+#: Rows of events: row -> (event, code, device, a look-alike's code or attributes).
+EVENTS: dict[str, tuple[str, int, str, dict[str, object]]] = {
+    "gpu_off_bus": ("gpu.lost", 0, ADDRESS, {"code": 1}),
+    "machine_check": ("host.machine_check", 1, "host", {"code": 0}),
+    "memory_error": ("host.memory_error", 1, "mc0/dimm3", {"code": 0}),
+    "hardware_error": ("host.hardware_error", 1, "host", {"attributes": {"previous_boot": "yes"}}),
+    "pcie_uncorrected": ("pcie.aer", 2, "0000:81:00.0", {"code": 0}),
+    "kernel_fault": ("host.kernel_fault", 0, "host", {"boot_id": b"a" * 16}),
+    "lockup": ("host.lockup", 0, "host", {"name": "host.hung_task"}),
+    "disk_error": ("disk.error", 0, "nvme1n1", {"attributes": {"folded": "more than 256"}}),
+    "filesystem_error": ("filesystem.error", 1, "/scratch", {"boot_id": b"a" * 16}),
+    "rdma_driver": ("rdma.driver_error", 0, "mlx5_0", {"name": "net.link_message"}),
+    "host_out_of_memory": ("host.out_of_memory", 0, "host", {"boot_id": b"a" * 16}),
+    "xid": ("gpu.xid", 79, ADDRESS, {"code": 43 + 2}),
+    "sxid": ("nvswitch.sxid", 20034, "0000:c1:00.0", {"code": 19999}),
+}
+
+
+def test_every_row_has_its_case() -> None:
+    """A row was added that nothing tried: it fired on every idle host."""
+    tried = READINGS.keys() | ONCE.keys() | EVENTS.keys() | {"out_of_memory"}
+    assert {row.name for row in builtin().rows} == tried
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_a_reading_is_found_and_its_look_alike_is_not(name: str) -> None:
+    """What the row names stands, no sooner than it may; what only resembles it does not."""
+    device, wrong, alike, seconds = READINGS[name]
+    host = Host()
+    host.read(device, alike)
+    assert name not in host.after(seconds + 30)
+    host.read(device, wrong)
+    assert name in host.after(seconds)
+    (finding,) = [one for one in host.findings.findings if one.name == name]
+    assert finding.device == device and host.now_ns - finding.confirmed_ns <= 10 * SECOND
+    assert "{" not in finding.words
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_a_reading_that_is_well_again_clears_with_a_record(name: str) -> None:
+    """A finding once set was silently kept for ever: the host stayed drained after its repair."""
+    device, wrong, alike, seconds = READINGS[name]
+    host = Host()
+    host.read(device, wrong)
+    assert name in host.after(seconds + 10)
+    host.read(device, dict.fromkeys(wrong, 0) | alike)
+    assert name not in host.after(150)
+    assert [one.finding.name for one in host.findings.cleared if one.finding.name == name]
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_only_what_was_well_before_is_found(name: str) -> None:
+    """A port that was never cabled is no fault; one that was up is."""
+    device, well, wrong, alike, seconds = ONCE[name]
+    never = Host()
+    never.read(device, wrong)
+    assert name not in never.after(2 * seconds + 60)
+    host = Host()
+    host.read(device, well)
+    host.after(60)
+    host.read(device, alike)
+    assert name not in host.after(seconds + 60)
+    host.read(device, wrong)
+    assert name in host.after(seconds + 60)
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_an_event_is_found_and_its_look_alike_is_not(name: str) -> None:
+    """Another code, another boot, or the boot before: none of them stands against this host now."""
+    event, code, device, alike = EVENTS[name]
+    host = Host()
+    other: dict[str, object] = {"name": event, "code": code, "device": device, **alike}
+    host.event(**other)  # type: ignore[arg-type]
+    assert host.after(8) == []
+    host.event(event, code, device)
+    (found,) = [one for one in host.findings.findings] if host.after(1) else [None]
+    assert found is not None and found.name.startswith(name)
+    assert found.device == (GPU if device == ADDRESS else device)
+
+
+def test_the_aggregator_is_not_contradicted() -> None:
+    """The host called fatal, and drained, what the aggregator calls a thing to watch."""
+    for row in builtin().rows:
+        if not row.event or row.policy:
+            continue
+        ending = ENDINGS[row.event]
+        assert row.clears.value == ending.clears.value, row.name
+        assert row.clear_seconds == ending.seconds, row.name
+        kinds = [
+            k for (n, c), k in KINDS.items() if n == row.event and (c in row.codes or not row.codes)
+        ]
+        fatal = {kind.rule.state is State.UNHEALTHY for kind in kinds}
+        assert fatal == {row.severity is Severity.FATAL}, row.name
+
+
+def test_xids_follow_their_policy() -> None:
+    """79 condemns the host until it boots, 31 is the program's own, 63 a sign, 45 nothing."""
+    host = Host()
+    for code in (79, 31, 63, 45):
+        host.event("gpu.xid", code)
+    assert host.after(1) == ["xid79", "xid63", "xid31"]
+    seen = {one.name: one for one in host.findings.findings}
+    assert (seen["xid79"].severity, seen["xid31"].severity) == ("fatal", "application")
+    assert seen["xid79"].enforceable and not seen["xid63"].enforceable
+    assert host.after(601, 60.1) == ["xid79", "xid63"]
+    host.read(GPU, {"gpu.counter_epoch_count": 1})
+    host.after(1)
+    host.read(GPU, {"gpu.counter_epoch_count": 2})
+    assert host.after(2) == ["xid79"]  # the reset ended 63, not what needs a boot
+    assert host.findings.cleared[-1].why == "the GPU was reset"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"attributes": {"constraint": "CONSTRAINT_MEMCG"}},
+        {"message": "Memory cgroup out of memory: Killed process 7 (python)"},
+    ],
+)
+def test_a_program_that_met_its_own_limit_of_memory(said: dict[str, object]) -> None:
+    """A job asked for too little: its user's. The host had none left: the node's, job or leak."""
+    host = Host()
+    host.event("host.out_of_memory", 0, "host", **said)
+    assert host.after(1) == ["out_of_memory"]
+    assert host.findings.findings[0].severity == "application"
+    host.event("host.out_of_memory", 0, "host", attributes={"constraint": "CONSTRAINT_NONE"})
+    assert host.after(1) == ["host_out_of_memory", "out_of_memory"]
+    host.findings.use(builtin())
+    assert host.after(1) == ["host_out_of_memory", "out_of_memory"]
+
+
+def test_a_double_bit_error_waits_for_its_companion() -> None:
+    """48 with 94 beside it is contained: the program ends, and the host is not drained."""
+    contained, alone = Host(), Host()
+    contained.event("gpu.xid", 48)
+    assert contained.after(1) == []
+    contained.event("gpu.xid", 94)
+    assert contained.after(10) == ["xid94"]
+    alone.event("gpu.xid", 48)
+    assert alone.after(3) == []
+    assert alone.after(4) == ["xid48"]
+
+
+def test_a_recovery_that_is_not_asked_for_any_more() -> None:
+    """XID 154 said reset, the reset came, and its reading says 0: the event is over as well."""
+    said = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+    host = Host()
+    host.event("gpu.xid", 154, message=said)
+    host.read(GPU, {"gpu.recovery_action_state": 0, "gpu.counter_epoch_count": 0})
+    assert host.after(9) == ["xid154"]
+    assert host.after(3) == []
+
+
+def test_a_lost_gpu_that_is_back() -> None:
+    """The GPU answers again; the event that says so takes the other back."""
+    host = Host()
+    host.event("gpu.lost", attributes={"state": "lost"})
+    assert host.after(1) == ["gpu_off_bus"]
+    host.event("gpu.lost", attributes={"state": "back"})
+    assert host.after(1) == []
+
+
+def test_energy_that_fell_is_a_reset() -> None:
+    """The sampler was replaced, so that the epoch began at 0 again: the energy tells of the reset."""
+    host = Host()
+    host.event("gpu.xid", 95)
+    host.read(GPU, {"gpu.energy_joules": 5e6, "gpu.counter_epoch_count": 0})
+    assert host.after(3) == ["xid95"]
+    host.read(GPU, {"gpu.energy_joules": 12.0})
+    assert host.after(1) == []
+
+
+def test_a_switch_is_reset_with_all_gpus() -> None:
+    """One of two GPUs was reset: the switch between them was not."""
+    host = Host()
+    for gpu in (GPU, "GPU-2"):
+        host.read(gpu, {"gpu.counter_epoch_count": 0})
+    host.after(1)
+    host.event("nvswitch.sxid", 20034, "0000:c1:00.0")
+    host.read(GPU, {"gpu.counter_epoch_count": 1})
+    assert host.after(2) == ["sxid20034"]
+    host.read("GPU-2", {"gpu.counter_epoch_count": 1})
+    assert host.after(1) == []
+
+
+def test_a_thermal_pulse_is_no_finding() -> None:
+    """Four minutes hot, a second cool, four minutes hot: never five on end."""
+    host = Host()
+    for _ in range(3):
+        host.read(GPU, {"gpu.clock_event_reasons_flags": 0x40})
+        assert host.after(240) == []
+        host.read(GPU, {"gpu.clock_event_reasons_flags": 0})
+        assert host.after(1) == []
+
+
+def test_a_finding_that_wavers_stays_until_it_was_well_for_long_enough() -> None:
+    """A GPU that answers every other second is not well."""
+    host = Host()
+    for _ in range(20):
+        host.read(GPU, {"gpu.lost_state": 1})
+        assert host.after(1) == ["gpu_lost"]
+        host.read(GPU, {"gpu.lost_state": 0})
+        assert host.after(1) == ["gpu_lost"]
+    assert host.after(9) == ["gpu_lost"]
+    assert host.after(1) == []
+
+
+def test_what_is_not_read_any_more_is_not_confirmed_and_ends() -> None:
+    """A hung driver froze the last reading: it neither stays fresh nor stands for ever."""
+    host = Host()
+    host.read(GPU, {"gpu.lost_state": 1})
+    host.after(3)
+    host.unread("gpu_1s")
+    assert host.after(60, 10) == ["gpu_lost"]
+    assert host.now_ns - host.findings.findings[0].confirmed_ns == 60 * SECOND
+    assert host.after(UNSEEN_SECONDS_MAX, 10) == []
+
+
+def test_a_gap_in_the_readings_is_no_duration() -> None:
+    """Hot before the agent hung for an hour and hot after it: nobody knows of the time between."""
+    host = Host()
+    host.read(GPU, {"gpu.clock_event_reasons_flags": 0x40})
+    host.after(10)
+    host.unread("gpu_1s")
+    host.after(120, 10)
+    host.read(GPU, {"gpu.clock_event_reasons_flags": 0x40})
+    assert host.after(250) == []
+
+
+def test_links_of_a_split_gpu_may_be_down() -> None:
+    """MIG was turned on: its NVLinks went inactive, which is no fault."""
+    host = Host()
+    host.read(LINK, {"nvlink.link_state": 1})
+    host.after(20)
+    host.read(GPU, {"gpu.mig_mode_state": 1})
+    host.read(LINK, {"nvlink.link_state": 0})
+    assert host.after(120) == []
+
+
+def test_a_booting_host_has_time_to_train_its_links() -> None:
+    """Links are inactive until the fabric manager has started."""
+    host = Host(now_ns=30 * SECOND)
+    host.read(LINK, {"nvlink.link_state": 1})
+    host.after(20)
+    host.read(LINK, {"nvlink.link_state": 0})
+    assert host.after(200) == []
+    assert host.after(120) == ["nvlink_down"]
+
+
+def test_a_hung_gpu_is_not_the_hung_driver() -> None:
+    """One GPU of eight hangs: the row of the driver as a whole, and that of host devices, say nothing."""
+    host = Host()
+    host.read(PROBED, HANGS | {"probe.state": 1})
+    assert host.after(60) == ["gpu_hung"]
+    assert host.findings.address_of(PROBED) == ADDRESS
+
+
+def test_a_gpu_left_alone_for_its_xid_does_not_hang() -> None:
+    """XID 119: the agent touches it no more, which is no word of its driver; nor is a crash in our own code."""
+    host = Host()
+    host.read(PROBED, {"probe.state": 3, "probe.hung_seconds": 0.0})
+    assert host.after(60) == []
+    host.read(PROBED, {"probe.hung_seconds": 0.004})
+    assert host.after(60) == []
+
+
+def hung(host: Watched, seconds: int) -> dict[str, tuple[str, ...]]:
+    """Let the samplers run; return each finding's devices, by the rows that their supervisor makes of it."""
+    local, tables = Host(), ProbeTables()
+    for _ in range(seconds):
+        host.run(1)
+        local.now_ns = host.world.now_ns
+        local.latest.take(local.now_ns, tables.blocks(host.samplers.states(), str))
+        local.findings.turn(local.latest.tables, local.now_ns)
+    found = local.findings.findings
+    return {
+        name: tuple(f"{one.device}" for one in found if one.name == name) for name in local.names()
+    }
+
+
+@pytest.mark.parametrize("holds", [False, True], ids=["killed", "ignores SIGKILL"])
+def test_the_samplers_words_on_a_gpu_that_hangs(holds: bool) -> None:
+    """Each call was given up after 0.9 s, so that none ever lasted ten: a GPU dead for a night was no finding."""
+    host = Watched()
+    host.run(3)
+    host.world.devices[GPUS[5]].hangs_until_ns = host.world.now_ns + 40 * SECOND
+    host.world.devices[GPUS[5]].holds = holds
+    assert hung(host, 9) == {}
+    assert hung(host, 20) == {"gpu_hung": (f"gpu {GPUS[5]}",)}
+    assert hung(host, 100) == {}
+
+
+def test_a_driver_that_hangs_is_one_finding() -> None:
+    """All eight GPUs stopped answering together: one thing to do, not eight."""
+    host = Watched()
+    host.run(3)
+    for gpu in GPUS:
+        host.world.devices[gpu].hangs_until_ns = host.world.now_ns + 3600 * SECOND
+    assert hung(host, 60) == {"driver_hung": ("gpu",)}
+
+
+def test_one_bad_gpu_costs_its_neighbours_nothing() -> None:
+    """Eight GPUs, one lost, one not read: one finding, of the right one."""
+    host = Host()
+    for number in range(8):
+        host.read(f"GPU-{number}", {"gpu.lost_state": int(number == 5)} if number != 2 else {})
+    assert host.after(3) == ["gpu_lost"]
+    assert host.findings.findings[0].device == "GPU-5"
+
+
+def test_memory_is_bounded_whatever_comes() -> None:
+    """One incident wrote 800,000 lines; a fleet of sick links flapped all night."""
+    host = Host()
+    for number in range(3 * EVENTS_WAITING_MAX):
+        host.event("disk.error", device=f"sd{number}")
+    host.event("gpu.xid", 79)
+    names = host.after(1)
+    assert names[0] == "xid79" and len(names) <= FINDINGS_MAX
+    assert host.findings.dropped_events == 2 * EVENTS_WAITING_MAX + 1
+    assert len(host.findings.reported.records) <= RECORDS_MAX
+    assert len(host.findings.cleared) <= CLEARED_MAX
+    for _ in range(100):
+        host.event("gpu.xid", 79, event_id="the same", count=800_000)
+    host.after(1)
+    assert host.findings.findings[0].count == 800_001
+
+
+def test_a_restart_knows_what_needs_a_boot() -> None:
+    """The agent was upgraded after XID 79: the new one called the host well."""
+    host = Host()
+    host.event("gpu.xid", 79)
+    host.event("gpu.xid", 95)
+    host.read(GPU, {"gpu.energy_joules": 5e6})
+    host.read(PORT, ONCE["rdma_port_down"][1])
+    host.after(3)
+    old = host.findings
+    kept = Kept(
+        BOOT,
+        old.reported.watched_since_ns,
+        host.now_ns,
+        tuple(old.reported.events()),
+        old.resets.at_ns,
+        old.resets.energy_joules,
+        old.once_well(),
+    )
+    after = Host(now_ns=host.now_ns + 60 * SECOND)
+    after.findings.restore(kept, after.now_ns)
+    assert after.after(1) == ["xid79", "xid95"]
+    assert all(one.enforceable for one in after.findings.findings)
+    after.read(GPU, {"gpu.energy_joules": 7.0})  # it was reset while no agent ran
+    after.read(PORT, ONCE["rdma_port_down"][2])
+    assert after.after(40) == ["rdma_port_down", "xid79"]
+
+
+def test_what_is_older_than_the_agent_is_not_enforced() -> None:
+    """The agent was installed on a host whose kernel log told of an XID 95 of last week, long since reset."""
+    host = Host()
+    host.event("gpu.xid", 95, boottime_ns=START - 3600 * SECOND)
+    host.event("gpu.xid", 79, boottime_ns=START - 3600 * SECOND)
+    host.event("gpu.xid", 119, boottime_ns=START - 5 * SECOND)
+    host.after(1)
+    seen = {one.name: one for one in host.findings.findings}
+    assert not seen["xid95"].enforceable and "a reset may have ended it" in seen["xid95"].words
+    assert seen["xid79"].enforceable  # only a boot ends it, and this is that boot
+    assert seen["xid119"].enforceable
+
+
+def test_an_event_told_again_does_not_come_back() -> None:
+    """The kernel log was read anew after a crash: what was taken back stays so."""
+    host = Host()
+    first: HealthEvent = host.event("gpu.lost", event_id="x")
+    host.after(1)
+    host.event("gpu.lost", attributes={"state": "back"})
+    host.after(1)
+    host.findings.observe(first)
+    assert host.after(1) == []
+
+
+def test_a_device_is_one_by_address_and_by_uuid() -> None:
+    """The kernel names a GPU by address, before the inventory has said whose that is."""
+    host = Host()
+    host.findings.know({})
+    host.event("gpu.xid", 79)
+    host.after(1)
+    assert host.findings.findings[0].device == ADDRESS
+    host.findings.know({GPU: ADDRESS.upper()})
+    host.after(1)
+    (found,) = host.findings.findings
+    assert found.device == GPU and host.findings.address_of(GPU) == ADDRESS
+
+
+def test_another_policy_keeps_what_its_same_rows_know() -> None:
+    """A policy was rolled out: ports that were up before it are still known to have been."""
+    host = Host()
+    host.read(PORT, ONCE["rdma_port_down"][1])
+    host.event("gpu.xid", 79)
+    host.after(3)
+    without = policy_table.laid_over(
+        policy_table.parse('version = "2"\nrollout_share = 1.0\noff = ["xid"]'), builtin()
+    )
+    host.findings.use(without)
+    host.read(PORT, ONCE["rdma_port_down"][2])
+    assert host.after(40) == ["rdma_port_down"]
+
+
+_OFTEN = {
+    "rdma.port_state": (1, 4),
+    "rdma.physical_state": (3, 5),
+    "gpu.lost_state": (0, 1),
+    "gpu.recovery_action_state": (0, 1),
+    "gpu.counter_epoch_count": (0, 1, 2),
+    "gpu.energy_joules": (5.0, 7.0),
+    "gpu.pcie_width_lanes": (8, 16),
+    "gpu.pcie_width_max_lanes": (16,),
+    "gpu.performance_state": (0, 8),
+    "gpu.utilization_ratio": (0.0, 0.9),
+}
+
+
+_OF_A_RESET = {name: _OFTEN[name] for name in ("gpu.counter_epoch_count", "gpu.energy_joules")}
+_steps = st.tuples(
+    st.integers(0), st.sampled_from("ab"), st.integers(0, 2), st.sampled_from([1, 1, 2, 9, 40])
+)
+
+
+@pytest.mark.parametrize("often", [_OFTEN, _OF_A_RESET])
+@given(st.lists(_steps, max_size=25))
+def test_what_reads_as_before_is_not_looked_at_again_and_nothing_is_missed_by_it(
+    often: dict[str, tuple[float, ...]], steps: list[tuple[int, str, int, int]]
+) -> None:
+    """Looking at every row of every device each second was an eighth of the daemon's work."""
+    host, thorough = Host(), Host()
+    for number, device, choice, seconds in steps:
+        name, values = sorted(often.items())[number % len(often)]
+        value = values[choice % len(values)]
+        for each in (host, thorough):
+            each.read(device, {name: value})
+        for _ in range(seconds):
+            for watch in thorough.findings.watches:
+                watch._quiet = False
+            thorough.findings.resets._column = ()
+            host.after(1)
+            thorough.after(1)
+            assert host.findings.findings == thorough.findings.findings
+            assert host.findings.resets.at_ns == thorough.findings.resets.at_ns

@@ -1,0 +1,101 @@
+"""The health check that NVIDIA's resiliency extension asks for, dialled as its launcher dials."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gangline.agent.local.calls import Peer, Refused
+from gangline.agent.local.health import ARGUMENTS_MAX, PATH, Answer, Healthy, healthy, method
+from gangline.agent.local.server import Server
+from gangline.fingerprints.wire import nvhcd_pb2, nvhcd_pb2_grpc
+from tests.processes import GUARD_SECONDS
+
+
+def asked(folder: Path, answer: Callable[[Sequence[str]], Answer]) -> nvhcd_pb2.HealthCheckResponse:
+    """By the generated stub of a client of its own, over `unix:`."""
+    server = Server(folder / "agent.sock", {PATH: method(answer)})
+    server.start()
+    try:
+        with grpc.insecure_channel(f"unix://{folder / 'agent.sock'}") as channel:
+            stub = nvhcd_pb2_grpc.HealthCheckServiceStub(channel)  # type: ignore[no-untyped-call]
+            request = nvhcd_pb2.HealthCheckRequest(args=["--no-slurm"])
+            got = stub.RunHealthCheck(request, timeout=GUARD_SECONDS)
+            assert isinstance(got, nvhcd_pb2.HealthCheckResponse)
+            return got
+    finally:
+        server.close()
+
+
+def read_as_the_launcher_does(answer: nvhcd_pb2.HealthCheckResponse) -> bool:
+    """Its strictest version: success, and a `fail_count` that is an integer, and 0."""
+    if not answer.success:
+        return False
+    output = json.loads(answer.output)
+    return type(output["fail_count"]) is int and output["fail_count"] == 0
+
+
+def test_a_healthy_host(tmp_path: Path) -> None:
+    answer = asked(tmp_path, healthy)
+    assert read_as_the_launcher_does(answer)
+    assert (answer.exit_code, answer.error) == (0, "")
+    assert json.loads(answer.output) == {"fail_count": 0, "failed_checks": []}
+
+
+def test_a_host_that_is_not(tmp_path: Path) -> None:
+    output = json.dumps({"fail_count": 1, "failed_checks": ["xid79 0000:9b:00.0"]})
+    asked_with: list[list[str]] = []
+
+    def barred(arguments: Sequence[str]) -> Answer:
+        asked_with.append(list(arguments))
+        return Healthy(False, 1, output)
+
+    answer = asked(tmp_path, barred)
+    assert not read_as_the_launcher_does(answer)
+    assert (answer.exit_code, answer.output) == (1, output)
+    assert asked_with == [["--no-slurm"]]
+
+
+def test_an_agent_that_cannot_tell_is_no_reason_to_fail_a_job(tmp_path: Path) -> None:
+    """Every host of a gang asks before each rendezvous: a bug of ours would stop the fleet."""
+
+    def broken(arguments: Sequence[str]) -> Answer:
+        raise KeyError("gpu_1s")
+
+    answer = asked(tmp_path, broken)
+    assert read_as_the_launcher_does(answer)
+    assert answer.error == "the agent cannot tell: KeyError: 'gpu_1s'"
+
+
+def test_a_missing_socket_is_healthy_on_their_side(tmp_path: Path) -> None:
+    """The launcher takes UNAVAILABLE for healthy; that is what it must get, and at once."""
+    with grpc.insecure_channel(f"unix://{tmp_path / 'none.sock'}") as channel:
+        stub = nvhcd_pb2_grpc.HealthCheckServiceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.RpcError) as raised:
+            stub.RunHealthCheck(nvhcd_pb2.HealthCheckRequest(), timeout=GUARD_SECONDS)
+    assert isinstance(raised.value, grpc.Call)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_new_answer_is_told_at_once_and_the_same_one_made_into_bytes_once() -> None:
+    answers = [Healthy(), Healthy(False, 1), Healthy()]
+    check = method(lambda arguments: answers[0]).handler
+    peer = Peer(1, 2, 3)
+    first = check(b"", peer)
+    assert check(b"", peer) is first
+    answers.pop(0)
+    second = check(b"", peer)
+    assert isinstance(second, bytes)
+    assert not nvhcd_pb2.HealthCheckResponse.FromString(second).success
+    answers.pop(0)
+    assert check(b"", peer) == first
+
+
+@pytest.mark.parametrize("message", [b"\xff", b"\x0a\x00" * (ARGUMENTS_MAX + 1)])
+def test_what_is_no_question_is_refused(message: bytes) -> None:
+    with pytest.raises(Refused, match="INVALID_ARGUMENT"):
+        method(healthy).handler(message, Peer(1, 2, 3))

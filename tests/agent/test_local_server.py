@@ -1,0 +1,494 @@
+"""The agent's socket: real clients, hostile clients, dead and living predecessors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpclib.client
+import pytest
+from grpclib.const import Cardinality
+from grpclib.encoding.base import CodecBase
+from h2.connection import H2Connection
+from h2.events import PingAckReceived
+
+from gangline.agent.local import session
+from gangline.agent.local.budget import BURST_SECONDS, CPU_SHARE_MAX, Budget
+from gangline.agent.local.calls import Later, Method, Peer, Refused
+from gangline.agent.local.connection import Limits
+from gangline.agent.local.listener import InUse, Listener
+from gangline.agent.local.server import ACCEPT_PAUSE_SECONDS, Server
+from gangline.agent.transport.unary import CallFailed, NobodyThere, call
+from tests.processes import GUARD_SECONDS, until
+
+ECHO, SLOW, ASK = "/test.Test/Echo", "/test.Test/Slow", "/test.Test/Ask"
+#: A uid that is neither root's nor ours, for processes that are to have no privilege.
+NOBODY = 65534
+
+
+def echo(message: bytes, peer: Peer) -> bytes:
+    return message
+
+
+def wrong(message: bytes, peer: Peer) -> bytes:
+    raise {b"value": ValueError("naïve 100%"), b"refused": Refused("NOT_FOUND", "no GPU\n°C 5%")}[
+        message
+    ]
+
+
+@contextmanager
+def serving(
+    folder: Path, methods: dict[str, Method] | None = None, limits: Limits | None = None
+) -> Iterator[Server]:
+    table = {ECHO: Method(echo), "/test.Test/Wrong": Method(wrong), **(methods or {})}
+    server = Server(folder / "agent.sock", table, limits)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextmanager
+def channel(folder: Path) -> Iterator[grpc.Channel]:
+    made = grpc.insecure_channel(f"unix:{folder / 'agent.sock'}")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def unary(made: grpc.Channel, path: str) -> Callable[..., bytes]:
+    return made.unary_unary(path)
+
+
+@contextmanager
+def raw(folder: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
+        made.settimeout(GUARD_SECONDS)
+        made.connect(str(folder / "agent.sock"))
+        yield made
+
+
+def is_closed(made: socket.socket) -> bool:
+    """Wait for the server to hang up; whatever it says before is read."""
+    try:
+        while made.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_a_real_client_is_answered(tmp_path: Path) -> None:
+    with serving(tmp_path), channel(tmp_path) as made:
+        ask = unary(made, ECHO)
+        for size in (0, 1, 1000, session.MESSAGE_BYTES_MAX):
+            message = os.urandom(size)
+            assert ask(message, timeout=GUARD_SECONDS) == message
+
+
+def test_many_calls_at_once_on_one_connection(tmp_path: Path) -> None:
+    """More than a connection may have at a time: the client waits its turn, nobody is refused."""
+    with serving(tmp_path), channel(tmp_path) as made:
+        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = made.unary_unary(ECHO)
+        messages = [os.urandom(2000) for _ in range(4 * session.STREAMS_MAX)]
+        begun = [ask.future(message, timeout=GUARD_SECONDS) for message in messages]
+        assert [each.result() for each in begun] == messages
+
+
+def test_a_client_of_another_make_is_answered(tmp_path: Path) -> None:
+    """grpclib frames otherwise than grpcio does: header and message in pieces of its own."""
+
+    async def ask() -> bytes:
+        made = grpclib.client.Channel(path=str(tmp_path / "agent.sock"), codec=Raw())
+        async with made.request(ECHO, Cardinality.UNARY_UNARY, bytes, bytes) as stream:
+            await stream.send_message(b"hello", end=True)
+            answer = await stream.recv_message()
+        made.close()
+        assert isinstance(answer, bytes)
+        return answer
+
+    with serving(tmp_path):
+        assert asyncio.run(ask()) == b"hello"
+
+
+class Raw(CodecBase):
+    """Messages as they are."""
+
+    @property
+    def __content_subtype__(self) -> str:
+        return "proto"
+
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        assert isinstance(message, bytes)
+        return message
+
+    def decode(self, data: bytes, message_type: Any) -> bytes:
+        return data
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "status", "words"),
+    [
+        ("/test.Test/None", b"", grpc.StatusCode.UNIMPLEMENTED, "no method '/test.Test/None'"),
+        (ECHO, bytes((1 << 16) + 1), grpc.StatusCode.RESOURCE_EXHAUSTED, "of 65537 bytes, at most"),
+        ("/test.Test/Wrong", b"value", grpc.StatusCode.INTERNAL, "ValueError: naïve 100%"),
+        ("/test.Test/Wrong", b"refused", grpc.StatusCode.NOT_FOUND, "no GPU\n°C 5%"),
+    ],
+)
+def test_an_error_has_a_status_and_words(
+    tmp_path: Path, path: str, message: bytes, status: grpc.StatusCode, words: str
+) -> None:
+    """And the connection lives on."""
+    with serving(tmp_path), channel(tmp_path) as made:
+        with pytest.raises(grpc.RpcError) as raised:
+            unary(made, path)(message, timeout=GUARD_SECONDS)
+        assert isinstance(raised.value, grpc.Call)
+        assert raised.value.code() is status
+        assert words in (raised.value.details() or "")
+        assert unary(made, ECHO)(b"again", timeout=GUARD_SECONDS) == b"again"
+
+
+def test_an_answer_that_takes_its_time_holds_up_nobody(tmp_path: Path) -> None:
+    """A release waits seconds for a sampler; the health check of the next rendezvous does not."""
+    later = Later()
+    with (
+        serving(tmp_path, {SLOW: Method(lambda message, peer: later)}),
+        channel(tmp_path) as made,
+    ):
+        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = made.unary_unary(SLOW)
+        slow = ask.future(b"", timeout=GUARD_SECONDS)
+        assert unary(made, ECHO)(b"quick", timeout=GUARD_SECONDS) == b"quick"
+        assert not slow.done()
+        later.answer(b"at last")
+        later.refuse("INTERNAL", "once is enough")
+        assert slow.result() == b"at last"
+
+
+def test_a_keepalive_is_answered(tmp_path: Path) -> None:
+    """A client whose ping is not answered takes the agent for dead."""
+    with serving(tmp_path), raw(tmp_path) as made:
+        client = H2Connection()
+        client.initiate_connection()
+        client.ping(b"12345678")
+        made.sendall(client.data_to_send())
+        events: list[object] = []
+        while not any(isinstance(each, PingAckReceived) for each in events):
+            events += client.receive_data(made.recv(1 << 16))
+
+
+def test_headers_without_end_cost_only_their_sender(tmp_path: Path) -> None:
+    with serving(tmp_path), raw(tmp_path) as hostile:
+        client = H2Connection()
+        client.initiate_connection()
+        client.send_headers(1, [*head(ECHO), ("x", "y" * (session.HEADER_BYTES_MAX + 1))])
+        hostile.sendall(client.data_to_send())
+        assert is_closed(hostile)
+        assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
+
+
+def test_the_clients_deadline_counts(tmp_path: Path) -> None:
+    """By our own client's, since grpcio keeps the time by itself."""
+    later = Later()
+    with serving(tmp_path, {SLOW: Method(lambda message, peer: later)}) as server:
+        with pytest.raises(CallFailed) as raised:
+            call(tmp_path / "agent.sock", SLOW, b"", 0.05)
+        assert raised.value.status == "DEADLINE_EXCEEDED"
+        until(lambda: later.is_moot, "the server forgets a call whose time is over")
+        later.answer(b"nobody waits")
+        assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
+        assert server.served == 2
+
+
+@pytest.mark.parametrize("how", ["cancels", "is gone"])
+def test_who_gives_up_is_waited_for_no_more(tmp_path: Path, how: str) -> None:
+    """An operator's Ctrl-C, a launcher that was killed: the answer has nowhere to go."""
+    later = Later()
+    began = threading.Event()
+
+    def slow(message: bytes, peer: Peer) -> Later:
+        began.set()
+        return later
+
+    with serving(tmp_path, {SLOW: Method(slow)}), raw(tmp_path) as made:
+        client = H2Connection()
+        client.initiate_connection()
+        client.send_headers(1, head(SLOW))
+        client.send_data(1, bytes(5), end_stream=True)
+        made.sendall(client.data_to_send())
+        assert began.wait(GUARD_SECONDS)
+        if how == "cancels":
+            client.reset_stream(1, 8)
+            made.sendall(client.data_to_send())
+        else:
+            made.close()
+        until(lambda: later.is_moot, "the call of a client that gave up")
+        later.answer(b"late")
+        assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
+
+
+def test_the_peer_is_who_the_kernel_says(tmp_path: Path) -> None:
+    peers: list[Peer] = []
+
+    def ask(message: bytes, peer: Peer) -> bytes:
+        peers.append(peer)
+        return b""
+
+    with serving(tmp_path, {ASK: Method(ask)}), channel(tmp_path) as made:
+        unary(made, ASK)(b"", timeout=GUARD_SECONDS)
+    assert peers == [Peer(os.getpid(), os.getuid(), os.getgid())]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may be somebody else")
+def test_only_root_and_our_own_user_may_take_a_gpu_from_us() -> None:
+    """A job that lets the agent go of its GPU would blind the fleet to what it does."""
+    with (
+        tempfile.TemporaryDirectory() as name,  # pytest's own folders are closed to other users
+        serving(tmp_path := Path(name), {ASK: Method(echo, privileged=True)}),
+    ):
+        tmp_path.chmod(0o755)
+        code = (
+            "import os, sys; from pathlib import Path;"
+            "from gangline.agent.transport.unary import CallFailed, call;"
+            f"os.setuid({NOBODY}); path = Path({str(tmp_path / 'agent.sock')!r});"
+            f"assert call(path, {ECHO!r}, b'x', 30) == b'x'\n"
+            f"try: call(path, {ASK!r}, b'x', 30)\n"
+            "except CallFailed as error: print(error.status, error)"
+        )
+        out = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+    assert out.stdout == (
+        "PERMISSION_DENIED Ask is for root and the agent's own user (uid 0); you are uid 65534\n"
+    )
+
+
+# Hostile clients -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        bytes(range(256)) * 16,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x08\x06\x01\0\0\0\0",
+    ],
+    ids=["http1", "binary", "a frame too long", "ping with a wrong length"],
+)
+def test_garbage_costs_only_its_sender(tmp_path: Path, data: bytes) -> None:
+    with serving(tmp_path), raw(tmp_path) as hostile:
+        hostile.sendall(data)
+        assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
+        if data[:3] == b"PRI" and data[24:25] == b"\0":
+            hostile.shutdown(socket.SHUT_WR)
+        assert is_closed(hostile)
+
+
+def test_half_a_request_is_not_waited_for(tmp_path: Path) -> None:
+    limits = Limits(first_call_seconds_max=0.05)
+    with serving(tmp_path, limits=limits), raw(tmp_path) as slow, raw(tmp_path) as silent:
+        client = H2Connection()
+        client.initiate_connection()
+        client.send_headers(1, head(ECHO))
+        client.send_data(1, b"\0\0\0\0\x10abc")
+        slow.sendall(client.data_to_send())
+        assert is_closed(slow) and is_closed(silent)
+
+
+def test_an_idle_connection_ends_and_its_client_does_not_notice(tmp_path: Path) -> None:
+    """A launcher keeps its channel for days; its next call opens another connection by itself."""
+    with (
+        serving(tmp_path, limits=Limits(idle_seconds_max=0.05)) as server,
+        channel(tmp_path) as made,
+    ):
+        ask = unary(made, ECHO)
+        for _ in range(3):
+            assert ask(b"x", timeout=GUARD_SECONDS) == b"x"
+            until(lambda: not server._connections, "the idle connection's end")
+
+
+def test_after_many_calls_a_connection_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """h2 remembers every stream of a connection: one that never ends would be a leak."""
+    monkeypatch.setattr("gangline.agent.local.server.CALLS_MAX", 5)
+    with serving(tmp_path) as server, channel(tmp_path) as made:
+        for number in range(23):
+            message = str(number).encode()
+            answer = unary(made, ECHO)(message, timeout=GUARD_SECONDS, wait_for_ready=True)
+            assert answer == message
+        assert server.served == 23
+
+
+def test_a_crowd_does_not_lock_out_the_operator(tmp_path: Path) -> None:
+    """A job opens every connection it gets; root's `release` is answered nevertheless."""
+    limits = Limits(connections_max=8, connections_reserved=3, connections_per_user_max=4)
+    with serving(tmp_path, limits=limits) as server:
+        server._privileged_users = {12345}  # as if we were another user
+        crowd = [socket.socket(socket.AF_UNIX) for _ in range(7)]
+        for each in crowd:
+            each.settimeout(GUARD_SECONDS)
+            each.connect(str(tmp_path / "agent.sock"))
+        assert all(is_closed(each) for each in crowd[4:])
+        assert server.refused_connections == 3
+        server._privileged_users = {os.getuid()}
+        assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
+        for each in crowd:
+            each.close()
+
+
+def test_who_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens its windows, asks and asks, and reads no answer: what waits for it has an end."""
+    monkeypatch.setattr("gangline.agent.local.connection.UNSENT_BYTES_MAX", 1 << 18)
+    big = os.urandom(1 << 16)
+    with serving(tmp_path, {ASK: Method(lambda message, peer: big)}) as server:
+        with raw(tmp_path) as hostile:
+            client = H2Connection()
+            client.initiate_connection()
+            for number in range(1, 21, 2):
+                client.send_headers(number, head(ASK))
+                client.send_data(number, bytes(5), end_stream=True)
+            hostile.sendall(client.data_to_send())
+            until(lambda: server.served, "the first call")
+            until(lambda: not server._connections, "the end of who does not read")
+        assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
+
+
+def test_a_busy_user_is_read_at_a_tenth_of_a_processor(tmp_path: Path) -> None:
+    """A loop of calls by a job would take half of the daemon's interpreter from the sampling."""
+    with serving(tmp_path) as server:
+        server._privileged_users = set()
+        server._budget.spend(os.getuid(), BURST_SECONDS + CPU_SHARE_MAX * 0.2, time.monotonic())
+        path = tmp_path / "agent.sock"
+        assert call(path, ECHO, b"the connection is made at once", GUARD_SECONDS)
+        until(lambda: server._budget.left_seconds(os.getuid(), time.monotonic()) >= 0, "a share")
+        assert call(path, ECHO, b"x", GUARD_SECONDS) == b"x"
+
+
+def test_who_only_connects_pays_for_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`while true; do nc -zU agent.sock; done`: nothing was ever read of it, and it had a whole processor."""
+    monkeypatch.setattr("gangline.agent.local.budget.CPU_SHARE_MAX", 1e-6)
+    monkeypatch.setattr("gangline.agent.local.budget.BURST_SECONDS", 1e-6)
+    with serving(tmp_path) as server:
+        server._privileged_users = set()
+        pauses, pause = list[float](), server._pause_accepting
+
+        def held_up(seconds: float) -> None:
+            pauses.append(seconds)
+            pause(seconds)
+
+        monkeypatch.setattr(server, "_pause_accepting", held_up)
+        with raw(tmp_path), raw(tmp_path):
+            until(lambda: pauses == [ACCEPT_PAUSE_SECONDS] * 2, "both held up the line")
+        server._privileged_users = {os.getuid()}
+        assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
+
+
+def test_the_budget_is_per_user_and_comes_back() -> None:
+    budget = Budget()
+    budget.spend(1, 2 * BURST_SECONDS, 100.0)
+    assert budget.left_seconds(1, 100.0) == -BURST_SECONDS
+    assert budget.left_seconds(2, 100.0) == BURST_SECONDS
+    assert budget.again(2, 100.0) == 0.0
+    again = budget.again(1, 100.0)
+    assert again == 100.0 + BURST_SECONDS / CPU_SHARE_MAX
+    assert budget.left_seconds(1, again + 1e-6) >= 0
+    assert budget.left_seconds(1, again + 1e6) == BURST_SECONDS
+    for user in range(10_000):
+        budget.spend(user, 0.001, 200.0)
+    assert len(budget._left) <= 256
+
+
+def head(path: str, **more: str) -> list[tuple[str, str]]:
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "localhost",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    return [*fields.items(), *((k.replace("_", "-"), v) for k, v in more.items())]
+
+
+# The file ------------------------------------------------------------------------------------
+
+
+def test_the_socket_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
+    """kill -9 leaves the file behind; the next agent must not need an operator to remove it."""
+    path = tmp_path / "agent.sock"
+    code = f"from pathlib import Path; from gangline.agent.local.listener import Listener; import os, signal; Listener(Path({str(path)!r})); os.kill(os.getpid(), signal.SIGKILL)"
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert path.is_socket()
+    with pytest.raises(NobodyThere, match="nobody answers at"):
+        call(path, ECHO, b"x", GUARD_SECONDS)
+    with serving(tmp_path):
+        assert call(path, ECHO, b"x", GUARD_SECONDS) == b"x"
+        assert path.stat().st_mode & 0o777 == 0o666
+        assert list(tmp_path.iterdir()) == [path]
+    assert not path.exists()
+
+
+def test_the_socket_of_a_living_agent_is_left_alone(tmp_path: Path) -> None:
+    """A second agent started by mistake would take the answers of the first."""
+    with serving(tmp_path):
+        with pytest.raises(InUse, match=f"process {os.getpid()} answers at"):
+            Listener(tmp_path / "agent.sock")
+        assert call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS) == b"x"
+
+
+def test_what_is_no_socket_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "agent.sock").write_text("precious")
+    with pytest.raises(OSError, match="is no socket"):
+        Listener(tmp_path / "agent.sock")
+    assert (tmp_path / "agent.sock").read_text() == "precious"
+
+
+def test_a_path_too_long_is_said_in_words(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"too long for a Unix socket .* run_folder"):
+        Listener(tmp_path / ("x" * 100) / "agent.sock")
+
+
+def test_the_folder_is_made_for_all_to_enter(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        listener = Listener(tmp_path / "run" / "agent.sock")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o755
+    listener.close()
+    listener.close()
+
+
+def test_nobody_asks_and_the_server_sleeps(tmp_path: Path) -> None:
+    """A wake-up a second on each of ten thousand hosts, for nothing, is what this house does not do."""
+    with serving(tmp_path) as server:
+        assert server._seconds_to_sleep() is None
+        call(tmp_path / "agent.sock", ECHO, b"x", GUARD_SECONDS)
+        until(lambda: not server._connections, "the caller's end")
+        assert server._seconds_to_sleep() is None
+
+
+def test_the_end_is_quick_with_clients_connected(tmp_path: Path) -> None:
+    with (
+        futures.ThreadPoolExecutor(1) as pool,
+        serving(tmp_path) as server,
+        raw(tmp_path) as idle,
+    ):
+        until(lambda: server._connections, "the connection")
+        assert pool.submit(server.close).result(GUARD_SECONDS) is None
+        assert is_closed(idle)

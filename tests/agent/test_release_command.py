@@ -1,0 +1,344 @@
+"""`gangline release` and `resume` against an agent's own socket; and where there is no agent."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from gangline import cli
+from gangline.agent.clock import SystemClock
+from gangline.agent.commands import release
+from gangline.agent.config import AgentConfig
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.identity import boot_id
+from gangline.agent.inventory import Device, Inventory
+from gangline.agent.latest import Latest
+from gangline.agent.listening import Teller
+from gangline.agent.local import health
+from gangline.agent.local.agent_service import RELEASE, STATUS
+from gangline.agent.local.attach import attach
+from gangline.agent.local.updating import FRESH_NS, STATE
+from gangline.agent.registration import Registration
+from gangline.agent.released import ReleasedFile
+from gangline.agent.transport.unary import CallFailed, call
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.settings import load
+from gangline.fingerprints.wire import agent_pb2 as pb
+from tests.agent.test_not_in_the_way import A, B, Samplers, State, Stuck
+from tests.processes import GUARD_SECONDS
+
+
+class NoEvents:
+    def put(self, event: object) -> bool:
+        return True
+
+
+GPUS = [
+    Device("gpu", f"GPU-{n:08x}-0000-0000-0000-000000000000", {"pci_address": address})
+    for n, address in enumerate((A, B))
+]
+
+
+class Agent:
+    """The daemon's loop without its ticks: the mailbox, and what is due."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "run/agent.sock"
+        self.clock = SystemClock()
+        self.samplers = Samplers(self)  # type: ignore[arg-type]
+        self.latest = Latest()
+        self._folder, self._stop = folder, threading.Event()
+
+    @property
+    def now_ns(self) -> int:
+        return self.clock.boottime_ns()
+
+    @contextmanager
+    def running(self) -> Iterator[Agent]:
+        config = load(
+            AgentConfig,
+            None,
+            [
+                f"run_folder={self._folder / 'run'}",
+                f"proc_root={self._folder / 'proc'}",
+                f"sys_root={self._folder / 'sys'}",
+            ],
+        )
+        teller = Teller(self.clock, NoEvents(), lambda: None)
+        with ExitStack() as stack:
+            registration = Registration("here", b"r" * 16, b"b" * 16, self.clock)
+            registration.update(Inventory(tuple(GPUS)))
+            file = ReleasedFile(self._folder / "run", boot_id(Path("/proc")))
+            given = (registration, file, health.healthy, self.latest)
+            way, mailbox = attach(config, self.samplers, self.clock, teller, stack, *given)
+
+            def loop() -> None:
+                poll = select.poll()
+                poll.register(mailbox.descriptor, select.POLLIN)
+                next_ns: int | None = None
+                while not self._stop.is_set():
+                    left_ns = None if next_ns is None else max(0, next_ns - self.now_ns)
+                    poll.poll(None if left_ns is None else left_ns / 1e6)
+                    next_ns = way.turn()
+
+            thread = threading.Thread(target=loop)
+            thread.start()
+            try:
+                yield self
+            finally:
+                self._stop.set()
+                mailbox.put(lambda: None)
+                thread.join()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    for minor, address in enumerate((A, B)):
+        folder = tmp_path / "proc/driver/nvidia/gpus" / address
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(
+            f"GPU UUID: \t GPU-{minor:08x}-0000-0000-0000-000000000000\nDevice Minor: \t {minor}\n"
+        )
+    with Agent(tmp_path).running() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def no_nodes_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(release, "DEV", tmp_path / "dev")
+    (tmp_path / "proc").mkdir(exist_ok=True)
+
+
+def run(agent: Agent | None, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:  # fmt: skip
+    socket = str(agent.socket) if agent else "/nowhere/agent.sock"
+    try:
+        code = cli.main([*arguments, "--socket", socket])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_release_by_uuid_then_status_then_resume(
+    agent: Agent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uuid = "GPU-00000001-0000-0000-0000-000000000000"
+    code, out, err = run(agent, capsys, "release", uuid, "--for", "10m", "--why", "reset")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(rf"released: {B} until \d\d:\d\d:\d\d \(reset\)\n", out)
+    assert agent.samplers.released().keys() == {B}
+    code, out, _ = run(agent, capsys, "release", A, "--for", "1s")
+    assert re.fullmatch(rf"released: {A} until \S+ \(asked by process \d+\)\n", out), (
+        "only what was asked for"
+    )
+    assert run(agent, capsys, "resume", A) == (0, f"resumed: {A}\n", "")
+    code, out, _ = run(agent, capsys, "release", "--status")
+    assert code == 0
+    assert re.fullmatch(
+        rf"agent \S+, process {os.getpid()}\nreleased: {B} until \S+ \(reset\)\n", out
+    )
+    assert run(agent, capsys, "resume", B.upper()) == (0, f"resumed: {B}\n", "")
+    assert run(agent, capsys, "resume") == (0, "nothing was released\n", "")
+
+
+def test_release_of_all(agent: Agent, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(agent, capsys, "release")
+    assert code == 0
+    assert re.fullmatch(r"released: all GPUs until \S+ \(asked by process \d+\)\n", out)
+    code, _, err = run(agent, capsys, "resume", A)
+    assert code == 1 and "resume without names takes them back" in err
+    assert run(agent, capsys, "resume") == (0, "resumed: all GPUs\n", "")
+
+
+def test_a_sampler_that_cannot_let_go_is_named(
+    agent: Agent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 1 and the call: so that a script does not go on with the reset, and the operator knows why."""
+    monkeypatch.setattr("gangline.agent.not_in_the_way.LET_GO_NS_MAX", 50_000_000)
+    agent.samplers.holding, agent.samplers.stuck = True, [Stuck(next_try_ns=agent.now_ns + 10**10)]
+    agent.samplers.abandoned_count = 1
+    words = f"nvmlDeviceGetFieldValues on {B} has not returned for 45 s"
+    code, out, err = run(agent, capsys, "release", B)
+    assert (code, out) == (1, "")
+    assert err == f"still held: the driver by the agent: {words}\n"
+    code, out, _ = run(agent, capsys, "release", "--status")
+    assert code == 0
+    assert re.search(
+        rf"abandoned: {B}, nvmlDeviceGetFieldValues has not returned for 45 s, tried again in \d+ s\n",
+        out,
+    )
+    assert "samplers left behind in a driver since the start: 1\n" in out
+
+
+def test_who_else_holds_it_is_named(
+    agent: Agent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job that outlived its allocation defeats the reset just as well."""
+    fd = tmp_path / "proc/4711/fd"
+    fd.mkdir(parents=True)
+    (fd / "3").symlink_to("/dev/nvidia1")
+    (fd / "4").symlink_to("/dev/nvidiactl")
+    (tmp_path / "proc/4711/comm").write_text("python3\n")
+    code, _, err = run(agent, capsys, "release", B)
+    assert (code, err) == (0, f"also held: by process 4711 (python3): {B}\n")
+    code, _, err = run(agent, capsys, "release", A)
+    assert (code, err) == (0, "")
+    code, _, err = run(agent, capsys, "release")
+    assert err == f"also held: by process 4711 (python3): {B}, /dev/nvidiactl\n"
+    code, _, err = run(None, capsys, "release")
+    assert code == 0 and "also held: by process 4711" in err
+
+
+def test_the_driver_being_updated_is_said(
+    agent: Agent, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Else an operator looks for lost GPUs while a package manager is at work; and it is over with the readings."""
+    (tmp_path / "proc/driver/nvidia/version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57.08  Thu May 1\n"
+    )
+    block = Block(STATE.table, ("GPU-1", "GPU-2"))
+    column = block.signal_ids.index(STATE.signal_id)
+    block.put_int(column, 1, 1)
+    agent.latest.take(agent.now_ns, [block])
+    line = "driver: being updated: NVML and the driver are of different versions; the kernel has 575.57.08 loaded\n"
+    assert line in run(agent, capsys, "release", "--status")[1]
+    agent.latest.take(agent.now_ns - 2 * FRESH_NS, [block])
+    assert "driver" not in run(agent, capsys, "release", "--status")[1]
+
+
+def test_a_device_that_is_well_again_is_said(
+    agent: Agent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent.samplers.stuck = [Stuck(state=State.WELL)]
+    assert f"well: {B}\n" in run(agent, capsys, "release", "--status")[1]
+
+
+def test_without_an_agent_nothing_is_held(capsys: pytest.CaptureFixture[str]) -> None:
+    """The repair goes on when the agent is down: exit 0, and it says so."""
+    nobody = "there is no /nowhere/agent.sock"
+    assert run(None, capsys, "release") == (0, f"the agent holds nothing: {nobody}\n", "")
+    assert run(None, capsys, "resume") == (0, f"nothing to resume: {nobody}\n", "")
+    assert run(None, capsys, "release", "--status") == (0, f"no agent: {nobody}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("release", "0"), 2, "gangline release: '0' is an index"),
+        (("resume", "0"), 2, "gangline resume: '0' is an index"),
+        (("release", "ff:00"), 2, f"this host has no such GPU; it has {A} GPU-00000000"),
+        (("release", "--for", "2d"), 2, "expected a time of at most 24h, as 90s, 10m or 2h"),
+        (("release", "--for", "25h"), 2, "expected a time of at most 24h"),
+        (("release", "--for", "0"), 2, "expected a time of at most 24h"),
+    ],
+)
+def test_wrong_usage_is_said_in_words(
+    agent: Agent,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    words: str,
+) -> None:
+    got, out, err = run(agent, capsys, *arguments)
+    assert (got, out) == (code, "")
+    assert words in err
+    assert agent.samplers.released() == {}
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 86_401.0])
+def test_nothing_is_released_for_ever(agent: Agent, seconds: float) -> None:
+    """Nothing that we set lasts longer than its expiry, so an expiry there must be."""
+    request = pb.ReleaseRequest(seconds=seconds).SerializeToString()
+    with pytest.raises(CallFailed, match="expected more than 0, at most 86400") as raised:
+        call(agent.socket, RELEASE, request, GUARD_SECONDS)
+    assert raised.value.status == "INVALID_ARGUMENT"
+
+
+def test_bytes_that_are_no_request_are_refused(agent: Agent) -> None:
+    with pytest.raises(CallFailed) as raised:
+        call(agent.socket, RELEASE, b"\xff\xff", GUARD_SECONDS)
+    assert raised.value.status == "INVALID_ARGUMENT"
+    assert call(agent.socket, STATUS, b"", GUARD_SECONDS)
+
+
+def test_an_agent_that_does_not_answer_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped agent (SIGSTOP, a debugger) may hold the GPU: not "it holds nothing"."""
+    import socket
+
+    monkeypatch.setattr(release, "ANSWER_SECONDS_MAX", 0.05)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "s"))
+        silent.listen()
+        assert cli.main(["release", "--socket", str(tmp_path / "s")]) == 1
+    assert capsys.readouterr().err == "gangline release: no answer within 0.05 s\n"
+
+
+def test_the_commands_start_light() -> None:
+    """At three in the morning on a host that swaps; and without the aggregator's extra installed."""
+    code = "import sys, gangline.agent.commands.release; print('grpc' in sys.modules, 'numpy' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "False False\n"
+
+
+def test_an_agent_whose_socket_is_taken_goes_on_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/agent.sock").write_text("")
+    with Agent(tmp_path).running():
+        assert "no answers on this host" in caplog.text and "is no socket" in caplog.text
+
+
+def test_roots_of_a_folder_show_nobody(tmp_path: Path) -> None:
+    """A simulated host has no processes of ours; a look at it must not show this machine's."""
+    from gangline.agent.hardware.device_holders import own_processes
+
+    assert list(own_processes(Roots(proc=tmp_path / "proc").proc)) == []
+
+
+def test_an_agent_that_begins_heeds_what_was_released_before_it_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agent was being reloaded: `release` said that nothing was held, exit code 0, and in the midst of the reset
+    the agent had the GPU open."""
+    agent = Agent(tmp_path)
+    agent.socket.parent.mkdir()
+    code, out, err = run(agent, capsys, "release", A, "--why", "reset", "--for", "10m")
+    assert (code, err) == (0, "") and "the agent holds nothing: there is no" in out
+    assert run(agent, capsys, "release", B)[0] == 0
+    assert run(agent, capsys, "resume", B)[0] == 0
+    with agent.running():
+        _, out, _ = run(agent, capsys, "release", "--status")
+        assert re.search(rf"^released: {A} until \S+ \(reset\)$", out, re.MULTILINE)
+        assert B not in out and agent.samplers.released().keys() == {A}
+
+
+def test_an_agent_that_has_begun_meanwhile_is_asked_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had looked at the note before it was written; and answered before it was asked again."""
+    agent, note = Agent(tmp_path), release._note
+    agent.socket.parent.mkdir()
+    with ExitStack() as stack:
+
+        def begin(options: argparse.Namespace, names: list[str]) -> bool:
+            stack.enter_context(agent.running())
+            return note(options, names)
+
+        monkeypatch.setattr(release, "_note", begin)
+        code, out, _ = run(agent, capsys, "release", A)
+        assert code == 0 and out.startswith(f"released: {A} until ")
+        assert agent.samplers.released().keys() == {A}

@@ -1,0 +1,166 @@
+"""What the agent tells the service manager, and what a SIGHUP comes to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gangline.agent import service
+from gangline.agent.config import AgentConfig
+from gangline.agent.reload import Reload, check_folders
+from gangline.agent.service import Notifier
+from gangline.fingerprints.settings import SettingsError
+
+SECOND_NS = 1_000_000_000
+
+
+class Manager:
+    """The socket of a service manager."""
+
+    def __init__(self, address: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self.socket.setblocking(False)
+        self.environment = {"NOTIFY_SOCKET": address}
+
+    def heard(self) -> list[str]:
+        """What was said since, each message's first line."""
+        said: list[str] = []
+        while True:
+            try:
+                said.append(self.socket.recv(4096).decode().splitlines()[0])
+            except BlockingIOError:
+                return said
+
+
+@pytest.fixture(params=["abstract", "path"])
+def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]:
+    """One with either kind of address: of a path, and of the abstract namespace, as in containers."""
+    made = Manager(
+        str(tmp_path / "notify") if request.param == "path" else f"@gangline-test-{os.getpid()}"
+    )
+    yield made
+    made.socket.close()
+
+
+def test_ready_once_it_samples_and_watchdog_only_while_the_loop_turns(manager: Manager) -> None:
+    """A thread of its own said WATCHDOG, long after the loop it should have spoken for had stopped."""
+    now = [0]
+    notifier = Notifier(lambda: now[0], {**manager.environment, "WATCHDOG_USEC": "30000000"})
+    assert manager.heard() == []
+    heard = []
+    for second in range(31):
+        now[0] = second * SECOND_NS
+        notifier.turned()
+        heard.append(manager.heard())
+    assert heard[0] == ["READY=1"]
+    assert [second for second, said in enumerate(heard) if said == ["WATCHDOG=1"]] == [10, 20, 30]
+    assert sum(map(len, heard)) == 4
+    notifier.stopping()
+    assert manager.heard() == ["STOPPING=1"]
+    notifier.close()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"NOTIFY_SOCKET": "", "WATCHDOG_USEC": "1"},
+        {"NOTIFY_SOCKET": "/nowhere/notify"},
+        {"NOTIFY_SOCKET": "vsock:2:1234"},
+        {"NOTIFY_SOCKET": "@" + "x" * 200, "WATCHDOG_USEC": "soon"},
+        {"NOTIFY_SOCKET": "/nowhere\0odd"},
+    ],
+)
+def test_without_a_manager_nothing_is_said_and_nothing_fails(environment: dict[str, str]) -> None:
+    notifier = Notifier(lambda: 0, environment)
+    notifier.turned()
+    notifier.turned()
+    notifier.reloading()
+    notifier.stopping()
+    notifier.close()
+
+
+def test_another_process_is_watched(manager: Manager) -> None:
+    """A wrapper script was what systemd had started; its child must not answer for it."""
+    environment = {**manager.environment, "WATCHDOG_USEC": "3", "WATCHDOG_PID": "1"}
+    now = [0]
+    notifier = Notifier(lambda: now[0], environment)
+    notifier.turned()
+    now[0] = SECOND_NS
+    notifier.turned()
+    assert manager.heard() == ["READY=1"]
+    notifier.close()
+
+
+def test_a_manager_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
+    """PID 1 was busy with a thousand units; its socket's buffer was full, and the agent stood still."""
+    made = Manager(str(tmp_path / "notify"))
+    now = [0]
+    notifier = Notifier(lambda: now[0], {**made.environment, "WATCHDOG_USEC": "1"})
+    for now[0] in range(0, 5000 * 334, 334):
+        notifier.turned()
+    assert made.heard()[0] == "READY=1"
+    notifier.close()
+    made.socket.close()
+
+
+@pytest.fixture
+def unblocked() -> Iterator[None]:
+    """SIGHUP as it was before."""
+    yield
+    service.let_through()
+
+
+@pytest.mark.usefixtures("unblocked")
+def test_good_settings_end_the_run_and_bad_ones_do_not(
+    manager: Manager, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A comma was missing in a file that went out to all hosts: each agent ended, and none came back."""
+    settings = [SettingsError("agent.toml: not TOML: Expected '=' (at line 3)")]
+
+    def read() -> AgentConfig:
+        if settings:
+            raise settings[0]
+        return AgentConfig(spool_folder=tmp_path, events_folder=tmp_path, state_folder=tmp_path)
+
+    checked: list[AgentConfig] = []
+    notifier = Notifier(lambda: 0, manager.environment)
+    reload = Reload(read, checked.append, notifier)
+    caplog.set_level(logging.INFO)
+    assert not reload.asked()
+    assert caplog.messages == [
+        "not reloaded, going on as before: agent.toml: not TOML: Expected '=' (at line 3)"
+    ]
+    assert manager.heard() == ["RELOADING=1", "READY=1"]
+    assert (checked, signal.SIGHUP in held_back()) == ([], False)
+    settings.clear()
+    assert reload.asked()
+    assert manager.heard() == ["RELOADING=1"]
+    assert len(checked) == 1
+    notifier.close()
+    assert signal.SIGHUP in held_back(), "a second one would end the process while it begins anew"
+
+
+def held_back() -> set[int]:
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, set()))
+
+
+def test_a_folder_that_cannot_be_used_is_found_before_the_run_ends(tmp_path: Path) -> None:
+    """The spool was moved to a disk that the agent's user could not write to; it ended, and started no more."""
+    file = tmp_path / "file"
+    file.write_text("")
+    config = AgentConfig(
+        spool_folder=tmp_path / "a/b", events_folder=tmp_path, state_folder=tmp_path
+    )
+    check_folders(config)
+    with pytest.raises(SettingsError, match=r"spool_folder = .*expected a folder that process"):
+        check_folders(replace(config, spool_folder=file / "spool"))
+    assert not (tmp_path / "a").exists(), "looking makes nothing"

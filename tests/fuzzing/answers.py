@@ -1,0 +1,132 @@
+"""What the host's own answers read: the policy file, the status file, and what was kept over a restart."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from gangline.agent.local import verdict
+from gangline.agent.local.kept import Kept, format_kept, parse_kept
+from gangline.agent.local.verdict import StatusError
+from gangline.agent.released import (
+    SECONDS_MAX,
+    WHY_CHARACTERS_MAX,
+    Released,
+    format_released,
+    parse_released,
+)
+from gangline.fingerprints import policy_table
+from gangline.fingerprints.policy import PolicyError
+from gangline.fingerprints.policy_table import builtin, laid_over
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
+
+NOW_NS = 5_000_000_000_000
+POLICY = b"""version = "2026-11-20"
+rollout_share = 0.5
+off = ["nvlink_down"]
+
+[[row]]
+name = "my_row"
+when = ["gpu.clock_event_reasons_flags has 0x40", "gpu.pcie_width_lanes < gpu.pcie_width_max_lanes"]
+unless = ["gpu.mig_mode_state in 1,2"]
+for_seconds = 30
+severity = "fatal"
+words = "is odd ({value})"
+action = "call me"
+clears = "reading"
+enforceable = true
+source = "assumed"
+"""
+RELEASED = format_released(
+    b"b" * 16,
+    [Released("0000:1b:00.0", NOW_NS + 10**9, "reset"), Released(None, NOW_NS + 2 * 10**9, "")],
+)
+STATUS = json.dumps(
+    {
+        "format": verdict.FORMAT, "host": "gpu-017", "agent_version": "0.1.0", "policy": "1", "boot_id": "ab" * 16,
+        "boottime_ns": NOW_NS, "enforcing": ["xid79"], "permit": {"until_ns": NOW_NS + 10**10, "reason": "ops"},
+        "notes": ["policy.toml is not used"], "left_out": 0,
+        "findings": [
+            {
+                "name": "xid79", "device": "GPU-3f2a", "address": "0000:9b:00.0", "severity": "fatal", "problem": "node",
+                "words": "GPU has fallen off the bus", "action": "drain now", "scope": "host", "enforceable": True,
+                "clears_when": "the host boots", "since_ns": NOW_NS, "confirmed_ns": NOW_NS, "count": 1,
+            }
+        ],
+    }
+).encode()  # fmt: skip
+KEPT = format_kept(
+    Kept(
+        bytes(16),
+        7,
+        8,
+        (HealthEvent(event_id="e1", name="gpu.xid", code=79, device="0000:9b:00.0"),),
+        {"GPU-3f2a": 1},
+        {"GPU-3f2a": 5e6},
+        {"rdma_port_down": ["mlx5_0/1"]},
+    )
+)
+
+
+def fuzz_policy(source: random.Random) -> str:
+    """A policy file: a policy whose rows can be asked, or PolicyError in a line of words."""
+    try:
+        made = laid_over(
+            policy_table.parse(damaged(POLICY, source).decode(errors="replace")), builtin()
+        )
+    except PolicyError as error:
+        assert str(error).isprintable() and len(str(error)) < 700, error
+        return REFUSED
+    for row in made.rows:
+        for condition in row.when:
+            condition.holds(float(source.choice((0, 1, 2**53))), None)
+    assert len(made.rows) <= 2 * policy_table.ROWS_MAX
+    return ACCEPTED
+
+
+def fuzz_status(source: random.Random) -> str:
+    """A status file: a document that can be told in a line, or StatusError."""
+    damage = source.choice((damaged, flipped))
+    try:
+        shown = verdict.parse(damage(STATUS, source))
+    except StatusError as error:
+        assert str(error).isprintable(), error
+        return REFUSED
+    assert verdict.summary(shown, NOW_NS).isprintable(), shown
+    for one in verdict.enforced(shown, NOW_NS):
+        assert one["name"] in shown["enforcing"] and shown["permit"], one
+    return ACCEPTED
+
+
+def fuzz_kept(source: random.Random) -> str:
+    """What was kept of this boot: the same kind of thing, or ValueError."""
+    damage = source.choice((damaged, flipped))
+    try:
+        kept = parse_kept(damage(KEPT, source))
+    except ValueError as error:
+        assert len(str(error)) < 300, error
+        return REFUSED
+    assert parse_kept(format_kept(kept)) == kept
+    return ACCEPTED
+
+
+def fuzz_released(source: random.Random) -> str:
+    """What was let go of: GPUs and times in their limits, or ValueError."""
+    damage = source.choice((damaged, flipped))
+    try:
+        found = parse_released(damage(RELEASED, source), b"b" * 16, NOW_NS)
+    except ValueError as error:
+        assert len(str(error)) < 300, error
+        return REFUSED
+    assert all(0 < each.until_ns - NOW_NS <= SECONDS_MAX * 1e9 for each in found)
+    assert all(len(each.why) <= WHY_CHARACTERS_MAX and each.why.isprintable() for each in found)
+    return ACCEPTED
+
+
+TARGETS = {
+    "policy": fuzz_policy,
+    "status-file": fuzz_status,
+    "findings-kept": fuzz_kept,
+    "released": fuzz_released,
+}

@@ -1,0 +1,28 @@
+"""Requests for `/metrics`, as scrapers send them, and as anybody else may."""
+
+from __future__ import annotations
+
+import random
+
+from gangline.agent.local import http
+from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged
+
+REQUEST = (
+    b"GET /metrics?format=x HTTP/1.1\r\nHost: gpu-017:9476\r\nUser-Agent: Prometheus/3.5.0\r\n"
+    b"Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1\r\n"
+    b"Accept-Encoding: gzip\r\nX-Prometheus-Scrape-Timeout-Seconds: 10"
+)
+STATUSES = (b"200", b"400", b"404", b"405", b"431", b"505")
+
+
+def fuzz_http_request(source: random.Random) -> str:
+    """One answer, whole, with the length it says, and a status that says whose fault it was."""
+    answer = http.answer(damaged(REQUEST, source), lambda accept: (b"# EOF\n", "text/plain"))
+    head, end, body = answer.partition(http.END)
+    status = head.split(b" ", 2)[1]
+    assert end and status in STATUSES
+    assert b"Content-Length: %d\r\n" % len(body) in head + b"\r\n" or not body
+    return ACCEPTED if status == b"200" else REFUSED
+
+
+TARGETS = {"http-request": fuzz_http_request}
