@@ -5,7 +5,7 @@ SEED ?= 1
 SIMULATED ?= 32
 ONCE ?= 0
 
-.PHONY: run test lint types unit fix ext proto docs bench fuzz wheel clean system
+.PHONY: run test lint types unit fix ext proto docs bench fuzz soak wheel clean system
 
 run: .venv/ready
 	$(BIN)/gangline run --simulated $(SIMULATED) --seed $(SEED) $(if $(filter 1,$(ONCE)),--once)
@@ -28,6 +28,10 @@ bench: .venv/ready-dev
 
 fuzz: .venv/ready-dev
 	$(BIN)/python -m tests.fuzz --seconds 60 --seed $(SEED)
+
+# One of eight GPUs hangs for 45 s: who was sampled on time. SECONDS=3600 is the hour that is promised.
+soak: .venv/ready-dev
+	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) --seed $(SEED)
 
 fix: .venv/ready-dev
 	$(BIN)/ruff check --fix
@@ -72,7 +76,10 @@ ext: .venv/made
 proto: .venv/ready-dev
 	$(BIN)/python -m grpc_tools.protoc -I build/names --python_out=build/names --pyi_out=build/names \
 		--grpc_python_out=build/names build/names/gangline/fingerprints/wire/telemetry.proto \
-		build/names/gangline/fingerprints/wire/score.proto
+		build/names/gangline/fingerprints/wire/score.proto build/names/gangline/fingerprints/wire/agent.proto \
+		build/names/gangline/fingerprints/wire/nvhcd.proto \
+		build/names/gangline/fingerprints/wire/permit.proto \
+		build/names/gangline/fingerprints/wire/podresources.proto
 
 docs: .venv/ready
 	$(BIN)/python -m gangline.fingerprints.catalogue > docs/signals.md

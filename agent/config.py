@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from ..fingerprints.settings import SettingsError, setting
 from .hardware.roots import Roots
+from .local.folder import choose
+from .spool.folder import MEMORY_FOLDER
 
 HOST_CHARACTERS_MAX = 253
 #: RFC 1123, section 2.1; and underscores, which machines in service bear.
@@ -17,6 +20,8 @@ _ADDRESS = re.compile(
     r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]):(?P<port>[0-9]{1,5})"
 )
 _PORTS = range(1, 65536)
+#: sun_path of unix(7), less the zero that ends it.
+UNIX_PATH_BYTES_MAX = 107
 
 
 def check_host(name: str) -> None:
@@ -36,6 +41,22 @@ def check_address(address: str) -> None:
         raise ValueError("host:port with a port of 1 to 65535, as 10.0.0.5:7600 or [fd00::5]:7600")
 
 
+def check_listen(where: str) -> None:
+    """Raise ValueError unless *where* can be listened on: `host:port`, `unix:PATH`, or empty for off."""
+    path = where.removeprefix("unix:")
+    if path != where:
+        if not path.startswith("/") or len(os.fsencode(path)) > UNIX_PATH_BYTES_MAX:
+            raise ValueError(
+                f"unix: and an absolute path of at most {UNIX_PATH_BYTES_MAX} bytes, "
+                "as unix:/run/gangline/metrics.sock"
+            )
+    elif where:
+        try:
+            check_address(where)
+        except ValueError as error:
+            raise ValueError(f"nothing, unix:PATH, or {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
     """The agent's settings. Made by `fingerprints.settings.load`, which checks each."""
@@ -52,12 +73,30 @@ class AgentConfig:
     spool_folder: Path = setting(  # noqa: RUF009 - a Path is immutable
         Path("var/agent/spool"), says="frames wait here until the aggregator has them for good"
     )
+    spool_head_folder: str = setting(
+        str(MEMORY_FOLDER),
+        says="frames wait here, in memory, while receipts come; without one for 20 s they go on to "
+        "the spool folder. Empty: there at once",
+    )
     events_folder: Path = setting(  # noqa: RUF009
         Path("var/agent/events"), says="events wait here until the aggregator has them for good"
     )
     state_folder: Path = setting(  # noqa: RUF009
         Path("var/agent/state"),
         says="what must be remembered over a restart, as the kernel log's place",
+    )
+    run_folder: str = setting(
+        "",
+        says="where the agent answers on the host (agent.sock, status.json); empty: /run/gangline "
+        "where that is there and may be written, else `run` beside the state folder",
+    )
+    policy_file: str = setting(
+        "", says="a policy of findings in TOML, laid over the built-in one; empty: that one alone"
+    )
+    enforcing: tuple[str, ...] = setting(
+        (),
+        says="findings by name for which `gangline check` may exit with 10, under a permit of the "
+        "aggregator, as xid79; none: report-only",
     )
     spool_bytes_max: int = setting(
         256 << 20, low=1 << 20, high=1 << 40, says="a spool this full forgets its oldest frames"
@@ -71,13 +110,31 @@ class AgentConfig:
         "", says="path or name of the NVML library; empty: the driver's libnvidia-ml.so.1"
     )
     probe_deadline_seconds: float = setting(
-        3.0, low=0.1, high=60.0, says="a turn in a driver that takes longer is reported as hung"
+        0.9,
+        low=0.1,
+        high=60.0,
+        says="a call into a driver that takes longer is hung: its sampler is left behind, its device left out",
     )
     probe_linger_seconds: float = setting(
-        0.5, low=0.0, high=0.9, says="how long a second's frame waits for turns in drivers"
+        0.5, low=0.0, high=0.9, says="how long a second's frame waits for the samplers"
+    )
+    read_ranks: bool = setting(
+        False,
+        says="whether a helper reads rank and world size in the environments of processes on GPUs: "
+        "a fixed list of variables, nothing else (docs/jobs.md)",
     )
     inventory_deadline_seconds: float = setting(
         30.0, low=1.0, high=300.0, says="the inventory's child is ended when it takes longer"
+    )
+
+    metrics_listen: str = setting(
+        "",
+        check=check_listen,
+        says="where /metrics is served, 127.0.0.1:9476 or unix:PATH, to anybody who can reach it; "
+        "empty: nowhere",
+    )
+    metrics_series_max: int = setting(
+        400, low=10, high=100_000, says="/metrics shows no more series, the most important first"
     )
 
     @property
@@ -93,6 +150,16 @@ class AgentConfig:
         return name
 
     @property
+    def spool_head_path(self) -> Path | None:
+        """Where frames wait first."""
+        return Path(self.spool_head_folder) if self.spool_head_folder else None
+
+    @property
+    def run_path(self) -> Path:
+        """Where the agent answers on this host."""
+        return choose(self.run_folder, self.state_folder.parent / "run")
+
+    @property
     def roots(self) -> Roots:
         """Where the collectors read."""
         return Roots(
@@ -102,4 +169,5 @@ class AgentConfig:
             dev=self.dev_root,
             run=self.run_root,
             state=self.state_folder,
+            reads_ranks=self.read_ranks,
         )

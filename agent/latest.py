@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..fingerprints.block import Block, is_float
 from .turn import Outcome, Turn
 
 
-@dataclass(frozen=True, slots=True)
-class Readings:
+class Readings(NamedTuple):
     """A table as it was at `boottime_ns`; cells as in a `Block`."""
 
     table: str
@@ -37,8 +36,7 @@ class Readings:
                 yield device, number
 
 
-@dataclass(frozen=True, slots=True)
-class LastTurn:
+class LastTurn(NamedTuple):
     """How the last turn of a collector ended."""
 
     boottime_ns: int

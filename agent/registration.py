@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -39,6 +39,8 @@ class Inventory(Protocol):
     def labels(self) -> Mapping[str, str]: ...
     @property
     def words(self) -> str: ...
+    @property
+    def left_out(self) -> frozenset[str] | None: ...  # GPUs of which nobody was asked; None: all
 
 
 def version() -> str:
@@ -81,10 +83,14 @@ class Registration:
         return request
 
     def update(self, inventory: Inventory) -> bool:
-        """Take over devices and labels; return whether the last request, if any, told others."""
+        """Take over devices and labels; return whether the last request, if any, told others.
+
+        Of a GPU that was left out stands what was known before.
+        """
         with self._lock:
+            before = list(_of_gpus(self._request.devices, inventory.left_out))
             del self._request.devices[:]
-            for device in inventory.devices:
+            for device in [*inventory.devices, *before]:
                 self._request.devices.add(
                     kind=device.kind, key=device.key, attributes=device.attributes
                 )
@@ -95,9 +101,56 @@ class Registration:
         self._known.set()
         return outdated
 
+    def attributes(self) -> dict[tuple[str, str], dict[str, str]]:
+        """Return (kind, key) -> attributes of the devices as last known. For any thread."""
+        with self._lock:
+            return {(d.kind, d.key): dict(d.attributes) for d in self._request.devices}
+
+    def gpus(self) -> dict[str, str]:
+        """Return UUID -> PCI address of the GPUs that the last inventory found."""
+        with self._lock:
+            devices = [device for device in self._request.devices if device.kind == "gpu"]
+            return {device.key: device.attributes.get("pci_address", "") for device in devices}
+
+    def nodes(self) -> dict[str, str]:
+        """Return `nvidia3` -> PCI address of the GPUs whose minor number the last inventory found."""
+        known = self.attributes().items()
+        gpus = [attributes for (kind, _), attributes in known if kind == "gpu"]
+        return {
+            f"nvidia{gpu['minor_number']}": gpu["pci_address"]
+            for gpu in gpus
+            if {"minor_number", "pci_address"} <= gpu.keys()
+        }
+
+    def gpu_key(self, address: str) -> str:
+        """Return the UUID of the GPU at a PCI address, as the last inventory had it; else the address."""
+        with self._lock:
+            found = (
+                device.key
+                for device in self._request.devices
+                if device.kind == "gpu" and device.attributes.get("pci_address") == address
+            )
+            return next(found, address)
+
     def proceed(self) -> None:
         """Do not wait for an inventory any more: there is none to be had now."""
         self._known.set()
+
+
+def _of_gpus(
+    devices: Iterable[telemetry_pb2.Device], addresses: frozenset[str] | None
+) -> Iterator[telemetry_pb2.Device]:
+    """Yield the GPUs at *addresses* (None: all), and their parts; copies, that outlive the originals."""
+    keys: set[str] = set()
+    for device in devices:
+        address = device.attributes.get("pci_address", "")
+        if device.kind == "gpu" and (addresses is None or address in addresses):
+            keys.add(device.key)
+    for device in devices:
+        if (device.key if device.kind == "gpu" else device.attributes.get("gpu")) in keys:
+            copy = telemetry_pb2.Device()
+            copy.CopyFrom(device)
+            yield copy
 
 
 class InventoryCollector:

@@ -14,10 +14,13 @@ from .measure import HEADING, Result
 #: Name -> what it measures. Each is a module of this package with `run(seed) -> list[Result]`.
 BENCHES = {
     "codec": "the frame codec against protobuf and Arrow",
-    "agent_cost": "the agent's CPU and memory against a C program with the same reads",
+    "agent_cost": "the agent's CPU, memory, wake-ups and writes against a C program with the same reads and calls",
+    "collectors": "a turn of each collector of files, cold, against one C pass over the same files",
+    "check": "`gangline check` of a prolog against the bare start of an interpreter",
     "transport_cost": "the agent's client to the aggregator against the same calls by grpclib",
     "events_lane": "a kernel record to its receipt against a bare unary echo, and a storm of 800,000 lines",
     "ingest_cost": "the aggregator's CPU a row, from the wire to durable, against a raw Arrow insert",
+    "local_socket": "the health check on the host's Unix socket against an echo on it, and one of grpcio",
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes",
 }
 

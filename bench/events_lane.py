@@ -30,8 +30,9 @@ from gangline.agent.kernel_log.position import Keeper
 from gangline.agent.kernel_log.stamps import Stamps
 from gangline.agent.listening import Teller
 from gangline.agent.spool.events import EventQueue
+from gangline.agent.transport.calls import EVENTS, Answer
 from gangline.agent.transport.client import Client
-from gangline.agent.transport.session import EVENTS, Answer, Session
+from gangline.agent.transport.session import Session
 from gangline.fingerprints.wire import telemetry_pb2
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 

@@ -1,22 +1,28 @@
-/* The floor of the agent's cost: the same files through kept descriptors, the same NVML calls, at 1 Hz,
- * nothing else: no frame, no spool, no transport. Compiled and run by bench/agent_cost.py.
+/* The floor of the agent's cost: the same files through kept descriptors and the same NVML calls as often, nothing
+ * else: no frame, no spool, no transport. Compiled and run by bench/agent_cost.py.
  *
- *     floor FILES_1S FILES_10S NVML_LIBRARY SECONDS
+ *     floor FILES_1S FILES_10S FILES_60S NVML_LIBRARY CALLS SECONDS
  *
- * The lists hold a path a line. Prints what it read, so that nothing can be optimised away. */
+ * The lists hold a path a line; CALLS holds `nvmlDeviceGetClockInfo 10.2` a line, calls a GPU and second as the
+ * stand-in counted the agent's. Wakes eight times a second, as the agent's ring of GPU samples does. Prints what it
+ * read, so that nothing can be optimised away. */
 #define _GNU_SOURCE
+#define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "nvml.h"
 
-#define FILES_MAX 4096
+#define FILES_MAX 8192
 #define GPUS_MAX 64
+#define CALLS_MAX 128
+#define TICKS 8
 /* /proc/stat of a large host is the longest that the agent reads. */
 #define FILE_BYTES_MAX 65536
 
@@ -24,19 +30,47 @@ typedef struct {
     int count, descriptors[FILES_MAX];
 } Files;
 
-static struct {
-    nvmlReturn_t (*init)(void), (*count)(unsigned *), (*handle)(unsigned, nvmlDevice_t *);
-    nvmlReturn_t (*clock)(nvmlDevice_t, nvmlClockType_t, unsigned *), (*clock_max)(nvmlDevice_t, nvmlClockType_t, unsigned *);
-    nvmlReturn_t (*reasons)(nvmlDevice_t, unsigned long long *), (*utilization)(nvmlDevice_t, nvmlUtilization_t *);
-    nvmlReturn_t (*temperature)(nvmlDevice_t, nvmlTemperature_t *), (*margin)(nvmlDevice_t, nvmlMarginTemperature_t *);
-    nvmlReturn_t (*memory)(nvmlDevice_t, nvmlMemory_t *), (*memory_2)(nvmlDevice_t, nvmlMemory_v2_t *);
-    nvmlReturn_t (*state)(nvmlDevice_t, nvmlPstates_t *), (*processes)(nvmlDevice_t, unsigned *, nvmlProcessInfo_t *);
-    nvmlReturn_t (*fields)(nvmlDevice_t, int, nvmlFieldValue_t *), (*limit)(nvmlDevice_t, unsigned *);
-    nvmlReturn_t (*slowdown)(nvmlDevice_t, nvmlTemperatureThresholds_t, unsigned *);
-    nvmlReturn_t (*rows)(nvmlDevice_t, unsigned *, unsigned *, unsigned *, unsigned *);
-    nvmlReturn_t (*link[4])(nvmlDevice_t, unsigned *);
-} nvml;
+/* How a function is called behind its device; what is not named here is given rooms for its answers alone. */
+enum kind { ROOMS, NUMBERED, VERSIONED, FIELDS, LISTED, FREE };
 
+typedef struct {
+    enum kind kind;
+    int number; /* a clock, a threshold */
+    unsigned version;
+    nvmlReturn_t (*call)();
+    double per_tick, due;
+} Call;
+
+static const struct {
+    const char *name;
+    enum kind kind;
+    int number;
+    unsigned version;
+} kinds[] = {
+    {"nvmlDeviceGetClockInfo", NUMBERED, NVML_CLOCK_SM, 0},
+    {"nvmlDeviceGetMaxClockInfo", NUMBERED, NVML_CLOCK_SM, 0},
+    {"nvmlDeviceGetApplicationsClock", NUMBERED, NVML_CLOCK_SM, 0},
+    {"nvmlDeviceGetTemperatureThreshold", NUMBERED, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, 0},
+    {"nvmlDeviceGetViolationStatus", NUMBERED, NVML_PERF_POLICY_THERMAL, 0},
+    {"nvmlDeviceGetTemperatureV", VERSIONED, 0, nvmlTemperature_v1},
+    {"nvmlDeviceGetMarginTemperature", VERSIONED, 0, nvmlMarginTemperature_v1},
+    {"nvmlDeviceGetMemoryInfo_v2", VERSIONED, 0, nvmlMemory_v2},
+    {"nvmlDeviceGetSramEccErrorStatus", VERSIONED, 0, nvmlEccSramErrorStatus_v1},
+    {"nvmlDeviceGetFieldValues", FIELDS, 0, 0},
+    {"nvmlDeviceGetComputeRunningProcesses_v3", LISTED, 0, 0},
+    {"nvmlDeviceGetGraphicsRunningProcesses_v3", LISTED, 0, 0},
+    {"nvmlDeviceGetMPSComputeRunningProcesses_v3", LISTED, 0, 0},
+    {"nvmlGpmSampleGet", FREE, 0, 0}, /* these need what the bench's stand-in has no use for */
+    {"nvmlGpmMetricsGet", FREE, 0, 0},
+    {"nvmlEventSetCreate", FREE, 0, 0},
+    {"nvmlEventSetFree", FREE, 0, 0},
+    {"nvmlEventSetWait_v2", FREE, 0, 0},
+    {"nvmlDeviceGetHandleByPciBusId_v2", FREE, 0, 0},
+    {NULL, ROOMS, 0, 0},
+};
+
+static Call calls[CALLS_MAX];
+static int call_count;
 static unsigned gpus;
 static nvmlDevice_t devices[GPUS_MAX];
 static unsigned long long total;
@@ -82,110 +116,108 @@ static void *symbol(void *library, const char *name)
     return found;
 }
 
-static void load(const char *path)
+static void add_call(void *library, const char *name, double per_second)
 {
-    void *library = dlopen(path, RTLD_NOW);
-    if (!library) {
-        fprintf(stderr, "floor: %s\n", dlerror());
-        exit(1);
-    }
-    nvml.init = symbol(library, "nvmlInit_v2");
-    nvml.count = symbol(library, "nvmlDeviceGetCount_v2");
-    nvml.handle = symbol(library, "nvmlDeviceGetHandleByIndex_v2");
-    nvml.clock = symbol(library, "nvmlDeviceGetClockInfo");
-    nvml.clock_max = symbol(library, "nvmlDeviceGetMaxClockInfo");
-    nvml.reasons = symbol(library, "nvmlDeviceGetCurrentClocksEventReasons");
-    nvml.utilization = symbol(library, "nvmlDeviceGetUtilizationRates");
-    nvml.temperature = symbol(library, "nvmlDeviceGetTemperatureV");
-    nvml.margin = symbol(library, "nvmlDeviceGetMarginTemperature");
-    nvml.memory = symbol(library, "nvmlDeviceGetMemoryInfo");
-    nvml.memory_2 = symbol(library, "nvmlDeviceGetMemoryInfo_v2");
-    nvml.state = symbol(library, "nvmlDeviceGetPerformanceState");
-    nvml.processes = symbol(library, "nvmlDeviceGetComputeRunningProcesses_v3");
-    nvml.fields = symbol(library, "nvmlDeviceGetFieldValues");
-    nvml.limit = symbol(library, "nvmlDeviceGetEnforcedPowerLimit");
-    nvml.slowdown = symbol(library, "nvmlDeviceGetTemperatureThreshold");
-    nvml.rows = symbol(library, "nvmlDeviceGetRemappedRows");
-    nvml.link[0] = symbol(library, "nvmlDeviceGetCurrPcieLinkGeneration");
-    nvml.link[1] = symbol(library, "nvmlDeviceGetMaxPcieLinkGeneration");
-    nvml.link[2] = symbol(library, "nvmlDeviceGetCurrPcieLinkWidth");
-    nvml.link[3] = symbol(library, "nvmlDeviceGetMaxPcieLinkWidth");
-    nvml.init();
-    nvml.count(&gpus);
-    for (unsigned i = 0; i < gpus && i < GPUS_MAX; i++)
-        nvml.handle(i, &devices[i]);
+    int i = 0;
+    while (kinds[i].name && strcmp(kinds[i].name, name))
+        i++;
+    if (kinds[i].kind == FREE || call_count == CALLS_MAX)
+        return;
+    calls[call_count++] = (Call){kinds[i].kind, kinds[i].number, kinds[i].version, symbol(library, name), per_second / TICKS, 0};
 }
 
-static void fields(nvmlDevice_t device, const unsigned *ids, int count)
+static void load(const char *path, const char *list)
 {
-    nvmlFieldValue_t values[16] = {0};
+    void *library = dlopen(path, RTLD_NOW);
+    char name[256];
+    double per_second;
+    FILE *in = fopen(list, "r");
+    if (!library || !in) {
+        fprintf(stderr, "floor: %s\n", library ? list : dlerror());
+        exit(1);
+    }
+    while (fscanf(in, "%255s %lf", name, &per_second) == 2)
+        add_call(library, name, per_second);
+    fclose(in);
+    ((nvmlReturn_t(*)(void))symbol(library, "nvmlInit_v2"))();
+    ((nvmlReturn_t(*)(unsigned *))symbol(library, "nvmlDeviceGetCount_v2"))(&gpus);
+    nvmlReturn_t (*handle)(unsigned, nvmlDevice_t *) = symbol(library, "nvmlDeviceGetHandleByIndex_v2");
+    gpus = gpus < GPUS_MAX ? gpus : GPUS_MAX;
+    for (unsigned i = 0; i < gpus; i++)
+        handle(i, &devices[i]);
+}
+
+/* The ring asks for one field, the turn of the second for ten. */
+static void ask_fields(const Call *call, nvmlDevice_t device, int tick)
+{
+    static const unsigned ids[] = {186, 3, 4, 74, 75, 76, 82, 83, 185, 230};
+    int count = tick ? 1 : sizeof ids / sizeof *ids;
+    nvmlFieldValue_t values[sizeof ids / sizeof *ids] = {0};
     for (int i = 0; i < count; i++)
         values[i].fieldId = ids[i];
-    nvml.fields(device, count, values);
+    call->call(device, count, values);
     for (int i = 0; i < count; i++)
         total += values[i].value.ullVal;
 }
 
-static void sweep_fast(nvmlDevice_t device)
+static void ask(const Call *call, nvmlDevice_t device, int tick)
 {
-    static const unsigned ids[] = {3, 4, 74, 75, 76, 82, 83, 185, 186, 230};
-    unsigned value = 0, count = 0;
-    unsigned long long flags = 0;
-    nvmlUtilization_t share = {0};
-    nvmlTemperature_t heat = {.version = nvmlTemperature_v1};
-    nvmlMarginTemperature_t margin = {.version = nvmlMarginTemperature_v1};
-    nvmlMemory_t memory = {0};
-    nvmlPstates_t state = 0;
-    nvml.clock(device, NVML_CLOCK_SM, &value), total += value;
-    nvml.clock(device, NVML_CLOCK_MEM, &value), total += value;
-    nvml.reasons(device, &flags), total += flags;
-    nvml.temperature(device, &heat), total += (unsigned)heat.temperature;
-    nvml.margin(device, &margin), total += (unsigned)margin.marginTemperature;
-    nvml.utilization(device, &share), total += share.gpu;
-    nvml.memory(device, &memory), total += memory.used;
-    nvml.state(device, &state), total += state;
-    nvml.processes(device, &count, NULL), total += count;
-    fields(device, ids, sizeof ids / sizeof *ids);
+    static unsigned rooms[5][4096];
+    rooms[0][0] = call->version;
+    switch (call->kind) {
+    case FIELDS:
+        ask_fields(call, device, tick);
+        return;
+    case NUMBERED:
+        call->call(device, call->number, rooms[1]);
+        total += rooms[1][0];
+        return;
+    case LISTED:
+        rooms[0][0] = 64;
+        call->call(device, rooms[0], rooms[1]);
+        break;
+    default:
+        call->call(device, rooms[0], rooms[1], rooms[2], rooms[3], rooms[4]);
+    }
+    total += rooms[0][0];
 }
 
-static void sweep_slow(nvmlDevice_t device)
+static void sweep(int tick)
 {
-    static const unsigned ids[] = {5, 6, 94};
-    unsigned value = 0, more[3] = {0};
-    nvmlMemory_v2_t memory = {.version = nvmlMemory_v2};
-    nvml.clock_max(device, NVML_CLOCK_SM, &value), total += value;
-    nvml.limit(device, &value), total += value;
-    nvml.slowdown(device, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, &value), total += value;
-    nvml.memory_2(device, &memory), total += memory.total;
-    nvml.rows(device, &value, &more[0], &more[1], &more[2]), total += value;
-    for (int i = 0; i < 4; i++)
-        nvml.link[i](device, &value), total += value;
-    fields(device, ids, sizeof ids / sizeof *ids);
+    for (int i = 0; i < call_count; i++)
+        for (calls[i].due += calls[i].per_tick; calls[i].due >= 1; calls[i].due--)
+            for (unsigned gpu = 0; gpu < gpus; gpu++)
+                ask(&calls[i], devices[gpu], tick);
 }
 
 int main(int count, char **words)
 {
-    static Files fast, slow;
-    if (count != 5)
+    static Files files[3];
+    static const int periods[] = {1, 10, 60};
+    if (count != 7)
         return 2;
-    open_all(words[1], &fast);
-    open_all(words[2], &slow);
-    load(words[3]);
-    printf("%d %d files, %u GPUs\n", fast.count, slow.count, gpus);
+    struct rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    for (int i = 0; i < 3; i++)
+        open_all(words[1 + i], &files[i]);
+    load(words[4], words[5]);
+    printf("%d %d %d files, %u GPUs, %d calls\n", files[0].count, files[1].count, files[2].count, gpus, call_count);
     fflush(stdout);
     struct timespec next;
     clock_gettime(CLOCK_MONOTONIC, &next);
-    for (int second = 0; second < atoi(words[4]); second++) {
-        read_all(&fast);
-        for (unsigned i = 0; i < gpus; i++)
-            sweep_fast(devices[i]);
-        if (second % 10 == 0) {
-            read_all(&slow);
-            for (unsigned i = 0; i < gpus; i++)
-                sweep_slow(devices[i]);
+    for (int second = 0; second < atoi(words[6]); second++) {
+        for (int i = 0; i < 3; i++)
+            if (second % periods[i] == 0)
+                read_all(&files[i]);
+        for (int tick = 0; tick < TICKS; tick++) {
+            sweep(tick);
+            next.tv_nsec += 1000000000 / TICKS;
+            if (next.tv_nsec >= 1000000000)
+                next.tv_sec++, next.tv_nsec -= 1000000000;
+            clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, NULL);
         }
-        next.tv_sec++;
-        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, NULL);
     }
     printf("%llu\n", total);
     return 0;

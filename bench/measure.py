@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -74,6 +77,84 @@ def family(pid: int) -> list[int]:
         for task in Path(f"/proc/{at}/task").glob("*/children"):
             pids += [int(child) for child in task.read_text().split()]
     return pids
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What processes have cost together since they were started, and what they hold now."""
+
+    cpu_seconds: float
+    wakes: int  # threads that waited and were woken
+    write_bytes: int  # handed to write(2) and its like
+    disk_bytes: int  # of them, what is or will be written to a disk
+    pss_bytes: int
+    cpu_by_process: tuple[float, ...]  # in the order of the processes
+    names: tuple[str, ...]  # in the same order, as `ps -o comm` shows them
+    processes: int
+    threads: int
+
+    @classmethod
+    def now(cls, pids: Sequence[int]) -> Cost:
+        """Return the cost of living processes until now."""
+        tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
+        io = [_numbers(Path(f"/proc/{pid}/io")) for pid in pids]
+        return cls(
+            sum(map(cpu_seconds, pids)),
+            sum(_numbers(task / "status")["voluntary_ctxt_switches"] for task in tasks),
+            sum(each["wchar"] for each in io),
+            sum(each["write_bytes"] - each["cancelled_write_bytes"] for each in io),
+            pss_bytes(pids),
+            tuple(map(cpu_seconds, pids)),
+            tuple(Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids),
+            len(pids),
+            len(tasks),
+        )
+
+    def since(self, before: Cost) -> Cost:
+        """Return what was spent since then, and what is held now."""
+        return replace(
+            self,
+            cpu_seconds=self.cpu_seconds - before.cpu_seconds,
+            wakes=self.wakes - before.wakes,
+            write_bytes=self.write_bytes - before.write_bytes,
+            disk_bytes=self.disk_bytes - before.disk_bytes,
+            cpu_by_process=tuple(
+                now - then
+                for now, then in zip(self.cpu_by_process, before.cpu_by_process, strict=False)
+            ),
+        )
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Return the lines of a file of /proc that are a name and one number."""
+    lines = (line.partition(":") for line in path.read_text().splitlines())
+    return {name: int(value) for name, _, value in lines if value.strip().isdecimal()}
+
+
+class Calls:
+    """How often each function of the stand-in NVML was called by all processes that play a scenario."""
+
+    def __init__(self, library: Path, scenario: Path) -> None:
+        """*scenario*: its path; the counts lie beside it. Before the first process loads it."""
+        name_of = ctypes.CDLL(str(library)).fake_nvml_call_name
+        name_of.restype = ctypes.c_char_p
+        self.names: list[str] = []
+        while (name := name_of(len(self.names))) is not None:
+            self.names.append(name.decode())
+        self.scenario = scenario
+        self._counts = scenario.with_name(scenario.name + ".calls")
+        self._counts.write_bytes(bytes(8 * len(self.names)))
+
+    def counts(self) -> list[int]:
+        """Return the counts until now, in the order of `names`."""
+        return list(struct.unpack(f"{len(self.names)}L", self._counts.read_bytes()))
+
+    def rates(self, seconds: int, gpus: int) -> dict[str, float]:
+        """Count for so long; return the calls a GPU and second of each function that was called."""
+        before = self.counts()
+        time.sleep(seconds)
+        made = zip(self.names, before, self.counts(), strict=True)
+        return {name: (end - begin) / seconds / gpus for name, begin, end in made if end > begin}
 
 
 def percentile(values: list[float], share: float) -> float:

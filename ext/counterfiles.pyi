@@ -6,7 +6,7 @@ read or is not of the expected shape is missing (its `valid` byte is 0): never z
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from typing_extensions import Buffer
 
@@ -46,8 +46,14 @@ class CounterFiles:
         Raises ValueError when a pair's sizes disagree.
         """
 
-    def add_file(self, path: str | bytes | os.PathLike[str], *, group: object = None) -> None:
-        """Add a file, absent or not. Files added one after another with an equal *group* are one device."""
+    def add_file(
+        self, path: str | bytes | os.PathLike[str], *, group: object = None, device: str = ""
+    ) -> None:
+        """Add a file, absent or not. Files added one after another with an equal *group* are one device.
+
+        *device*: by this name `ext.place` shows whose driver a pass is in, and by which file; empty: the
+        file enters none.
+        """
 
     def add_cell(
         self,
@@ -66,6 +72,9 @@ class CounterFiles:
         so is a gauge of all ones in 32 or 64 bits: drivers say so that they have no value.
         Raises ValueError for a cell outside the buffers, or a shape that a whole number cannot have.
         """
+
+    def spare(self, devices: Container[str]) -> None:
+        """Make no call for the files of these devices until they are no longer named; their cells are missing."""
 
     def read(self) -> int:
         """Read all files once; return `missing_cells`. RuntimeError while another thread's pass runs."""

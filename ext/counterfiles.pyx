@@ -2,13 +2,17 @@
 """Many small counter files, read through kept descriptors in one pass without the GIL."""
 
 from libc.errno cimport EINTR, EINVAL, EMFILE, ENFILE, ENODEV, ENOENT, ENXIO, errno
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 from posix.fcntl cimport O_CLOEXEC, O_RDONLY, open as c_open
 from posix.unistd cimport close as c_close, pread
 
+from place_abi cimport Place, place_enter, place_leave
+
 import os
+
+from . import place
 
 NUMBER, SIGNED, CODE, KEYED, DECIMAL, WORD = range(6)
 
@@ -30,6 +34,7 @@ cdef enum:
 
 cdef uint64_t U64_MAX = 0xFFFFFFFFFFFFFFFF
 cdef uint64_t U32_MAX = 0xFFFFFFFF
+cdef Place **_place = <Place **><uintptr_t>place.POINTER
 
 cdef struct Cell:
     uint64_t *bits
@@ -46,6 +51,7 @@ cdef struct File:
     int fd
     bint keep
     Py_ssize_t path
+    Py_ssize_t call  # its words for the place
     Py_ssize_t first
     Py_ssize_t end
     uint32_t wait
@@ -56,6 +62,8 @@ cdef struct Group:
     Py_ssize_t first
     Py_ssize_t end
     Py_ssize_t probe
+    Py_ssize_t device  # whose driver its files enter; -1: none's
+    bint spared
     bint trusted
     uint32_t wait
     uint32_t interval
@@ -103,20 +111,25 @@ cdef class CounterFiles:
             self.bits[number] = <uint64_t *>&cell_bytes[0]
             self.valid[number] = &valid_bytes[0]
 
-    def add_file(self, path, *, group=None):
+    def add_file(self, path, *, group=None, str device=""):
         self._must_be_idle()
-        if self.group_count == 0 or group is None or group != self.group_name:
+        if self.group_count == 0 or group is None or (group, device) != self.group_name:
             _grow(<void **>&self.groups, self.group_count, sizeof(Group))
             memset(&self.groups[self.group_count], 0, sizeof(Group))
             self.groups[self.group_count].first = self.file_count
+            self.groups[self.group_count].device = self._keep_text(device.encode()) if device else -1
             self.group_count += 1
-        self.group_name = group
+        self.group_name = group, device
         _grow(<void **>&self.files, self.file_count, sizeof(File))
         cdef File *file = &self.files[self.file_count]
         memset(file, 0, sizeof(File))
         file.fd = -1
         file.keep = self.file_count < self.kept_max
-        file.path = self._keep_text(os.fsencode(path))
+        path = os.fsencode(path)
+        file.path = self._keep_text(path)
+        if device:
+            folder, _, name = path.rpartition(b"/")
+            file.call = self._keep_text(b"read " + folder.rpartition(b"/")[2] + b"/" + name)
         file.first = file.end = self.cell_count
         self.file_count += 1
         self.groups[self.group_count - 1].end = self.file_count
@@ -148,6 +161,17 @@ cdef class CounterFiles:
         self.text_bytes = at + size
         return at
 
+    def spare(self, devices):
+        cdef Py_ssize_t k
+        cdef bint spared
+        self._must_be_idle()
+        for k in range(self.group_count):
+            if self.groups[k].device >= 0:
+                spared = (<bytes>(self.text + self.groups[k].device)).decode() in devices
+                if self.groups[k].spared and not spared:
+                    self.groups[k].wait = self.groups[k].interval = 0  # asked at once
+                self.groups[k].spared = spared
+
     cdef int _must_be_idle(self) except -1:
         if self.busy:
             raise RuntimeError("a pass is under way in another thread")
@@ -169,7 +193,9 @@ cdef class CounterFiles:
         cdef Py_ssize_t i
         self.missing_cells = 0
         for i in range(self.group_count):
-            if self.groups[i].wait:
+            if self.groups[i].spared:
+                self._blank_files(self.groups[i].first, self.groups[i].end)
+            elif self.groups[i].wait:
                 self.groups[i].wait -= 1
                 self._blank_files(self.groups[i].first, self.groups[i].end)
             else:
@@ -185,9 +211,10 @@ cdef class CounterFiles:
         cdef Py_ssize_t start = 0 if group.trusted else group.probe % count
         cdef Py_ssize_t answered = 0, refused = 0
         cdef int answer
+        cdef const char *device = NULL if group.device < 0 else self.text + group.device
         for k in range(count):
             i = group.first + (start + k) % count
-            answer = self._read_file(&self.files[i])
+            answer = self._read_file(&self.files[i], device)
             answered += answer == ANSWERED
             refused += answer == REFUSED
             if refused and not answered and not group.trusted and self.wait_passes_max:
@@ -196,6 +223,8 @@ cdef class CounterFiles:
                     i = group.first + (start + k) % count
                     self._blank_files(i, i + 1)
                 break
+        if device:
+            place_leave(_place[0])
         if answered:
             group.trusted = True
             group.interval = 0
@@ -204,7 +233,7 @@ cdef class CounterFiles:
             group.probe += 1
             self._longer(&group.wait, &group.interval)
 
-    cdef int _read_file(self, File *file) noexcept nogil:
+    cdef int _read_file(self, File *file, const char *device) noexcept nogil:
         cdef char buffer[BUFFER_BYTES]
         cdef Py_ssize_t got = -1, i
         cdef int error = 0
@@ -212,6 +241,8 @@ cdef class CounterFiles:
             file.wait -= 1
             self._blank_files_of(file)
             return WAITING
+        if device:
+            place_enter(_place[0], device, self.text + file.call)
         if file.fd < 0:
             file.fd = c_open(self.text + file.path, O_RDONLY | O_CLOEXEC)
             error = errno if file.fd < 0 else 0

@@ -18,7 +18,20 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from tests.fuzzing import fleet, frames, kernel_log, netlink, proc, sysfs, wire
+from tests.fuzzing import (
+    answers,
+    fleet,
+    frames,
+    jobs,
+    kernel_log,
+    local_socket,
+    netlink,
+    proc,
+    samplers,
+    scrapes,
+    sysfs,
+    wire,
+)
 
 BAR_CHARACTERS = 40
 REPORT_SECONDS = 1.0
@@ -31,6 +44,11 @@ TARGETS: dict[str, Callable[[random.Random], str]] = {
     **proc.TARGETS,
     **sysfs.TARGETS,
     **netlink.TARGETS,
+    **jobs.TARGETS,
+    **local_socket.TARGETS,
+    **scrapes.TARGETS,
+    **samplers.TARGETS,
+    **answers.TARGETS,
 }
 
 

@@ -79,6 +79,18 @@ def _gpu_process_1s(roots: Roots) -> Collector:
     return GpuProcesses(roots)
 
 
+def _gpu_job_1s(roots: Roots) -> Collector:
+    from .gpu_jobs import GpuJobs
+
+    return GpuJobs(roots)
+
+
+def _kubelet_10s(roots: Roots) -> Collector:
+    from .kubelet import KubeletAllocations
+
+    return KubeletAllocations(roots)
+
+
 def _gpu_fabric_1s(roots: Roots) -> Collector:
     from .gpu_fabric import GpuFabric
 
@@ -134,6 +146,8 @@ COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "c2c_10s": _c2c_10s,
     "mig_10s": _mig_10s,
     "gpu_process_1s": _gpu_process_1s,
+    "gpu_job_1s": _gpu_job_1s,  # after the one that lists the processes
+    "kubelet_10s": _kubelet_10s,
     "gpu_fabric_1s": _gpu_fabric_1s,
     "nvml_events_10s": _nvml_events_10s,
     "gpu_fast_1s": _gpu_fast_1s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...ext.hostfiles import Places
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import BY_NAME, Kind, index_of
 from ..hardware.files import device_key
@@ -19,6 +20,12 @@ def put(block: Block, signal: str, row: int, value: float | None) -> None:
     else:
         fits = value is not None and 0 <= value < 1 << 64
         block.put_int(index_of(signal), row, int(value) if fits and value is not None else None)
+
+
+def places_of(block: Block, signals: Iterable[str]) -> Places:
+    """Return how a row of *block* is filled in one call, with the values of these signals in their order."""
+    columns = [(index_of(name), BY_NAME[name].kind is Kind.GAUGE) for name in signals]
+    return Places(block.cells, block.valid, block.rows, columns)
 
 
 def clear_row(block: Block, row: int) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...ext.hostfiles import CoreTimes
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
-from ..hardware.cpu import CpuTimes, Shares, parse_core_times, shares_between
 from ..hardware.files import KeptFile
 from ..hardware.roots import Roots
-from .columns import put
+from .columns import places_of
 from .folders import Device, FolderCollector, Plan, Source
 
 #: The frequency of so many cores is read, evenly over all: each may take 10 ms (x86 before Linux 5.18).
 FREQUENCIES_MAX = 64
 _FREQUENCY = {"cpu.frequency_hertz": Source("cpufreq/scaling_cur_freq", scale=1000)}
+
+#: In the order of `ext.hostfiles.CoreTimes.shares`.
+_SHARES = ("cpu.busy_ratio", "cpu.system_ratio", "cpu.interrupt_ratio", "cpu.steal_ratio")
+_NOTHING = (None,) * len(_SHARES)
 
 
 class CpuMinute(FolderCollector):
@@ -25,11 +29,13 @@ class CpuMinute(FolderCollector):
 
     def __init__(self, roots: Roots) -> None:
         self._stat = KeptFile(roots.proc / "stat")
-        self._before: dict[int, CpuTimes] = {}
+        self._times = CoreTimes()
         folder = roots.sys / "devices/system/cpu"
 
         def devices() -> list[Device]:
-            cores = sorted(parse_core_times(self._stat.read()))
+            times = CoreTimes()
+            times.take(self._stat.read())
+            cores = sorted(times.cores)
             step = -(-len(cores) // FREQUENCIES_MAX)
             return [
                 Device(f"cpu{core}", f"{folder}/cpu{core}/", {} if at % step else _FREQUENCY)
@@ -52,14 +58,9 @@ class CpuMinute(FolderCollector):
     def collect(self) -> Sequence[Block]:
         """Return the one block; shares are missing in the first turn. NoData without /proc/stat."""
         (block,) = super().collect()
-        now = parse_core_times(self._stat.read())
+        self._times.take(self._stat.read())
+        shares = self._times.shares()
+        places = places_of(block, _SHARES)
         for row, name in enumerate(block.devices):
-            core = int(name[3:])
-            known = core in now and core in self._before
-            shares = shares_between(self._before[core], now[core]) if known else Shares()
-            put(block, "cpu.busy_ratio", row, shares.busy)
-            put(block, "cpu.system_ratio", row, shares.system)
-            put(block, "cpu.interrupt_ratio", row, shares.interrupt)
-            put(block, "cpu.steal_ratio", row, shares.steal)
-        self._before = now
+            places.put(row, shares.get(int(name[3:]), _NOTHING))
         return (block,)

@@ -5,27 +5,29 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 
+from ...ext.hostfiles import Glance, diskstats
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
+from ..entering import Spares, entering
 from ..hardware.block_devices import (
-    DiskCounters,
+    SECTOR_BYTES,
     Mount,
     disk_sequences,
     disks_with_backing,
-    parse_diskstats,
     parse_mountinfo,
 )
-from ..hardware.files import KeptFile, device_key, names_in
+from ..hardware.files import KeptFile, device_key
 from ..hardware.roots import Roots
 from ..turn import NoData
-from .columns import block_of, put
+from .columns import block_of, clear_row, places_of, put
 from .folders import DEVICES_MAX
 from .listing import Listing
 
 #: `inflight` above this is the kernel's own count gone below zero.
 _INFLIGHT_MAX = 1 << 31
+#: More sectors than these are more bytes than 64 bits hold.
+_SECTORS_MAX = (1 << 64) // SECTOR_BYTES
 
 _CLOSED = "room on {} is not shown: open it with AmbientCapabilities=CAP_DAC_READ_SEARCH in the agent's unit"
 _ROOM = (
@@ -34,21 +36,24 @@ _ROOM = (
     "filesystem.inodes_count",
     "filesystem.inodes_available_count",
 )
-_COUNTERS: dict[str, Callable[[DiskCounters], int | None]] = {
-    "disk.reads_operations": attrgetter("reads"),
-    "disk.read_bytes": attrgetter("read_bytes"),
-    "disk.read_milliseconds": attrgetter("read_milliseconds"),
-    "disk.writes_operations": attrgetter("writes"),
-    "disk.written_bytes": attrgetter("written_bytes"),
-    "disk.write_milliseconds": attrgetter("write_milliseconds"),
-    "disk.busy_milliseconds": attrgetter("busy_milliseconds"),
-    "disk.queue_milliseconds": attrgetter("queue_milliseconds"),
-    "disk.discards_operations": attrgetter("discards"),
-    "disk.discarded_bytes": attrgetter("discarded_bytes"),
-    "disk.discard_milliseconds": attrgetter("discard_milliseconds"),
-    "disk.flushes_operations": attrgetter("flushes"),
-    "disk.flush_milliseconds": attrgetter("flush_milliseconds"),
-}
+#: In the order of /proc/diskstats (Documentation/admin-guide/iostats.rst), without what was merged.
+COUNTERS = (
+    "disk.reads_operations",
+    "disk.read_bytes",
+    "disk.read_milliseconds",
+    "disk.writes_operations",
+    "disk.written_bytes",
+    "disk.write_milliseconds",
+    "disk.inflight_count",
+    "disk.busy_milliseconds",
+    "disk.queue_milliseconds",
+    "disk.discards_operations",
+    "disk.discarded_bytes",
+    "disk.discard_milliseconds",
+    "disk.flushes_operations",
+    "disk.flush_milliseconds",
+)
+_NOTHING = (None,) * len(COUNTERS)
 
 
 class Disks:
@@ -62,35 +67,53 @@ class Disks:
         self._stats = KeptFile(roots.proc / "diskstats")
         self._sys = roots.sys
         self._listing = Listing(
-            self._disks, self.pace, glance=lambda: names_in(roots.sys / "block")
+            self._disks, self.pace, seconds=60, glance=Glance(roots.sys / "block").look
         )
         self._block = Block("disk_1s", ())
+        self._places = places_of(self._block, COUNTERS)
+        self._names: dict[bytes, str] = {}
 
     def collect(self) -> Sequence[Block]:
         """Return the one block; a disk that went is missing in it. Raises NoData without a disk."""
         if self._listing.renew():
-            self._block = block_of(self._block, self._listing.value)
-            for row, number in enumerate(self._listing.value.values()):
-                put(self._block, "disk.counter_epoch_count", row, number)
-        if not self._listing.value:
+            self._renew(self._listing.value)
+        if not self._names:
             raise NoData("no disk with a device of its own in /sys/block")
-        found = parse_diskstats(self._stats.read(), self._listing.value)
-        for row, name in enumerate(self._listing.value):
-            self._fill(row, found.get(name))
+        found = diskstats(self._stats.read(), self._names)
+        for row, name in enumerate(self._names.values()):
+            self._places.put(row, values_of(found[name]) if name in found else _NOTHING)
         return (self._block,)
+
+    def _renew(self, sequences: dict[str, int | None]) -> None:
+        self._names = {os.fsencode(name): name for name in sequences}
+        self._block = block_of(self._block, sequences)
+        self._places = places_of(self._block, COUNTERS)
+        for row, number in enumerate(sequences.values()):
+            put(self._block, "disk.counter_epoch_count", row, number)
 
     def _disks(self) -> dict[str, int | None]:
         names = disks_with_backing(self._sys)[:DEVICES_MAX]
         return dict(zip(names, disk_sequences(self._sys, names), strict=True))
 
-    def _fill(self, row: int, disk: DiskCounters | None) -> None:
-        for name, value_of in _COUNTERS.items():
-            put(self._block, name, row, value_of(disk) if disk else None)
-        inflight = disk.inflight if disk and disk.inflight < _INFLIGHT_MAX else None
-        put(self._block, "disk.inflight_count", row, inflight)
+
+def values_of(counts: Sequence[int]) -> tuple[int | None, ...]:
+    """Return the values of one line of diskstats, 11 to 17 counts, in the order of COUNTERS.
+
+    Kernels before 4.18 have no discards, those before 5.5 no flushes.
+    """
+    reads, _, read, read_ms, writes, _, written, write_ms, inflight, busy, queue = counts[:11]
+    discards, _, discarded, discard_ms = counts[11:15] if len(counts) >= 15 else (None,) * 4
+    flushes, flush_ms = counts[15:17] if len(counts) >= 17 else (None, None)
+    if max(read, written, discarded or 0) >= _SECTORS_MAX:
+        return _NOTHING
+    return (
+        reads, read * SECTOR_BYTES, read_ms, writes, written * SECTOR_BYTES, write_ms,
+        inflight if inflight < _INFLIGHT_MAX else None, busy, queue,
+        discards, None if discarded is None else discarded * SECTOR_BYTES, discard_ms, flushes, flush_ms,
+    )  # fmt: skip
 
 
-class Filesystems:
+class Filesystems(Spares):
     """Room on each local filesystem, and whether it can still be written.
 
     Only filesystems on local block devices are asked: statvfs of a network filesystem may not return.
@@ -106,7 +129,6 @@ class Filesystems:
         """*statvfs*: how a mount point is asked; None: by the kernel, if the mounts are this machine's."""
         self._mounts = KeptFile(roots.proc / "self/mountinfo")
         self._statvfs = statvfs or (os.statvfs if roots.is_this_machine else _elsewhere)
-        self._asked = ""
         self._block = Block("filesystem_60s", ())
         self.blind_words = ""
 
@@ -121,15 +143,14 @@ class Filesystems:
             self._fill(row, mount)
         return (self._block,)
 
-    def whereabouts(self) -> str:
-        """Return the mount point that is being asked."""
-        return f"statvfs of {self._asked}"
-
     def _fill(self, row: int, mount: Mount) -> None:
-        self._asked = mount.point
+        if self.is_spared(mount.point):
+            clear_row(self._block, row)
+            return
         room: dict[str, int | None] = dict.fromkeys(_ROOM)
         try:
-            room = _room_of(self._statvfs(mount.point))
+            with entering(mount.point, "statvfs"):
+                room = _room_of(self._statvfs(mount.point))
         except PermissionError:  # it lies below a folder of another user
             self.blind_words = _CLOSED.format(device_key(mount.point))
         except OSError:

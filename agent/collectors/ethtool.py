@@ -14,6 +14,7 @@ from pathlib import Path
 from ...ext.ethtool import DriverStatistics
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
+from ..entering import Spares, entering
 from ..hardware.driver_statistics import pick
 from ..hardware.files import device_key, read_unsigned
 from ..hardware.network import interfaces_with_device
@@ -79,7 +80,7 @@ class _Picked:
     count: int  # of all statistics that the driver has
 
 
-class NicStatistics:
+class NicStatistics(Spares):
     """The driver's statistics: one ioctl an interface and turn; the names are read once."""
 
     name = "nic_10s"
@@ -97,12 +98,7 @@ class NicStatistics:
         self._statistics: DriverStatistics | None = None
         self._picked: dict[Interface, _Picked] = {}
         self._blocks = (Block("nic_10s", ()), Block("nic_10s_changes", ()))
-        self._at = ""
         self.blind_words = ""
-
-    def whereabouts(self) -> str:
-        """Return the interface that is being asked. Never raises."""
-        return self._at
 
     def collect(self) -> Sequence[Block]:
         """Return both blocks. Raises NoData without an interface, OSError without a socket."""
@@ -125,13 +121,13 @@ class NicStatistics:
 
     def _fill(self, statistics: DriverStatistics, row: int, interface: Interface) -> int:
         """Fill a row; return the errno of what the driver answered, 0 when it was the values or not asked."""
-        self._at = f"ETHTOOL_GSTATS of {device_key(interface.name)}"
         for block in self._blocks:
             clear_row(block, row)
-        if self._interfaces.is_asleep(interface):
+        if self.is_spared(interface.name) or self._interfaces.is_asleep(interface):
             return 0
         try:
-            picked = self._read(statistics, interface)
+            with entering(interface.name, "ETHTOOL_GSTATS"):
+                picked = self._read(statistics, interface)
         except OSError as error:
             self._picked.pop(interface, None)
             return error.errno or errno.EIO

@@ -11,6 +11,7 @@ from ...ext.counterfiles import NUMBER, CounterFiles
 from ...fingerprints.block import Block, is_float
 from ...fingerprints.catalogue import BY_NAME, PERIOD_SECONDS, Kind, Pace, index_of
 from ...fingerprints.counters import BLANK_32
+from ..entering import Spares, place_name
 from ..hardware.files import device_key
 from ..turn import NoData
 from .columns import put
@@ -42,6 +43,13 @@ class Device:
     path: str
     sources: Mapping[str, Source]  # by signal
     constants: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+    #: What answers, where several rows are of one: the chip of a sensor; empty: the device by its name.
+    answers: str = ""
+
+    @property
+    def place(self) -> str:
+        """By which name it is told to the place, and spared."""
+        return place_name(self.answers or self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +81,11 @@ class Plan:
         )  # three of the ones, nine of the others
 
 
-class FolderCollector:
+class FolderCollector(Spares):
     """Fills one block per table by one pass over the devices' files.
 
-    The devices are listed again every `list_seconds`; when they are others, so are the blocks.
+    The devices are listed again every `list_seconds`; when they are others, so are the blocks. Of one that
+    enters a driver each read is told to the place.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -96,6 +105,12 @@ class FolderCollector:
             raise NoData(self._plan.absent)
         self._files.read()
         return self._blocks
+
+    def spare(self, devices: frozenset[str]) -> None:
+        """Read no file of these devices from the next turn on; their rows remain."""
+        super().spare(devices)
+        if self._files is not None:
+            self._files.spare(devices)
 
     @property
     def paths(self) -> list[str]:
@@ -136,12 +151,14 @@ class FolderCollector:
         )
         for row, device in enumerate(devices):
             self._add(files, row, device)
+        files.spare(self._spared)
         self._files = files
 
     def _add(self, files: CounterFiles, row: int, device: Device) -> None:
         """Add a device's files. Those of one folder (`counters/`) answer, or refuse, together."""
+        place = device.place if self.enters_driver else ""
         for path, cells in _by_file(device, self._plan.tables):
-            files.add_file(device.path + path, group=(row, os.path.dirname(path)))
+            files.add_file(device.path + path, group=(row, os.path.dirname(path)), device=place)
             for name, source in cells:
                 target, index = self._cell(name, row)
                 files.add_cell(

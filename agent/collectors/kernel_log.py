@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
@@ -17,14 +18,13 @@ from ..hardware.files import read_text
 from ..hardware.kmsg import PlainFile, Source, is_overrun, is_too_long, open_log, suspended_ns
 from ..hardware.roots import Roots
 from ..identity import boot_id
-from ..kernel_log.driver import Decoder
-from ..kernel_log.follow import Follower
-from ..kernel_log.position import Keeper
-from ..kernel_log.stamps import Stamps
 from ..listening import Teller
 from ..turn import Blind, NoData
 from ..xid_witness import WITNESS
 from .columns import put
+
+if TYPE_CHECKING:
+    from ..kernel_log.follow import Follower
 
 #: A log that cannot be opened is tried again this often.
 REOPEN_SECONDS = 60.0
@@ -120,6 +120,12 @@ class KernelLog:
             self._source = None
 
     def _follow(self, clock: Clock, teller: Teller | None) -> Follower:
+        # Not before it is wanted: the samplers, which are forked with this class in them, read no kernel log.
+        from ..kernel_log.driver import Decoder
+        from ..kernel_log.follow import Follower
+        from ..kernel_log.position import Keeper
+        from ..kernel_log.stamps import Stamps
+
         state = self._roots.state if teller else None
         return Follower(
             boot_id(self._roots.proc),

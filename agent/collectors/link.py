@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import BY_NAME, Pace
+from ..entering import Spares, entering
 from ..hardware import ethtool
 from ..hardware.ethtool import EthtoolNetlink
 from ..hardware.files import device_key
@@ -23,7 +24,7 @@ from .net import ABSENT, Choose
 _MEGABIT_BYTES = 125_000
 
 
-class LinkDetails:
+class LinkDetails(Spares):
     """Signal, speed, FEC and pause of the wire: four questions an interface and turn."""
 
     name = "link_10s"
@@ -40,12 +41,7 @@ class LinkDetails:
         self._interfaces = Interfaces(roots, choose)
         self._netlink: EthtoolNetlink | None = None
         self._blocks = (Block("link_10s", ()), Block("link_10s_changes", ()))
-        self._at = ""
         self.blind_words = ""
-
-    def whereabouts(self) -> str:
-        """Return the interface that is being asked. Never raises."""
-        return self._at
 
     def collect(self) -> Sequence[Block]:
         """Return both blocks. Raises NoData without an interface or a kernel that can say (Linux 5.6),
@@ -83,15 +79,15 @@ class LinkDetails:
 
     def _fill(self, source: EthtoolNetlink, row: int, interface: Interface) -> bool:
         """Fill a row, each question by itself; return whether one was refused."""
-        self._at = f"ethtool netlink of {device_key(interface.name)}"
         for block in self._blocks:
             clear_row(block, row)
-        if self._interfaces.is_asleep(interface):
+        if self.is_spared(interface.name) or self._interfaces.is_asleep(interface):
             return False
         refused = False
-        for command, with_statistics, values_of in _QUESTIONS:
+        for words, command, with_statistics, values_of in _QUESTIONS:
             try:
-                reply = source.ask(command, interface.index, with_statistics=with_statistics)
+                with entering(interface.name, words):
+                    reply = source.ask(command, interface.index, with_statistics=with_statistics)
             except OSError as error:  # what it cannot say is missing, and costs nothing else
                 if error.errno == errno.ENODEV:
                     return False
@@ -154,10 +150,10 @@ def _of_pause(reply: bytes) -> _Values:
     }
 
 
-#: What is asked, whether its counts are asked for too, and how the reply is read.
-_QUESTIONS: tuple[tuple[int, bool, Callable[[bytes], _Values]], ...] = (
-    (ethtool.LINKSTATE_GET, False, _of_state),
-    (ethtool.LINKMODES_GET, False, _of_modes),
-    (ethtool.FEC_GET, True, _of_fec),
-    (ethtool.PAUSE_GET, True, _of_pause),
+#: What is asked in words and as a command, whether its counts are asked for too, and how the reply is read.
+_QUESTIONS: tuple[tuple[str, int, bool, Callable[[bytes], _Values]], ...] = (
+    ("ETHTOOL_MSG_LINKSTATE_GET", ethtool.LINKSTATE_GET, False, _of_state),
+    ("ETHTOOL_MSG_LINKMODES_GET", ethtool.LINKMODES_GET, False, _of_modes),
+    ("ETHTOOL_MSG_FEC_GET", ethtool.FEC_GET, True, _of_fec),
+    ("ETHTOOL_MSG_PAUSE_GET", ethtool.PAUSE_GET, True, _of_pause),
 )

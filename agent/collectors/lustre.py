@@ -8,13 +8,14 @@ from pathlib import Path
 
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
+from ..entering import Spares, entering
 from ..hardware import lustre
 from ..hardware.block_devices import parse_network_mounts
 from ..hardware.files import KeptFile, read_bytes
-from ..hardware.lustre import Import
+from ..hardware.lustre import Import, Stat
 from ..hardware.roots import Roots
 from ..turn import Blind, NoData
-from .columns import block_of, put
+from .columns import block_of, places_of, put
 from .folders import DEVICES_MAX
 from .listing import Listing
 
@@ -37,22 +38,36 @@ _STATS: Mapping[str, tuple[str, bool]] = {
 class _Instances:
     """The folders of each instance of some kinds, and the file of each that can be read."""
 
-    def __init__(self, roots: Roots, kinds: tuple[str, ...], file: str, pace: Pace) -> None:
+    def __init__(
+        self,
+        roots: Roots,
+        kinds: tuple[str, ...],
+        file: str,
+        pace: Pace,
+        is_spared: Callable[[str], bool] = lambda instance: False,
+    ) -> None:
         trees = lustre.trees(roots.sys, roots.proc)
         self._listing = Listing(lambda: lustre.instances(trees, kinds), pace, seconds=_LIST_SECONDS)
         self._file = file
+        self._is_spared = is_spared
 
     def read(self) -> dict[str, bytes | None]:
-        """Return the file of each instance; None where no tree shows it. NoData without an instance."""
+        """Return the file of each instance; None where no tree shows it, empty where it is not to be asked.
+
+        Raises NoData without an instance.
+        """
         self._listing.renew()
         found = list(self._listing.value.items())[:DEVICES_MAX]
         if not found:
             raise NoData("no Lustre client in /proc/fs/lustre, /sys/fs/lustre")
-        return {name: self._first(folders) for name, folders in found}
+        return {name: self._first(name, folders) for name, folders in found}
 
-    def _first(self, folders: Iterable[Path]) -> bytes | None:
-        texts = (read_bytes(folder / self._file) for folder in folders)
-        return next((text for text in texts if text), None)
+    def _first(self, instance: str, folders: Iterable[Path]) -> bytes | None:
+        if self._is_spared(instance):
+            return b""
+        with entering(instance, f"read {self._file}"):
+            texts = (read_bytes(folder / self._file) for folder in folders)
+            return next((text for text in texts if text), None)
 
 
 class LustreMounts:
@@ -74,16 +89,21 @@ class LustreMounts:
         self.blind_words = _blind_words("stats", texts)
         points = mount_points(texts, self._mounts.read())
         self._block = block_of(self._block, points.values())
+        places = places_of(self._block, _STATS)
         for row, text in enumerate(texts.values()):
-            stats = lustre.parse_stats(text or b"")
-            for signal, (line, is_total) in _STATS.items():
-                stat = stats.get(line)  # what never happened has no line
-                value = (stat.total if is_total else stat.samples) if stat else None
-                put(self._block, signal, row, value)
+            places.put(row, _values(lustre.parse_stats(text or b"")))
         return (self._block,)
 
 
-class LustreTargets:
+def _values(stats: Mapping[str, Stat]) -> list[int | None]:
+    """Return the value of each signal; what never happened has no line."""
+    found = [(stats.get(line), is_total) for line, is_total in _STATS.values()]
+    return [
+        (stat.total if is_total else stat.samples) if stat else None for stat, is_total in found
+    ]
+
+
+class LustreTargets(Spares):
     """State and troubles of the connection to each target. Device: the target.
 
     It may wait while a connection is being taken down: the file is made under that lock.
@@ -94,7 +114,7 @@ class LustreTargets:
     enters_driver = True
 
     def __init__(self, roots: Roots) -> None:
-        self._instances = _Instances(roots, ("osc", "mdc"), "import", self.pace)
+        self._instances = _Instances(roots, ("osc", "mdc"), "import", self.pace, self.is_spared)
         self._block = Block("lustre_target_10s", ())
         self.blind_words = ""
 

@@ -6,20 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...ext.counterfiles import WORD
+from ...ext.hostfiles import Glance
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
+from ..entering import Spares, entering
 from ..hardware.files import read_unsigned
 from ..hardware.network import (
     OPERATIONAL_STATES,
     bonds,
-    interface_names,
     interfaces_with_device,
     read_bond,
 )
 from ..hardware.roots import Roots
 from ..turn import NoData
-from .columns import block_of, put
+from .columns import block_of, clear_row, put
 from .folders import DEVICES_MAX, Device, FolderCollector, Plan, Source
+from .listing import Listing
 
 _MEGABIT_BYTES = 125_000
 #: `speed` of an interface that does not know it is -1, or that as an unsigned number.
@@ -68,7 +70,8 @@ def net_1s(roots: Roots, choose: Choose = interfaces_with_device) -> FolderColle
             lambda: _devices(roots, choose),
             ABSENT,
             enters_driver=True,
-            glance=lambda: interface_names(roots.sys),
+            list_seconds=60,
+            glance=Glance(roots.sys / "class/net").look,
         )
     )
 
@@ -83,7 +86,8 @@ def net_10s(roots: Roots, choose: Choose = interfaces_with_device) -> FolderColl
             lambda: _devices(roots, choose),
             ABSENT,
             enters_driver=True,
-            glance=lambda: interface_names(roots.sys),
+            list_seconds=60,
+            glance=Glance(roots.sys / "class/net").look,
         )
     )
 
@@ -92,7 +96,7 @@ def _devices(roots: Roots, choose: Choose) -> list[Device]:
     return [Device(name, f"{folder}/", SOURCES) for name, folder in choose(roots.sys).items()]
 
 
-class Bonds:
+class Bonds(Spares):
     """Bonds, and how many of their slaves are up: half the bandwidth is gone and nothing else says so."""
 
     name = "bond_10s"
@@ -101,20 +105,31 @@ class Bonds:
 
     def __init__(self, roots: Roots) -> None:
         self._sys = roots.sys
+        self._listing = Listing(
+            lambda: list(bonds(roots.sys))[:DEVICES_MAX],
+            self.pace,
+            seconds=60,
+            glance=Glance(roots.sys / "class/net").look,
+        )
         self._block = Block(self.name, ())
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData without a bond."""
-        names = list(bonds(self._sys))[:DEVICES_MAX]
+        self._listing.renew()
+        names = self._listing.value
         if not names:
             raise NoData("no bond in /sys/class/net")
         self._block = block_of(self._block, names)
         for row, name in enumerate(names):
-            self._fill(row, name)
+            if self.is_spared(name):
+                clear_row(self._block, row)
+            else:
+                self._fill(row, name)
         return (self._block,)
 
     def _fill(self, row: int, interface: str) -> None:
-        bond = read_bond(self._sys, interface)
+        with entering(interface, "read bonding/slaves"):
+            bond = read_bond(self._sys, interface)
         ups = [slave.up for slave in bond.slaves]
         failures = [slave.failures for slave in bond.slaves if slave.failures is not None]
         whole = len(failures) == len(bond.slaves)

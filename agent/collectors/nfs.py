@@ -11,7 +11,7 @@ from ..hardware.files import KeptFile, device_key
 from ..hardware.nfs import NfsMount, Operation, parse_mountstats
 from ..hardware.roots import Roots
 from ..turn import NoData
-from .columns import block_of, put
+from .columns import block_of, places_of
 from .folders import DEVICES_MAX
 
 _Value = Callable[[NfsMount], int | None]
@@ -87,7 +87,7 @@ class NfsMounts:
         if not mounts:
             raise NoData("no NFS mount in /proc/self/mountstats")
         self._block = block_of(self._block, mounts)
+        places = places_of(self._block, _VALUES)
         for row, mount in enumerate(mounts.values()):
-            for name, value_of in _VALUES.items():
-                put(self._block, name, row, value_of(mount))
+            places.put(row, [value_of(mount) for value_of in _VALUES.values()])
         return (self._block,)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...ext.counterfiles import KEYED
+from ...ext.hostfiles import CoreTimes, Glance
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
-from ..hardware.cpu import CpuTimes, Shares, cores_in, parse_core_times, shares_between
+from ..hardware.cpu import cores_in
 from ..hardware.files import KeptFile, read_text
 from ..hardware.numa import hugepage_pools, nodes
 from ..hardware.roots import Roots
@@ -37,28 +38,31 @@ class NumaTenSeconds(FolderCollector):
     """Memory and cores of each node, and pages that were not had where they were wanted."""
 
     def __init__(self, roots: Roots) -> None:
+        folder = roots.sys / "devices/system/node"
         super().__init__(
-            Plan("numa_10s", Pace.TEN_SECONDS, ("numa_10s",), lambda: _devices(roots), _ABSENT)
+            Plan(
+                "numa_10s",
+                Pace.TEN_SECONDS,
+                ("numa_10s",),
+                lambda: _devices(roots),
+                _ABSENT,
+                list_seconds=300,
+                glance=Glance(folder).look,
+            )
         )
-        self._sys = roots.sys
+        self._folder = folder
         self._stat = KeptFile(roots.proc / "stat")
-        self._before: dict[int, CpuTimes] = {}
+        self._times = CoreTimes()
 
     def collect(self) -> Sequence[Block]:
         """Return the one block; shares are missing in the first turn. NoData on a kernel without NUMA."""
         (block,) = super().collect()
-        now = parse_core_times(self._stat.read())
+        self._times.take(self._stat.read())
+        shares = self._times.shares()
         for row, name in enumerate(block.devices):
-            cores = cores_in(read_text(self._sys / "devices/system/node" / name / "cpulist"))
-            self._put_shares(block, row, self._busy(cores or [], now))
-        self._before = now
+            cores = cores_in(read_text(f"{self._folder}/{name}/cpulist")) or ()
+            self._put_shares(block, row, [shares[core].busy for core in cores if core in shares])
         return (block,)
-
-    def _busy(self, cores: Sequence[int], now: Mapping[int, CpuTimes]) -> list[float]:
-        """Return the busy share of each core that was online then and is now."""
-        both = [core for core in cores if core in now and core in self._before]
-        shares: list[Shares] = [shares_between(self._before[core], now[core]) for core in both]
-        return [share.busy for share in shares if share.busy is not None]
 
     def _put_shares(self, block: Block, row: int, busy: Sequence[float]) -> None:
         mean = sum(busy) / len(busy) if busy else None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
+from ..entering import Spares, entering
 from ..hardware import nvme
 from ..hardware.files import read_text, read_unsigned
 from ..hardware.nvme import SmartLog
@@ -64,7 +65,7 @@ class NvmeControllers:
         return (self._block,)
 
 
-class NvmeSmart:
+class NvmeSmart(Spares):
     """Temperature, wear, errors of each live controller, from its sensor and its SMART log, and whose they are.
 
     Both ask the drive. The log needs privileges: without them the temperature alone is there, and
@@ -81,7 +82,6 @@ class NvmeSmart:
         self._sys, self._dev = roots.sys, roots.dev
         self._read_smart_page = read_smart_page
         self._block = Block("nvme_60s", ())
-        self._asked = ""
         self.blind_words = ""
 
     def collect(self) -> Sequence[Block]:
@@ -91,19 +91,17 @@ class NvmeSmart:
         self._block.clear()
         self.blind_words = ""
         for row, (name, folder) in enumerate(found.items()):
-            if nvme.is_awake(folder):
+            if not self.is_spared(name) and nvme.is_awake(folder):
                 put(self._block, "nvme.counter_epoch_count", row, nvme.identity(folder))
-                self._asked = name
-                self._put_temperature(row, folder, self._put_smart(row, name))
+                log = self._put_smart(row, name)
+                with entering(name, "read temp1_input"):
+                    self._put_temperature(row, folder, log)
         return (self._block,)
-
-    def whereabouts(self) -> str:
-        """Return the controller that is being asked."""
-        return f"temperature or SMART log of {self._asked}"
 
     def _put_smart(self, row: int, name: str) -> SmartLog | None:
         try:
-            log = nvme.parse_smart_page(self._read_smart_page(self._dev / name))
+            with entering(name, "NVME_IOCTL_ADMIN_CMD, SMART log"):
+                log = nvme.parse_smart_page(self._read_smart_page(self._dev / name))
         except OSError as error:
             self.blind_words = self.blind_words or _blind_words(name, error)
             return None

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...ext.counterfiles import DECIMAL, KEYED
+from ...ext.hostfiles import Glance
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
+from ..entering import entering
 from ..hardware import pci
 from ..hardware.files import read_text, read_unsigned
 from ..hardware.roots import Roots
@@ -115,17 +117,26 @@ class PcieTenSeconds(FolderCollector):
         self._sys = roots.sys
         self._dozers: list[Path] = []
         self._present = pci.presence(roots.sys)
+        self._glance = Glance(roots.sys / "bus/pci/devices")
+        self._glanced = self._glance.look()
         self._teller: Teller | None = None
 
     def listen(self, teller: Teller) -> None:
         """Tell *teller* from now on when the functions are others."""
         self._teller = teller
 
+    def spare(self, devices: frozenset[str]) -> None:
+        """As of any folders' collector; what a link could do is asked when its device is listed, so that is done anew."""
+        if devices != self._spared:
+            self.close()
+        super().spare(devices)
+
     def collect(self) -> Sequence[Block]:
         """Return the blocks, refilled. Raises NoData when there is no function to watch."""
-        present = pci.presence(self._sys)
-        if present != self._present:
-            if self._teller:
+        before, self._glanced = self._glanced, self._glance.look()
+        if before != self._glanced:
+            present = pci.presence(self._sys)
+            if self._teller and present != self._present:
                 self._teller.renew_inventory(_difference(self._present, present))
             self._present = present
             self.close()
@@ -134,7 +145,13 @@ class PcieTenSeconds(FolderCollector):
     def _devices(self) -> list[Device]:
         functions = pci.watched_functions(self._sys).values()
         self._dozers = [f.folder for f in functions if pci.may_sleep(f.folder)]
-        return [_device(function) for function in functions]
+        return [_device(function, self.is_spared(function.address)) for function in functions]
+
+
+def _link_max(function: pci.Function) -> tuple[float | None, int | None]:
+    with entering(function.address, "read max_link_speed, max_link_width"):
+        speed = pci.parse_link_speed(read_text(function.folder / "max_link_speed"))
+        return speed, read_unsigned(function.folder / "max_link_width")
 
 
 def _difference(before: frozenset[tuple[str, int]], now: frozenset[tuple[str, int]]) -> str:
@@ -147,12 +164,10 @@ def _difference(before: frozenset[tuple[str, int]], now: frozenset[tuple[str, in
     return f"PCIe {', '.join(words[:_NAMED_MAX])}{more}"
 
 
-def _device(function: pci.Function) -> Device:
+def _device(function: pci.Function, spared: bool) -> Device:
     """Return the function with the files it has: one in the root complex has no link, one asleep none to be read."""
     folder = function.folder
-    asleep = pci.is_asleep(folder)
-    speed_max = None if asleep else pci.parse_link_speed(read_text(folder / "max_link_speed"))
-    lanes_max = None if asleep else read_unsigned(folder / "max_link_width")
+    speed_max, lanes_max = (None, None) if spared or pci.is_asleep(folder) else _link_max(function)
     has_link = speed_max is not None and lanes_max is not None and 0 < lanes_max <= _LANES_MAX
     has_aer = (folder / "aer_dev_correctable").exists()
     is_root_port = (folder / "aer_rootport_total_err_cor").exists()

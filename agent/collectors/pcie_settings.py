@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
+from ..entering import Spares, entering
 from ..hardware import pci
 from ..hardware.files import read_text, read_unsigned
 from ..hardware.pci_config import ConfigClosed, Express, read_express
 from ..hardware.roots import Roots
 from ..turn import NoData
-from .columns import block_of, put
+from .columns import block_of, clear_row, put
 from .pcie import ABSENT
 
 _CONFIG_CLOSED = (
@@ -23,7 +25,7 @@ _CONFIG_CLOSED = (
 IOMMU_TYPES = ("", "identity", "DMA", "DMA-FQ", "unmanaged")
 
 
-class PcieMinute:
+class PcieMinute(Spares):
     """Sizes of requests, ordering, link power, access control, IOMMU: what decides a function's speed."""
 
     name = "pcie_60s"
@@ -48,29 +50,33 @@ class PcieMinute:
             raise NoData(ABSENT)
         self.blind_words = ""
         for row, function in enumerate(self._functions):
-            self._put(row, function.folder)
+            if self.is_spared(function.address):
+                clear_row(self._block, row)
+            else:
+                self._put(row, function)
         return (self._block,)
 
-    def _put(self, row: int, folder: Path) -> None:
-        asleep = pci.is_asleep(folder)
-        express = Express() if asleep else self._express(folder)
+    def _put(self, row: int, function: pci.Function) -> None:
+        folder = function.folder
+        express = Express() if pci.is_asleep(folder) else self._express(function)
         aspm = aspm_flags(folder)
         values = {
-            "max_payload_bytes": express.max_payload_bytes,
-            "max_payload_supported_bytes": express.max_payload_supported_bytes,
-            "max_read_request_bytes": express.max_read_request_bytes,
-            "relaxed_ordering_state": express.relaxed_ordering,
-            "aspm_flags": express.aspm_flags if aspm is None else aspm,
-            "acs_flags": express.acs_flags,
-            "iommu_state": iommu_code(folder),
-            "power_state": code_of(pci.power_state(folder), pci.POWER_STATES),
+            "pcie.max_payload_bytes": express.max_payload_bytes,
+            "pcie.max_payload_supported_bytes": express.max_payload_supported_bytes,
+            "pcie.max_read_request_bytes": express.max_read_request_bytes,
+            "pcie.relaxed_ordering_state": express.relaxed_ordering,
+            "pcie.aspm_flags": express.aspm_flags if aspm is None else aspm,
+            "pcie.acs_flags": express.acs_flags,
+            "pcie.iommu_state": iommu_code(folder),
+            "pcie.power_state": code_of(pci.power_state(folder), pci.POWER_STATES),
         }
-        for column, value in values.items():
-            put(self._block, f"pcie.{column}", row, value)
+        for signal, value in values.items():
+            put(self._block, signal, row, value)
 
-    def _express(self, folder: Path) -> Express:
+    def _express(self, function: pci.Function) -> Express:
         try:
-            return read_express(folder / "config")
+            with entering(function.address, "read config"):
+                return read_express(function.folder / "config")
         except (ConfigClosed, PermissionError):
             self.blind_words = _CONFIG_CLOSED
         except OSError:
@@ -85,13 +91,15 @@ def code_of(word: str | None, words: Sequence[str]) -> int | None:
 
 def aspm_flags(folder: Path) -> int | None:
     """Return the link's power states that are allowed (1 L0s, 2 L1); None where sysfs has neither."""
-    l0s, l1 = read_unsigned(folder / "link/l0s_aspm"), read_unsigned(folder / "link/l1_aspm")
+    l0s, l1 = read_unsigned(f"{folder}/link/l0s_aspm"), read_unsigned(f"{folder}/link/l1_aspm")
     return None if l0s is None and l1 is None else (1 if l0s else 0) | (2 if l1 else 0)
 
 
 def iommu_code(folder: Path) -> int | None:
     """Return the code of how the function's addresses are translated; None when it cannot be told."""
-    group = folder / "iommu_group"
-    if not group.exists():
-        return 0 if folder.exists() and not group.is_symlink() else None  # or one that is not shown
-    return code_of(read_text(group / "type"), IOMMU_TYPES)
+    kind = read_text(f"{folder}/iommu_group/type")
+    if kind is not None:
+        return code_of(kind, IOMMU_TYPES)
+    if os.path.lexists(f"{folder}/iommu_group"):
+        return None  # one that is not shown
+    return 0 if folder.exists() else None

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...ext.counterfiles import SIGNED
+from ...ext.hostfiles import Glance
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
+from ..entering import Spares, place_name
 from ..hardware import power
-from ..hardware.files import KeptFile, folder_identities, parse_unsigned
+from ..hardware.numberfiles import NumberFiles
 from ..hardware.roots import Roots
 from ..turn import Blind, NoData
 from .columns import block_of, put
@@ -25,45 +27,59 @@ _RAPL_CLOSED = (
 )
 
 
-class RaplEnergy:
+class RaplEnergy(Spares):
     """Energy of each RAPL zone since the agent started."""
 
     name = "rapl_1s"
     pace = Pace.SECOND
-    enters_driver = False
+    enters_driver = True  # a core of the package is interrupted to read its register
 
     def __init__(self, roots: Roots) -> None:
-        self._listing = Listing(lambda: power.rapl_zones(roots.sys), self.pace)
-        self._zones: list[tuple[KeptFile, power.EnergyMeter]] = []
+        self._listing = Listing(
+            lambda: power.rapl_zones(roots.sys),
+            self.pace,
+            seconds=60,
+            glance=Glance(roots.sys / "class/powercap").look,
+        )
+        self._files = NumberFiles(())
+        self._meters: list[power.EnergyMeter] = []
         self._block = Block("rapl_1s", ())
         self.blind_words = ""
+
+    def spare(self, devices: frozenset[str]) -> None:
+        """Ask no core of these packages."""
+        super().spare(devices)
+        self._files.spare(devices)
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData without RAPL, and Blind when it is not for us to read."""
         if self._listing.renew():
             self._rebuild(self._listing.value)
-        if not self._zones:
+        if not self._meters:
             raise NoData(_NO_RAPL)
-        for row, (file, meter) in enumerate(self._zones):
-            joules = meter.add(parse_unsigned(file.read()))
-            put(self._block, "rapl.energy_joules", row, joules)
-        denied = [file.denied for file, _ in self._zones]
-        if all(denied):
+        for row, (number, meter) in enumerate(zip(self._files.read(), self._meters, strict=True)):
+            put(self._block, "rapl.energy_joules", row, meter.add(number))
+        denied = self._files.denied_count
+        if denied == len(self._meters):
             raise Blind(_RAPL_CLOSED)
-        self.blind_words = _RAPL_CLOSED if any(denied) else ""
+        self.blind_words = _RAPL_CLOSED if denied else ""
         return (self._block,)
 
     def _rebuild(self, zones: dict[str, Path]) -> None:
-        for file, _ in self._zones:
-            file.close()
+        self._files.close()
+        self._files = NumberFiles(
+            [folder / "energy_uj" for folder in zones.values()],
+            [place_name(_package(name)) for name in zones],
+        )
+        self._files.spare(self._spared)
         self._block = block_of(self._block, zones)
-        self._zones = [
-            (
-                KeptFile(folder / "energy_uj"),
-                power.EnergyMeter(power.energy_range_microjoules(folder)),
-            )
-            for folder in zones.values()
-        ]
+        ranges = map(power.energy_range_microjoules, zones.values())
+        self._meters = [power.EnergyMeter(each) for each in ranges]
+
+
+def _package(zone: str) -> str:
+    """Return the zone of the whole package, `intel-rapl:0` of `intel-rapl:0:1`: all ask one core of it."""
+    return ":".join(zone.split(":")[:2])
 
 
 def rapl_10s(roots: Roots) -> FolderCollector:
@@ -72,14 +88,22 @@ def rapl_10s(roots: Roots) -> FolderCollector:
     def devices() -> list[Device]:
         limit = {"rapl.power_limit_watts": Source("constraint_0_power_limit_uw", scale=1e-6)}
         return [
-            Device(name, f"{folder}/", limit)
+            Device(name, f"{folder}/", limit, answers=_package(name))
             for name, folder in power.rapl_zones(roots.sys).items()
             if (folder / "constraint_0_power_limit_uw").exists()
         ]
 
     absent = "no RAPL zone with a power cap in /sys/class/powercap (AMD's have none)"
     return FolderCollector(
-        Plan("rapl_10s", Pace.TEN_SECONDS, ("rapl_10s",), devices, absent, list_seconds=60)
+        Plan(
+            "rapl_10s",
+            Pace.TEN_SECONDS,
+            ("rapl_10s",),
+            devices,
+            absent,
+            enters_driver=True,
+            list_seconds=60,
+        )
     )
 
 
@@ -91,14 +115,19 @@ def hwmon_1s(roots: Roots) -> FolderCollector:
             Pace.SECOND,
             ("hwmon_1s",),
             lambda: [
-                Device(name, s.prefix, {"hwmon.power_watts": Source(s.reading, scale=1e-6)})
+                Device(
+                    name,
+                    s.prefix,
+                    {"hwmon.power_watts": Source(s.reading, scale=1e-6)},
+                    answers=_chip(name),
+                )
                 for name, s in power.sensors(roots.sys).items()
                 if s.kind == "power"
             ],
             "no power sensor in /sys/class/hwmon",
             enters_driver=True,
             list_seconds=60,
-            glance=lambda: folder_identities(roots.sys / "class/hwmon"),
+            glance=Glance(roots.sys / "class/hwmon").look,
             wait_seconds_max=300,
         )
     )
@@ -113,17 +142,22 @@ def hwmon_10s(roots: Roots) -> FolderCollector:
             Pace.TEN_SECONDS,
             ("hwmon_10s",),
             lambda: [
-                Device(name, s.prefix, _SENSORS[s.kind])
+                Device(name, s.prefix, _SENSORS[s.kind], answers=_chip(name))
                 for name, s in power.sensors(roots.sys).items()
                 if s.kind != "power" or Path(f"{s.prefix}_cap").exists()
             ],
             "no sensor of heat, fans or voltages in /sys/class/hwmon",
             enters_driver=True,
             list_seconds=60,
-            glance=lambda: folder_identities(roots.sys / "class/hwmon"),
+            glance=Glance(roots.sys / "class/hwmon").look,
             wait_seconds_max=300,
         )
     )
+
+
+def _chip(sensor: str) -> str:
+    """Return the chip of a sensor: when one does not answer, the chip does not."""
+    return sensor.rpartition("/")[0]
 
 
 #: What each kind of sensor has at 10 s (Documentation/hwmon/sysfs-interface.rst: m°C, rpm, mV, uW).

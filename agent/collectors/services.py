@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
+from ..entering import Spares, entering
 from ..hardware import services
 from ..hardware.files import KeptFile
 from ..hardware.memory import parse_first_decimal
 from ..hardware.roots import Roots
 from ..hardware.services import SERVICES, Service
-from ..hardware.tasks import Processes
+from ..hardware.tasks import PROC, Processes
 from ..turn import Blind, NoData
 from .columns import block_of, put
 from .tasks import HIDEPID, PROCESSES_MAX, hides_processes
@@ -20,10 +21,12 @@ from .tasks import HIDEPID, PROCESSES_MAX, hides_processes
 RUNNING, NOT_RUNNING = 1, 2
 #: Of processes that are known and none of these, so many are read in a turn: a name changes by exec only.
 READS_MAX = 2048
+#: Unit files are on the root filesystem, by the name that it has as a mount point.
+_ROOT = "/"
 _NAMES = frozenset(service.process for service in SERVICES)
 
 
-class Services:
+class Services(Spares):
     """Fills a row per service that is installed or runs. Nothing is started, and no socket is touched."""
 
     name = "service_60s"
@@ -40,6 +43,9 @@ class Services:
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData when none of the services is there, Blind when none is shown."""
+        if self.is_spared(PROC) or self.is_spared(_ROOT):
+            self._block.clear()
+            return (self._block,) if self._block.rows else ()
         found = self._found()
         if not found and self.blind_words:
             raise Blind(self.blind_words)
@@ -48,7 +54,8 @@ class Services:
                 f"none of {', '.join(s.name for s in SERVICES[:4])}... is installed or runs"
             )
         self._block = block_of(self._block, (service.name for service in found))
-        enabled = services.enabled_units(self._root)
+        with entering(_ROOT, "list unit files"):
+            enabled = services.enabled_units(self._root)
         now_seconds = parse_first_decimal(self._uptime.read())
         for row, (service, run) in enumerate(found.items()):
             put(self._block, "service.running_state", row, self._state(run))
@@ -74,11 +81,12 @@ class Services:
             raise NoData("no process in /proc")
         runs = {service: self._run_of(service, starts, by_name) for service in SERVICES}
         booted = services.is_booted(self._roots.run)
-        return {
-            service: run
-            for service, run in runs.items()
-            if run or (booted and services.is_installed(self._root, service))
-        }
+        with entering(_ROOT, "look for unit files"):
+            return {
+                service: run
+                for service, run in runs.items()
+                if run or (booted and services.is_installed(self._root, service))
+            }
 
     def _run_of(
         self, service: Service, starts: Mapping[int, float], by_name: Mapping[str, float]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
+from ..entering import Spares, entering
 from ..hardware import settings
+from ..hardware.cpu import core_of
 from ..hardware.files import read_text, read_unsigned
 from ..hardware.roots import Roots
 from ..turn import NoData
 from .columns import put
 
 
-class SettingsMinute:
+class SettingsMinute(Spares):
     """Reads all settings anew each time: some seventy small files, and two for each frequency domain."""
 
     name = "settings_60s"
@@ -30,7 +32,7 @@ class SettingsMinute:
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData where none of them can be read."""
         found = (
-            of_cores(self._roots.sys)
+            of_cores(self._roots.sys, self._of_domain)
             | of_memory(self._roots)
             | of_devices(self._roots)
             | of_kernel(self._roots.proc / "sys")
@@ -41,13 +43,20 @@ class SettingsMinute:
             put(self._block, f"settings.{name}", 0, value)
         return (self._block,)
 
+    def _of_domain(self, file: Path) -> str | None:
+        core = core_of(file)
+        if self.is_spared(core):
+            return None
+        with entering(core, f"read {file.name}"):
+            return read_text(file)
 
-def of_cores(sys: Path) -> dict[str, float | None]:
+
+def of_cores(sys: Path, of_domain: Callable[[Path], str | None]) -> dict[str, float | None]:
     """Governor, energy preference, SMT, turbo, idle states, isolation, clock source."""
     cpu = sys / "devices/system/cpu"
     clocksource = sys / "devices/system/clocksource/clocksource0/current_clocksource"
-    governors = settings.domain_words(sys, "scaling_governor")
-    preferences = settings.domain_words(sys, "energy_performance_preference")
+    governors = settings.domain_words(sys, "scaling_governor", of_domain)
+    preferences = settings.domain_words(sys, "energy_performance_preference", of_domain)
     return {
         "cpu_governor_other_ratio": settings.share_of_others(governors, "performance"),
         "cpu_energy_preference_other_ratio": settings.share_of_others(preferences, "performance"),

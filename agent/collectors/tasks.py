@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
+from ..entering import Spares
 from ..hardware import tasks
 from ..hardware.files import KeptFile, names_in, read_unsigned
 from ..hardware.memory import parse_first_decimal
@@ -106,7 +107,7 @@ def hides_processes(processes: Iterable[Task]) -> bool:
     return all(task.number != 1 for task in processes)
 
 
-class BlockedTasks:
+class BlockedTasks(Spares):
     """Counts tasks in uninterruptible wait (D) and how long they are in it, from /proc.
 
     Of processes that hold a GPU every thread is looked at, of others the main one; of thousands of those a part
@@ -128,6 +129,9 @@ class BlockedTasks:
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData when /proc cannot be listed, or shows no process."""
+        if self.is_spared(tasks.PROC):
+            self._block.clear()
+            return (self._block,)
         try:
             processes = self._processes.read(self._is_urgent)
         except OSError as error:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import names_in, parse_unsigned, read_unsigned
+from .files import names_in, read_unsigned
 
 SECTOR_BYTES = 512  # the unit of diskstats, whatever the device's own
-_FIELDS_MIN = 11
-_FIELDS_MAX = 17  # what a later kernel may put behind them is not read
 #: Optical and floppy drives: they have a device, but no health that a gang depends on.
 _IGNORED = re.compile(r"(sr|fd)\d+$")
 
@@ -48,26 +46,6 @@ _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
-class DiskCounters:
-    """One line of /proc/diskstats since boot."""
-
-    reads: int
-    read_bytes: int
-    read_milliseconds: int
-    writes: int
-    written_bytes: int
-    write_milliseconds: int
-    inflight: int
-    busy_milliseconds: int
-    queue_milliseconds: int
-    discards: int | None = None  # since Linux 4.18
-    discarded_bytes: int | None = None
-    discard_milliseconds: int | None = None
-    flushes: int | None = None  # since Linux 5.5
-    flush_milliseconds: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Mount:
     """A mounted local filesystem."""
 
@@ -75,39 +53,6 @@ class Mount:
     source: str
     type: str
     read_only: bool  # the filesystem itself, not only this mount of it
-
-
-def parse_diskstats(data: bytes, names: Container[str]) -> dict[str, DiskCounters]:
-    """Return the named disks of /proc/diskstats. A line that is not whole is left out."""
-    disks: dict[str, DiskCounters] = {}
-    for line in data.split(b"\n"):
-        words = line.split(None, 3)
-        name = os.fsdecode(words[2]) if len(words) == 4 else ""
-        counters = _parse_counters(words[3]) if name in names else None
-        if counters:
-            disks[name] = counters
-    return disks
-
-
-def _parse_counters(text: bytes) -> DiskCounters | None:
-    words = text.split()[:_FIELDS_MAX]
-    fields = [n for n in map(parse_unsigned, words) if n is not None]
-    if len(fields) < max(_FIELDS_MIN, len(words)):
-        return None
-    has_discards, has_flushes = len(fields) >= 15, len(fields) == _FIELDS_MAX
-    sectors = (fields[2], fields[6], fields[13] if has_discards else 0)
-    if max(sectors) >= (1 << 64) // SECTOR_BYTES:
-        return None
-    read, written, discarded = (count * SECTOR_BYTES for count in sectors)
-    return DiskCounters(
-        fields[0], read, fields[3], fields[4], written, fields[7],
-        fields[8], fields[9], fields[10],
-        fields[11] if has_discards else None,
-        discarded if has_discards else None,
-        fields[14] if has_discards else None,
-        fields[15] if has_flushes else None,
-        fields[16] if has_flushes else None,
-    )  # fmt: skip
 
 
 def disks_with_backing(sys: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,22 +102,21 @@ class Bond:
 
 def read_bond(sys: Path, name: str) -> Bond:
     """Return what is known of the bond; what cannot be read is None or empty."""
-    folder = sys / "class/net" / name / "bonding"
-    names = (read_text(folder / "slaves") or "").split()[:SLAVES_MAX]
+    folder = f"{sys}/class/net/{name}/bonding"
+    names = (read_text(f"{folder}/slaves") or "").split()[:SLAVES_MAX]
     return Bond(
-        mode=(read_text(folder / "mode") or "").partition(" ")[0],
-        up=parse_mii_status(read_text(folder / "mii_status")),
-        active=read_text(folder / "active_slave") or "",
-        slaves=tuple(_slave(sys / "class/net" / slave, slave) for slave in names),
+        mode=(read_text(f"{folder}/mode") or "").partition(" ")[0],
+        up=parse_mii_status(read_text(f"{folder}/mii_status")),
+        active=read_text(f"{folder}/active_slave") or "",
+        slaves=tuple(_slave(f"{sys}/class/net/{slave}/bonding_slave", slave) for slave in names),
     )
 
 
-def _slave(folder: Path, name: str) -> Slave:
-    own = folder / "bonding_slave"
+def _slave(folder: str, name: str) -> Slave:
     return Slave(
         name,
-        parse_mii_status(read_text(own / "mii_status")),
-        read_unsigned(own / "link_failure_count"),
+        parse_mii_status(read_text(f"{folder}/mii_status")),
+        read_unsigned(f"{folder}/link_failure_count"),
     )
 
 
@@ -127,11 +125,3 @@ def parse_mii_status(text: str | None) -> bool | None:
     than the bonding driver has (drivers/net/bonding/bond_main.c, bond_slave_link_status)."""
     known = {"up": True, "going down": True, "down": False, "going back": False}
     return known.get(text or "")
-
-
-def interface_names(sys: Path) -> tuple[str, ...]:
-    """Return the names of all interfaces, in the order of the folder: cheap enough for each second."""
-    try:
-        return tuple(os.listdir(sys / "class/net"))
-    except OSError:
-        return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,13 +16,14 @@ KEPT_MAX = 64
 class NumberFiles:
     """Files that each hold one unsigned number."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], devices: Sequence[str] = ()) -> None:
+        """*devices*: for each path whose driver it enters (`ext.counterfiles`); none: no file enters any."""
         self._valid = bytearray(len(paths))
         self._cells = bytearray(8 * len(paths))
         self._numbers = memoryview(self._cells).cast("Q")
         self._files = CounterFiles([(self._cells, self._valid)], kept_max=KEPT_MAX)
         for index, path in enumerate(paths):
-            self._files.add_file(path)
+            self._files.add_file(path, device=devices[index] if devices else "")
             self._files.add_cell(index)
 
     def read(self) -> list[int | None]:
@@ -31,6 +33,15 @@ class NumberFiles:
             number if valid and number not in (BLANK_32, BLANK_64) else None
             for number, valid in zip(self._numbers, self._valid, strict=True)
         ]
+
+    @property
+    def denied_count(self) -> int:
+        """How many files this process has not been permitted to read, ever."""
+        return sum(error in (errno.EACCES, errno.EPERM) for _, error in self._files.refusals)
+
+    def spare(self, devices: frozenset[str]) -> None:
+        """Make no call for these devices: their files hold no number."""
+        self._files.spare(devices)
 
     def close(self) -> None:
         """Close the descriptors. No reading after this."""

@@ -95,13 +95,13 @@ def is_asleep(device: Path) -> bool:
     Asking it anything would wake it, and an agent that asks every ten seconds would keep it awake for ever.
     Neither file touches the device (Documentation/ABI/testing/sysfs-devices-power, sysfs-bus-pci).
     """
-    status = read_text(device / "power/runtime_status") or ""
+    status = read_text(f"{device}/power/runtime_status") or ""
     return status.startswith(("suspend", "resum")) or power_state(device) not in (None, "D0")
 
 
 def power_state(device: Path) -> str | None:
     """Return `D0`, `D3hot` and so on; None where the kernel does not know it, or is older than 5.11."""
-    word = read_text(device / "power_state")
+    word = read_text(f"{device}/power_state")
     return word if word in POWER_STATES else None
 
 

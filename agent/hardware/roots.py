@@ -18,6 +18,8 @@ class Roots:
     run: Path = Path("/run")
     #: A folder of the agent's own, for what a collector must remember over a restart; None: nothing is.
     state: Path | None = None
+    #: Whether a helper may read ranks in the environments of processes on GPUs (setting `read_ranks`).
+    reads_ranks: bool = False
 
     @property
     def is_this_machine(self) -> bool:

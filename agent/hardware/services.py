@@ -75,7 +75,7 @@ def is_installed(root: Path, service: Service) -> bool:
     """Say whether there is a unit file that an operator has not masked (a link to /dev/null)."""
     for unit in service.units:
         for folder in UNIT_FOLDERS:
-            path = root / folder / unit
+            path = f"{root}/{folder}/{unit}"
             if os.path.lexists(path):
                 if not _is_masked(path):
                     return True
@@ -83,7 +83,7 @@ def is_installed(root: Path, service: Service) -> bool:
     return False
 
 
-def _is_masked(path: Path) -> bool:
+def _is_masked(path: str) -> bool:
     try:
         return os.readlink(path) == "/dev/null"
     except OSError:
@@ -119,14 +119,13 @@ def processes_of_unit(sys: Path, service: Service) -> list[int] | None:
     """
     for unit in service.units:
         for tree in _CGROUP_TREES:
-            folder = sys / "fs/cgroup" / tree / "system.slice" / unit
-            found = parse_processes(read_bytes(folder / "cgroup.procs"))
-            if found or parse_populated(read_bytes(folder / "cgroup.events")):
+            folder = f"{sys}/fs/cgroup/{tree}/system.slice/{unit}"
+            found = parse_processes(read_bytes(f"{folder}/cgroup.procs"))
+            if found or parse_populated(read_bytes(f"{folder}/cgroup.events")):
                 return found
     return None
 
 
 def is_active(run: Path, service: Service) -> bool:
     """Say whether systemd holds a unit of the service to be active, also after it ran once and ended."""
-    units = run / "systemd/units"
-    return any(os.path.lexists(units / f"invocation:{unit}") for unit in service.units)
+    return any(os.path.lexists(f"{run}/systemd/units/invocation:{unit}") for unit in service.units)

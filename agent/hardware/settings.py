@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from .cpu import cores_in
@@ -61,10 +61,12 @@ def share_of_others(words: Iterable[str | None], wanted: str) -> float | None:
     return sum(word != wanted for word in known) / len(known) if known else None
 
 
-def domain_words(sys: Path, file: str) -> list[str | None]:
+def domain_words(
+    sys: Path, file: str, read: Callable[[Path], str | None] = read_text
+) -> list[str | None]:
     """Return what a file of each frequency domain says."""
     folder = sys / "devices/system/cpu/cpufreq"
-    return [read_text(folder / name / file) for name in names_in(folder) if "policy" in name]
+    return [read(folder / name / file) for name in names_in(folder) if "policy" in name]
 
 
 def turbo(sys: Path) -> int | None:

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from .files import READ, parse_unsigned
+from ...ext import place
+from .files import parse_unsigned, read_bytes
+
+#: By this name /proc is told to the place, and spared.
+PROC = "proc"
+_PROC = PROC.encode()
 
 #: `flags` of a thread of the kernel (include/linux/sched.h).
 _PF_KTHREAD = 0x00200000
@@ -127,17 +132,11 @@ class Processes:
 
 
 def _read(path: str) -> bytes:
-    """Return the start of a file; empty when it is gone. Half the cost of an open of pathlib's."""
-    try:
-        descriptor = os.open(path, READ)
-    except (OSError, ValueError):
-        return b""
-    try:
-        return os.read(descriptor, 4096)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
+    """Return the file; empty when it is gone. Each is told by itself: all of them may take long."""
+    place.enter(_PROC, b"read stat")
+    data = read_bytes(path) or b""
+    place.leave()
+    return data
 
 
 def holds(folder: Path, prefix: str, links_max: int) -> bool | None:
@@ -146,6 +145,14 @@ def holds(folder: Path, prefix: str, links_max: int) -> bool | None:
 
     Raises PermissionError when they are not shown.
     """
+    place.enter(_PROC, b"list fd")
+    try:
+        return _holds(folder, prefix, links_max)
+    finally:
+        place.leave()
+
+
+def _holds(folder: Path, prefix: str, links_max: int) -> bool | None:
     try:
         with os.scandir(folder / "fd") as entries:  # there may be a million
             names = [entry.name for entry in islice(entries, links_max)]

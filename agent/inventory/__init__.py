@@ -12,8 +12,8 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 from ..hardware.roots import Roots
@@ -27,11 +27,15 @@ NAME_CHARACTERS_MAX = 128
 VALUE_CHARACTERS_MAX = 1024
 #: Of the child's complaints, the end is kept.
 COMPLAINT_BYTES_MAX = 2048
+#: PCI addresses of GPUs that are not to be touched; None: all, and their driver.
+LeftOut = frozenset[str] | None
 #: A killed child that has not ended after this long sits in a driver, and is left behind.
 DEATH_SECONDS_MAX = 1.0
 
 #: Children that would not die. While one lives no other is started: it would only join it.
 _abandoned: list[subprocess.Popen[bytes]] = []
+#: The child that runs, with the GPUs that it leaves out.
+_running: tuple[subprocess.Popen[bytes], LeftOut] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +54,28 @@ class Inventory:
     devices: tuple[Device, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     words: str = ""
+    #: GPUs of which nobody was asked.
+    left_out: LeftOut = frozenset()
 
 
-def read(roots: Roots, seconds_max: float = 20.0) -> Inventory:
+def is_within(avoided: LeftOut, left_out: LeftOut) -> bool:
+    """Say whether who leaves *left_out* out touches none of *avoided*."""
+    return left_out is None or (avoided is not None and avoided <= left_out)
+
+
+def interrupt(avoided: LeftOut) -> None:
+    """End the child that runs, unless it leaves these GPUs out. For any thread; returns at once."""
+    if (running := _running) is not None and not is_within(avoided, running[1]):
+        running[0].kill()
+
+
+def read(
+    roots: Roots, seconds_max: float = 20.0, avoided: Callable[[], LeftOut] = frozenset
+) -> Inventory:
     """Run the child and return what it found. Never raises; returns within *seconds_max* and a second.
 
-    What the child printed before a driver held it fast is kept.
+    What the child printed before a driver held it fast is kept. *avoided*: GPUs that are not to be touched now. Of one
+    that becomes so meanwhile the child is ended, within `interrupt`, and its `words` say so.
     """
     _abandoned[:] = [child for child in _abandoned if child.poll() is None]
     if _abandoned:
@@ -66,14 +86,23 @@ def read(roots: Roots, seconds_max: float = 20.0) -> Inventory:
     command += ["--seconds", str(seconds_max / 2), "--until-stdin-ends"]
     if roots.nvml_library:
         command += ["--nvml", roots.nvml_library]
+    left_out = avoided()
+    command += ["--leave-out", "all" if left_out is None else ",".join(sorted(left_out))]
     try:
-        output, words = run_child(command, seconds_max)
+        output, words = run_child(command, seconds_max, left_out, avoided)
     except OSError as error:
         return Inventory(words=f"the inventory could not be started: {error}")
-    return parse(output, words)
+    if not is_within(avoided(), left_out):
+        words = "ended for GPUs that are let go of or left alone"
+    return replace(parse(output, words), left_out=left_out)
 
 
-def run_child(command: list[str], seconds_max: float) -> tuple[bytes, str]:
+def run_child(
+    command: list[str],
+    seconds_max: float,
+    left_out: LeftOut = None,
+    avoided: Callable[[], LeftOut] = frozenset,
+) -> tuple[bytes, str]:
     """Return the line that the command printed, and why it is not whole. Raises OSError at the start.
 
     The child is killed when it is late or says too much; when it does not die of that, it is abandoned.
@@ -87,10 +116,14 @@ def run_child(command: list[str], seconds_max: float) -> tuple[bytes, str]:
         start_new_session=True,
         bufsize=0,
     )
+    global _running
+    _running = child, left_out
+    interrupt(avoided())  # of what is avoided since it was asked, and before it could be seen
     assert child.stdin and child.stdout and child.stderr
     with child.stdin, child.stdout, child.stderr:
         output, complaint, words = _listen(child.stdout, child.stderr, seconds_max)
     _end(child)
+    _running = None
     if not words and not output.endswith(b"\n"):
         said = complaint.decode(errors="replace").strip().rpartition("\n")[2]
         words = f"the inventory ended without an answer: {said or 'it said nothing'}"

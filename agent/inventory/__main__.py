@@ -48,11 +48,16 @@ def main(arguments: list[str]) -> int:
         action="store_true",
         help="end when standard input does: the agent's end",
     )
+    parser.add_argument(
+        "--leave-out", default="", help="GPUs not to touch: PCI addresses with commas, or `all`"
+    )
     options = parser.parse_args(arguments)
     if options.until_stdin_ends:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     roots = Roots(options.sys, options.proc, options.nvml)
-    found, problems = look(SECTIONS, roots, options.seconds)
+    left_out = None if options.leave_out == "all" else _names(options.leave_out)
+    sections = SECTIONS | {"GPUs": lambda roots: gpus(roots, left_out)}
+    found, problems = look(sections, roots, options.seconds)
     answer = {
         "devices": [
             {"kind": d.kind, "key": d.key, "attributes": dict(d.attributes)} for d in found
@@ -63,6 +68,10 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write(json.dumps(answer, sort_keys=True) + "\n")
     sys.stdout.flush()
     return 0
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(filter(None, text.split(",")))
 
 
 def _end_with_stdin() -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable, Container, Iterator
+from functools import partial
 from typing import Any
 
-from ..hardware.nvml import driver_gpu_uuid, driver_gpus
+from ..hardware.nvml import driver_gpu_uuid, driver_gpus, pci_gpus
 from ..hardware.roots import Roots
-from . import Device
+from . import Device, LeftOut
 from .platform import fabric, platform
 
 #: More memory than a GPU has (1 PiB): NVML's all ones for "not available" is beyond.
@@ -42,12 +43,13 @@ _OEM, _ECC, _POWER = 0, 1, 2  # nvmlInforomObject_t
 Question = Callable[[], object]
 
 
-def gpus(roots: Roots) -> list[Device]:
+def gpus(roots: Roots, left_out: LeftOut = frozenset()) -> list[Device]:
     """Return the GPUs by UUID, their MIG devices and NVLinks; none without pynvml, the driver or a GPU.
 
-    Raises pynvml.NVMLError when the driver is there and refuses.
+    *left_out*: are not touched, nor are they in what is returned. Raises pynvml.NVMLError when the driver is there and
+    refuses.
     """
-    if not roots.is_this_machine and not roots.nvml_library:
+    if left_out is None or (not roots.is_this_machine and not roots.nvml_library):
         return []
     try:
         import pynvml
@@ -60,7 +62,7 @@ def gpus(roots: Roots) -> list[Device]:
         except OSError:
             return []
     try:
-        pynvml.nvmlInit()
+        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)
     except pynvml.NVMLError as error:
         if getattr(error, "value", None) in (
             pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
@@ -69,16 +71,28 @@ def gpus(roots: Roots) -> list[Device]:
             return []
         raise
     try:
-        found = list(_answering(pynvml))
+        found = list(_answering(pynvml, roots, left_out))
     finally:
         pynvml.nvmlShutdown()
-    return found + _silent(roots, {device.attributes.get("pci_address") for device in found})
+    seen = {device.attributes.get("pci_address") for device in found}
+    return found + _silent(roots, seen | left_out)
 
 
-def _answering(pynvml: Any) -> Iterator[Device]:
-    for index in range(min(GPUS_MAX, pynvml.nvmlDeviceGetCount())):
+def _handles(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[Question]:
+    """Yield what attaches each GPU, and no other: by its address; where nobody lists them, by index."""
+    listed = driver_gpus(roots.proc) or pci_gpus(roots.sys)
+    for address in listed[:GPUS_MAX]:
+        if address not in left_out:
+            yield partial(pynvml.nvmlDeviceGetHandleByPciBusId, address.encode())
+    if not listed and not left_out:
+        for index in range(min(GPUS_MAX, pynvml.nvmlDeviceGetCount())):
+            yield partial(pynvml.nvmlDeviceGetHandleByIndex, index)
+
+
+def _answering(pynvml: Any, roots: Roots, left_out: frozenset[str]) -> Iterator[Device]:
+    for attach in _handles(pynvml, roots, left_out):
         with contextlib.suppress(pynvml.NVMLError):  # one lost GPU must not cost the others
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            handle = attach()
             gpu = _gpu(pynvml, handle)
             yield gpu
             yield from _links(pynvml, handle, gpu.key)

@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from ..hardware.cpu import cpu_model, parse_stat
+from ...ext.hostfiles import CoreTimes, line_numbers
+from ..hardware.cpu import cpu_model
 from ..hardware.files import KeptFile, read_text
-from ..hardware.memory import parse_meminfo
 from ..hardware.roots import Roots
 
 
 def labels(roots: Roots) -> dict[str, str]:
     """Return hostname, kernel, os, cpu, memory and driver version; without those that are not known."""
     proc = roots.proc
-    stat = parse_stat(KeptFile(proc / "stat").read())
-    memory = parse_meminfo(KeptFile(proc / "meminfo").read(), b"MemTotal")[0]
+    cores = CoreTimes()
+    cores.take(KeptFile(proc / "stat").read())
+    (memory,) = line_numbers(KeptFile(proc / "meminfo").read(), (b"MemTotal:",))
     found = {
         "hostname": read_text(proc / "sys/kernel/hostname"),
         "kernel": read_text(proc / "sys/kernel/osrelease"),
         "cpu_model": cpu_model(proc),
-        "cpu_cores": str(len(stat.idle_by_core) or ""),
+        "cpu_cores": str(cores.count or ""),
         "memory_bytes": str(memory or ""),
         "nvidia_driver_version": read_text(roots.sys / "module/nvidia/version"),
         "os": _os_name() if roots.is_this_machine else "",

@@ -32,6 +32,7 @@ class Inventory:
     devices: Sequence[telemetry_pb2.Device]
     labels: dict[str, str]
     words: str = ""
+    left_out: frozenset[str] | None = frozenset()
 
 
 class SimulatedHost:
@@ -112,21 +113,19 @@ class SimulatedHost:
         self.spool.close()
 
 
-def _counts(host: SimulatedHost) -> dict[str, Callable[[], float | None]]:
-    """Return where the signals of `agent_1s` come from. CPU and memory are of a process that all
+def _counts(host: SimulatedHost) -> Callable[[], dict[str, float | None]]:
+    """Return what returns the signals of `agent_1s`. CPU and memory are of a process that all
     hosts share: they say nothing of one agent, and are missing."""
-    spool, events, client = host.spool, host.events, host.client
-    counts: dict[str, Callable[[], float | None]] = {s.name: _missing for s in TABLES["agent_1s"]}
-    return counts | {
-        "agent.spool_bytes": lambda: spool.bytes,
-        "agent.spool_dropped_frames": lambda: spool.dropped_frames,
-        "agent.spool_write_errors": lambda: spool.write_errors,
-        "agent.refused_frames": lambda: spool.refused_frames,
-        "agent.unacknowledged_frames": lambda: spool.unacknowledged_frames,
-        "agent.reconnects_count": lambda: client.reconnects,
-        "agent.dropped_events": lambda: events.dropped_events,
-    }
-
-
-def _missing() -> None:
-    return None
+    missing: dict[str, float | None] = dict.fromkeys(s.name for s in TABLES["agent_1s"])
+    return lambda: (
+        missing
+        | {
+            "agent.spool_bytes": host.spool.bytes,
+            "agent.spool_dropped_frames": host.spool.dropped_frames,
+            "agent.spool_write_errors": host.spool.write_errors,
+            "agent.refused_frames": host.spool.refused_frames,
+            "agent.unacknowledged_frames": host.spool.unacknowledged_frames,
+            "agent.reconnects_count": host.client.reconnects,
+            "agent.dropped_events": host.events.dropped_events,
+        }
+    )

@@ -61,7 +61,7 @@ class Runner:
                 host.send(now_ns, wall_ns, blocks, events)
         return self._begin_ns + (self._done + 1) * SECOND_NS
 
-    def run(self, stop: threading.Event, wait: Callable[[int], None]) -> None:
+    def run(self, stop: threading.Event, wait: Callable[[int], object]) -> None:
         """Tick until *stop* is set. *wait* returns at the boot time it is given (ns), or earlier
         when it has set *stop*."""
         while not stop.is_set():
@@ -74,7 +74,7 @@ def run(
     folder: Path,
     clock: Clock,
     stop: threading.Event,
-    wait: Callable[[int], None],
+    wait: Callable[[int], object],
 ) -> None:
     """Run *fleet* against *aggregator* until *stop* is set; spools are under *folder*/HOST.
 

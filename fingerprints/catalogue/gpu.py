@@ -151,4 +151,9 @@ SIGNALS = (
     Signal(1237, "gpu.sram_unique_uncorrected_errors", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts.entries.count, summed", "lost data in those places", on_change=True),
     Signal(1238, "gpu.sram_unique_parity_count", Kind.COUNTER, Pace.TEN_SECONDS, "nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts.entries.isParity, summed", "those of the places whose loss was found by parity", on_change=True),
     Signal(1290, "gpu.lost", Kind.EVENT, Pace.EVENT, "NVML_ERROR_GPU_IS_LOST", "a GPU fell off the bus, or came back: attribute `state` is `lost` or `back`"),
+    Signal(2320, "gpu.driver_updating_state", Kind.STATE, Pace.SECOND, "agent: NVML_ERROR_LIB_RM_VERSION_MISMATCH", "1: library and driver are of different versions, a driver is being updated; the GPU cannot be asked, and is not lost", on_change=True),
+    Signal(2321, "gpu.driver_calls_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "calls into the driver that this agent has made on the GPU, of all its samplers"),
+    Signal(2322, "gpu.driver_calls_left_out_count", Kind.COUNTER, Pace.TEN_SECONDS, "agent", "calls that were left out, because there had been as many as a GPU is asked at most", on_change=True),
+    Signal(2324, "gpu.driver_calls_capped", Kind.EVENT, Pace.EVENT, "agent", "the agent would ask the GPU more often than it may, and leaves calls out; told once"),
+    Signal(2325, "gpu.driver_binding", Kind.EVENT, Pace.EVENT, "nvmlSystemEventSetWait, where the driver has it", "the driver is being taken off the GPU, which the agent lets go of, or has been put onto it; `state` says which"),
 )

@@ -65,7 +65,8 @@ class Signal:
 
     `signal_id` is given once and never again, also when a signal retires (the ids travel in frames).
     `width_bits` is where the hardware's counter ends; `sticks` says that it then stays there.
-    `on_change` signals travel when one of their device's changes, and whole every 60 s.
+    `on_change` signals travel when one of their device's changes, and whole every 60 s. A signal whose
+    reader is not that of its device's other ones stands in a table `apart`.
     """
 
     signal_id: int
@@ -77,6 +78,7 @@ class Signal:
     width_bits: int = 64
     sticks: bool = False
     on_change: bool = False
+    apart: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.signal_id < 65536:
@@ -103,5 +105,6 @@ class Signal:
     @property
     def table(self) -> str:
         """The frame and DuckDB table it travels in: (device kind, pace), on-change ones apart."""
+        apart = f"_{self.apart}" if self.apart else ""
         suffix = "_changes" if self.on_change else ""
-        return f"{self.device_kind}_{self.pace}{suffix}"
+        return f"{self.device_kind}_{self.pace}{apart}{suffix}"

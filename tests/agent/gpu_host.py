@@ -8,11 +8,13 @@ from typing import TypeVar
 
 import pytest
 
+from gangline.agent.collectors import gpu_session
 from gangline.agent.collectors.gpu import GpuMinute, GpuSecond, GpuTenSeconds
 from gangline.agent.collectors.gpu_lane import GpuLane
 from gangline.agent.hardware.roots import Roots
 from gangline.agent.listening import Teller
-from gangline.agent.turn import Turn, take_turn
+from gangline.agent.turn import Collector, Turn, take_turn
+from gangline.ext import nvml
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import BY_ID
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
@@ -54,11 +56,21 @@ class GpuHost:
         )
         self.roots.proc.mkdir()
         self.clock = HandedClock()
+        self.begin()
         self.events: list[HealthEvent] = []
         self.teller = Teller(self.clock, self, lambda: None)
         self._scenario = folder / "scenario"
         self._lanes: list[GpuLane] = []
         self._monkeypatch = monkeypatch
+
+    def begin(self, *, anew: bool = True) -> None:
+        """Have the lanes that are made from now on begin as in a process of their own. *anew*: the agent's first."""
+        if anew:
+            nvml.forget_accounts()
+        nvml.cap(0)
+        gpu_session._SESSIONS.pop(self.roots, None)
+        self.session = gpu_session.session_of(self.roots)
+        self.session.clock = self.clock
 
     def put(self, event: HealthEvent) -> None:
         """Take an event, as the agent's queue does."""
@@ -97,18 +109,20 @@ class GpuHost:
         self._lanes.append(lane)
         return lane
 
-    def turn(self, lane: GpuLane) -> Turn:
-        """Take a turn, a second after the one before."""
+    def turn(self, lane: Collector, turns: int = 1) -> Turn:
+        """Take so many turns, each a second after the one before, and return the last."""
+        for _ in range(turns - 1):
+            self.turn(lane)
         self.clock.now_ns += SECOND
         return take_turn(lane, self.clock)
 
-    def read(self, lane: GpuLane) -> dict[str, dict[str, float | int | None]]:
+    def read(self, lane: Collector) -> dict[str, dict[str, float | int | None]]:
         """Take a turn and return GPU -> column -> value."""
         return read(self.turn(lane).blocks)
 
     def close(self) -> None:
         for lane in self._lanes:
-            lane.release()
+            lane._session.close()
 
 
 def read(blocks: Iterable[Block]) -> dict[str, dict[str, float | int | None]]:

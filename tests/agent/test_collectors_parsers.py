@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from gangline.agent.collectors.disk import values_of
 from gangline.agent.hardware import block_devices, cpu, memory, pci
 from gangline.agent.hardware.files import (
     KEY_BYTES_MAX,
@@ -19,6 +20,7 @@ from gangline.agent.hardware.files import (
     read_text,
 )
 from gangline.agent.hardware.power import EnergyMeter
+from gangline.ext.hostfiles import CoreTimes, HostTimes, diskstats, line_numbers, pressure
 from gangline.fingerprints.counters import BLANK_32
 
 U64_MAX = (1 << 64) - 1
@@ -34,20 +36,18 @@ TEXTS = st.lists(st.sampled_from(WORDS) | st.binary(max_size=8), max_size=40).ma
 @given(TEXTS)
 def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
     """A kernel of another version writes other lines; what is not understood is missing."""
-    stat = cpu.parse_stat(data)
-    numbers = (stat.context_switches, stat.runnable, stat.blocked, stat.interrupts, stat.softirqs)
-    for number in numbers:
+    times = CoreTimes()
+    for number in times.take(data)[-5:]:
         assert number is None or 0 <= number <= U64_MAX
-    for value in memory.parse_meminfo(data, b"MemTotal", b"some"):
+    for value in line_numbers(data, (b"MemTotal:", b"some")):
         assert value is None or value >= 0
-    pressure = memory.parse_pressure(data)
-    for share in (pressure.some_ratio, pressure.full_ratio):
+    for share in pressure(data)[:2]:
         assert share is None or 0 <= share <= 1
     load = memory.parse_first_decimal(data)
     assert load is None or 0 <= load < float("inf")
     memory.parse_vmstat(data, b"oom_kill")
-    for disk in block_devices.parse_diskstats(data, {"vda"}).values():
-        assert max(disk.read_bytes, disk.written_bytes, disk.inflight) <= U64_MAX
+    for counts in diskstats(data, {b"vda": "vda"}).values():
+        assert all(value is None or 0 <= value <= U64_MAX for value in values_of(counts))
     for mount in block_devices.parse_mountinfo(data):
         assert mount.point.startswith("/") and mount.type in block_devices.LOCAL_FILESYSTEMS
 
@@ -111,32 +111,56 @@ def test_lists_of_cores() -> None:
             cpu.parse_cpu_list(text)
 
 
-def stat(user: int, idle: int, iowait: int, *cores: int) -> cpu.Stat:
+def shares(*texts: bytes) -> HostTimes:
+    """Return what the last of these texts of /proc/stat says, taken one after another."""
+    times = CoreTimes(0.05)
+    return [times.take(text) for text in texts][-1]
+
+
+def stat(user: int, idle: int, iowait: int, *cores: int) -> bytes:
     lines = [f"cpu  {user} 0 0 {idle} {iowait} 0 0 0 0 0"]
     lines += [f"cpu{i} 0 0 0 {ticks} 0 0 0 0" for i, ticks in enumerate(cores)]
-    return cpu.parse_stat("\n".join(lines).encode())
+    return "\n".join(lines).encode()
 
 
 def test_shares_of_time() -> None:
     """A data loader pinned to one of four cores: the mean says 25 % busy, the busiest core 100 %."""
-    shares = cpu.shares_of_time(stat(100, 900, 0, 0, 0, 0, 0), stat(200, 1200, 0, 100, 0, 100, 100))
-    assert (shares.user, shares.idle, shares.busiest_core) == (0.25, 0.75, 1.0)
+    found = shares(stat(100, 900, 0, 0, 0, 0, 0), stat(200, 1200, 0, 100, 0, 100, 100))
+    assert (found.user, found.idle, found.busiest_core) == (0.25, 0.75, 1.0)
 
 
 def test_shares_are_missing_rather_than_wrong() -> None:
     """The first turn, no time between turns, a core taken offline, an iowait that fell."""
-    assert cpu.shares_of_time(None, stat(1, 1, 1, 1)) == cpu.Shares()
-    assert cpu.shares_of_time(stat(1, 1, 1, 1), stat(1, 1, 1, 1)) == cpu.Shares()
-    assert cpu.shares_of_time(cpu.parse_stat(b""), stat(1, 1, 1, 1)) == cpu.Shares()
-    assert cpu.shares_of_time(stat(0, 0, 0, 0, 0), stat(5, 5, 0, 5)).busiest_core is None
-    assert cpu.shares_of_time(stat(0, 0, 9, 0), stat(5, 5, 0, 5)).iowait == 0
+    nothing = (None,) * 14
+    assert shares(stat(1, 1, 1, 1)) == nothing
+    assert shares(stat(1, 1, 1, 1), stat(1, 1, 1, 1)) == nothing
+    assert shares(b"", stat(1, 1, 1, 1)) == nothing
+    assert shares(stat(0, 0, 0, 0, 0), stat(5, 5, 0, 5)).busiest_core is None
+    assert shares(stat(0, 0, 9, 0), stat(5, 5, 0, 5)).iowait == 0
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 1 << 40)] * 8), min_size=2, max_size=2))
+def test_shares_add_up(ticks: list[tuple[int, ...]]) -> None:
+    """A share of interrupts counted twice made a host busy by 104 %."""
+    low = [min(pair) for pair in zip(*ticks, strict=True)]
+    high = [max(pair) for pair in zip(*ticks, strict=True)]
+    texts = [f"cpu  {' '.join(map(str, each))} 0 0\n".encode() for each in (low, high)]
+    found = shares(*texts)
+    parts = (found.user, found.system, found.idle, found.iowait, found.steal)
+    passed = sum(high) - sum(low)
+    if not passed:
+        assert parts == (None,) * 5
+        return
+    assert sum(part or 0 for part in parts) == pytest.approx(1)
+    assert found.user == pytest.approx((high[0] + high[1] - low[0] - low[1]) / passed)
+    assert found.interrupt == pytest.approx((high[5] + high[6] - low[5] - low[6]) / passed)
 
 
 def test_meminfo_and_vmstat() -> None:
     """Huge pages are counted, the rest is kB; a name is a whole word."""
     data = b"MemTotal:   100 kB\nHugePages_Free:  7\nDirty: 3 MB\nFree: x kB\n"
-    names = (b"MemTotal", b"HugePages_Free", b"Dirty", b"Free", b"Total", b"Gone")
-    assert memory.parse_meminfo(data, *names) == [102400, 7, None, None, None, None]
+    names = (b"MemTotal:", b"HugePages_Free:", b"Dirty:", b"Free:", b"Total:", b"Gone:")
+    assert line_numbers(data, names) == [102400, 7, None, None, None, None]
     assert memory.parse_vmstat(b"a_oom_kill 4\noom_kill 3\n", b"oom_kill") == 3
     assert memory.parse_vmstat(b"oom_kill 5", b"oom_kill") == 5
     assert memory.parse_vmstat(b"oom_killer 5\n", b"oom_kill") is None
@@ -145,8 +169,10 @@ def test_meminfo_and_vmstat() -> None:
 def test_pressure() -> None:
     """avg10 in percent; a kernel without `full` for the cpu; a share above 100 % is none."""
     text = b"some avg10=1.84 avg60=0.94 avg300=0.24 total=4498343\n"
-    assert memory.parse_pressure(text) == memory.Pressure(0.0184, None, 4498343, None)
-    assert memory.parse_pressure(b"some avg10=101.00\nfull avg10=nan\n").some_ratio is None
+    share, *rest = pressure(text)
+    assert share == pytest.approx(0.0184)
+    assert rest == [None, 4498343, None]
+    assert pressure(b"some avg10=101.00\nfull avg10=nan\n") == (None,) * 4
 
 
 def test_diskstats_of_an_old_and_a_new_kernel() -> None:
@@ -154,11 +180,11 @@ def test_diskstats_of_an_old_and_a_new_kernel() -> None:
     old = b"   8  0 sda 1 2 3 4 5 6 7 8 9 10 11\n"
     new = b" 259  0 nvme0n1 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n"
     torn = b"   8 16 sdb 1 2 3 4\n"
-    disks = block_devices.parse_diskstats(old + new + torn, {"sda", "sdb", "nvme0n1"})
+    disks = diskstats(old + new + torn, {b"sda": "a", b"sdb": "b", b"nvme0n1": "n"})
     eleven = (1, 3 * 512, 4, 5, 7 * 512, 8, 9, 10, 11)
-    assert disks["sda"] == block_devices.DiskCounters(*eleven)
-    assert disks["nvme0n1"] == block_devices.DiskCounters(*eleven, 12, 14 * 512, 15, 16, 17)
-    assert "sdb" not in disks
+    assert values_of(disks["a"]) == (*eleven, *[None] * 5)
+    assert values_of(disks["n"]) == (*eleven, 12, 14 * 512, 15, 16, 17)
+    assert "b" not in disks
 
 
 def test_mounts_that_are_asked_and_those_that_may_hang() -> None:

@@ -18,12 +18,13 @@ from gangline.agent.collectors.edac import edac_10s
 from gangline.agent.collectors.host import HostTenSeconds
 from gangline.agent.collectors.numa import NumaTenSeconds
 from gangline.agent.collectors.settings import SettingsMinute
-from gangline.agent.hardware import clock, cpu, edac, settings
+from gangline.agent.hardware import clock, edac, settings
 from gangline.agent.hardware.numa import hugepage_pools
 from gangline.agent.hardware.power import chips, sensors
 from gangline.agent.hardware.roots import Roots
 from gangline.agent.turn import Collector, Outcome, take_turn
 from gangline.ext import adjtimex
+from gangline.ext.hostfiles import CoreTimes
 from gangline.fingerprints.catalogue import TABLES
 from tests import hosts
 from tests.hosts.reading import StoppedClock, rows_of
@@ -114,22 +115,20 @@ def test_a_node_whose_one_core_is_full(tmp_path: Path) -> None:
 
 def test_the_busiest_core_is_named() -> None:
     """`Some core is full`: which one decides whether it is the loader's or the NIC's."""
-    before = cpu.parse_stat(stat(*[(0, 0, 0, 0)] * 4).encode())
-    now = cpu.parse_stat(stat((0, 0, 100, 0), (3, 0, 97, 0), (98, 0, 2, 0), (96, 0, 4, 0)).encode())
-    shares = cpu.shares_of_time(before, now)
+    times = CoreTimes(0.05)
+    times.take(stat(*[(0, 0, 0, 0)] * 4).encode())
+    now = stat((0, 0, 100, 0), (3, 0, 97, 0), (98, 0, 2, 0), (96, 0, 4, 0))
+    shares = times.take(now.encode())
     assert (shares.busiest_core, shares.busiest_core_number) == (0.98, 2)
     assert shares.saturated_cores == 2
 
 
 def test_a_step_back_of_the_kernels_times_is_no_share() -> None:
     """iowait and idle may fall a little (proc(5)); user time that falls is another boot's: nothing is known."""
-    line = b"cpu 50 0 10 100 20 0 0 0 0 0\n"
-    old = cpu.parse_stat(line).times
-    fell = cpu.parse_stat(b"cpu 60 0 20 100 19 0 0 0 0 0\n").times
-    other = cpu.parse_stat(b"cpu 1 0 1 200 30 0 0 0 0 0\n").times
-    assert old and fell and other
-    assert cpu.shares_between(old, fell).user == 0.5
-    assert cpu.shares_between(old, other) == cpu.Shares()
+    times = CoreTimes()
+    times.take(b"cpu 50 0 10 100 20 0 0 0 0 0\n")
+    assert times.take(b"cpu 60 0 20 100 19 0 0 0 0 0\n").user == 0.5
+    assert times.take(b"cpu 1 0 1 200 30 0 0 0 0 0\n").user is None
 
 
 def test_throttle_counts_of_threads_are_not_added_up(tmp_path: Path) -> None:
@@ -404,7 +403,11 @@ STATS = st.lists(
 @given(STATS, STATS)
 def test_any_two_texts_give_shares_or_nothing(before: bytes, now: bytes) -> None:
     """Lines of a hostile /proc/stat: shares between 0 and 1, or missing; never an exception."""
-    shares = cpu.shares_of_time(cpu.parse_stat(before), cpu.parse_stat(now))
+    times = CoreTimes(0.05)
+    times.take(before)
+    shares = times.take(now)
+    for core in times.shares().values():
+        assert all(share is None or 0 <= share <= 1 for share in core)
     values = [
         shares.user,
         shares.system,
@@ -413,14 +416,8 @@ def test_any_two_texts_give_shares_or_nothing(before: bytes, now: bytes) -> None
         shares.iowait,
         shares.steal,
     ]
-    for share in (*values, shares.busiest_core, shares.busy):
+    for share in (*values, shares.busiest_core):
         assert share is None or 0 <= share <= 1
-    cores = cpu.parse_core_times(before)
-    for number, times in cpu.parse_core_times(now).items():
-        assert 0 <= number < 1 << 64
-        if number in cores:
-            share = cpu.shares_between(cores[number], times).busy
-            assert share is None or 0 <= share <= 1
 
 
 NAMES = st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1, max_size=12)

@@ -148,6 +148,7 @@ _NUMBER_FILES = (
     "core_throttle_count",
     "package_throttle_count",
     "package_throttle_total_time_ms",
+    "energy_uj",
 )
 
 

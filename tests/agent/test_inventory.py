@@ -338,10 +338,11 @@ def test_gpus_by_nvidias_own_binding(
 ) -> None:
     """Eight GPUs, one of them lost: seven answer, the eighth is listed by what the kernel knows."""
     devices = gpus(8)
-    devices[2].lines.append("error nvmlDeviceGetHandleByIndex_v2 15")
+    devices[2].lines.append("error nvmlDeviceGetHandleByPciBusId_v2 15")
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     Scenario(tmp_path / "scenario", devices)
-    (tmp_path / "proc/driver/nvidia/gpus" / devices[2].address).mkdir(parents=True)
+    for gpu in devices:
+        (tmp_path / "proc/driver/nvidia/gpus" / gpu.address).mkdir(parents=True)
     found = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library))
     assert found.words == ""
     told = of_kind(found, "gpu")
@@ -366,6 +367,69 @@ def test_a_driver_that_hangs_costs_the_gpus_only(
     found = inventory.parse(*inventory.run_child(command, 20.0))
     assert found.words == "GPUs: no answer within 0.5 s"
     assert set(of_kind(found, "disk")) == {"vda"}
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_gpu_that_is_not_to_be_touched_is_not(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    """A GPU had fallen off the bus and was left alone; every ten minutes, and at each start, the inventory's child
+    opened it, hung, and stood in the way of its reset."""
+    devices = gpus(3)
+    for call in ("ByPciBusId_v2", "ByIndex_v2"):
+        devices[1].lines.append(f"block nvmlDeviceGetHandle{call} file {tmp_path / 'never'}")
+    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+    Scenario(tmp_path / "scenario", devices)
+    for gpu in devices if listed else ():
+        (tmp_path / "proc/driver/nvidia/gpus" / gpu.address).mkdir(parents=True)
+    roots = Roots(tmp_path / "sys", tmp_path / "proc", library)
+    left_out = frozenset((devices[1].address,))
+    found = inventory.read(roots, 10, lambda: left_out)
+    assert (found.words, found.left_out) == ("", left_out)
+    known = {devices[0].uuid, devices[2].uuid} if listed else set[str]()
+    assert of_kind(found, "gpu").keys() == known
+
+
+def test_when_all_are_let_go_of_the_library_is_not_even_loaded(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`nvmlInit` opens the driver's control node, and an unload of the driver failed for it."""
+    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+    Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags file {tmp_path / 'never'}")
+    found = inventory.read(Roots(tmp_path / "sys", tmp_path / "proc", library), 10, lambda: None)
+    assert (found.words, found.left_out, of_kind(found, "gpu")) == ("", None, {})
+
+
+@pytest.mark.parametrize("seen", ["at once", "while it runs"])
+def test_a_child_that_has_a_gpu_is_ended_for_its_release(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str
+) -> None:
+    """`release` came while the child was asking that GPU, which was let go of some seconds later or never."""
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+    Scenario(tmp_path / "scenario", host=f"block nvmlInitWithFlags fifo {fifo}")
+    roots = Roots(tmp_path / "sys", tmp_path / "proc", library)
+    avoided: list[inventory.LeftOut] = [frozenset()]
+    if seen == "at once":  # between its being asked for and its being there
+        answers = iter([frozenset[str]()])
+        found = inventory.read(roots, 60, lambda: next(answers, None))
+    else:
+        done: list[inventory.Inventory] = []
+        thread = threading.Thread(
+            target=lambda: done.append(inventory.read(roots, 60, lambda: avoided[0]))
+        )
+        thread.start()
+        held = os.open(fifo, os.O_WRONLY)  # returns once the child is in the driver
+        inventory.interrupt(frozenset())
+        assert thread.is_alive(), "it touches nothing that is let go of"
+        avoided[0] = frozenset(("0000:1b:00.0",))
+        inventory.interrupt(avoided[0])
+        thread.join(GUARD_SECONDS)
+        os.close(held)
+        (found,) = done
+    assert found.words == "ended for GPUs that are let go of or left alone"
+    assert inventory._running is None
 
 
 def test_nvml_addresses_are_written_as_sysfs_does() -> None:

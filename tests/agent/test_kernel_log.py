@@ -684,9 +684,9 @@ CLOSED = """
 import os, sys
 from gangline.agent.collectors.kernel_log import KernelLog
 from gangline.agent.hardware.roots import Roots
-from gangline.agent.kernel_log.driver import Decoder
+from gangline.agent.kernel_log import driver, follow, position, stamps
 from gangline.agent.turn import Blind
-Decoder(str)  # who leaves root may not read its own library any more
+driver.Decoder(str)  # who leaves root may not read its own library any more
 os.setgid(65534); os.setuid(65534)
 try:
     KernelLog(Roots()).collect()

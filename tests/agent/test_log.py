@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
+import threading
 
 import pytest
 from hypothesis import given
@@ -42,11 +44,91 @@ def test_different_causes_do_not_hold_each_other_back() -> None:
     assert once.filter(record("a"))
 
 
-def test_causes_without_end_take_no_memory_without_end() -> None:
+def test_causes_without_end_are_told_as_one() -> None:
+    """A library put a counter in its error's words, and each line was a cause of its own."""
+    now = [0.0]
+    once = log.OncePerMinute(lambda: now[0])
+    made = [record("a", cause=f"cause {number}") for number in range(10 * log.CAUSES_MAX)]
+    passed = [each.__dict__["cause"] for each in made if once.filter(each)]
+    assert passed == [*(f"cause {number}" for number in range(log.CAUSES_MAX)), log.OTHERS]
+    assert len(once._seen) <= log.CAUSES_MAX + 1
+    now[0] = log.REPEAT_SECONDS_MIN
+    again = record("a", cause="cause 7")
+    assert once.filter(again) and again.__dict__["repeated"] == 0
+    fresh = record("a", cause="one more")
+    assert once.filter(fresh) and fresh.__dict__["cause"] == "one more"
+
+
+def test_what_a_forgotten_cause_kept_back_is_not_lost() -> None:
+    now = [0.0]
+    once = log.OncePerMinute(lambda: now[0])
+    for _ in range(5):
+        once.filter(record("a", cause="rare"))
+    now[0] = log.REPEAT_SECONDS_MIN
+    told = [record("a", cause=f"cause {number}") for number in range(log.CAUSES_MAX + 1)]
+    for each in told:
+        once.filter(each)
+    others = [each for each in told if each.__dict__["cause"] == log.OTHERS]
+    assert [each.__dict__["repeated"] for each in others] == [4]
+
+
+def test_many_threads_may_speak_at_once() -> None:
+    """The client's thread logged while the loop did; a changed dict ended the loop's tick."""
     once = log.OncePerMinute(lambda: 0.0)
-    for number in range(10 * log.CAUSES_MAX):
-        assert once.filter(record("a", cause=f"cause {number}"))
-    assert len(once._seen) == log.CAUSES_MAX
+    passed: list[bool] = []
+
+    def speak(name: str) -> None:
+        for number in range(500):
+            passed.append(once.filter(record("a", cause=f"{name} {number}")))
+
+    threads = [threading.Thread(target=speak, args=(str(n),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(passed) == 2000
+    assert sum(passed) == log.CAUSES_MAX + 1
+
+
+SECRET = "hunter2-hunter2"  # what no log may ever show
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"token={SECRET}",
+        f"--set api_key = '{SECRET}'",
+        f'{{"client_secret": "{SECRET}", "a": 1}}',
+        f"GANGLINE_PASSWORD: {SECRET}",
+        f"Authorization: Bearer {SECRET}",
+        f"https://operator:{SECRET}@metrics.cluster/push refused",
+        f"aggregator = 'operator:{SECRET}@10.0.0.5:7600': expected host:port",
+        f"exit 1: {SECRET}, of the environment",
+    ],
+)
+def test_no_secret_in_any_line(words: str) -> None:
+    """A proxy's password stood in an error's words, and in the journal of ten thousand hosts."""
+    environment = {"GANGLINE_PUSH_TOKEN": SECRET, "HOME": "/root", "TOKEN": "1"}
+    try:
+        raise OSError(words)
+    except OSError:
+        made = record(words.replace("%", "%%"), exc_info=sys.exc_info())
+    line = log.Line(environment).format(made)
+    assert SECRET not in line
+    assert log.HIDDEN in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "aggregator 'nowhere': expected HOST:PORT, such as 127.0.0.1:7600",
+        "collector gpu_1s: hung nvmlDeviceGetFieldValues of 0000:9b:00.0 for 3.1 s",
+        "/var/lib/gangline/spool is held by process 17: stop that agent",
+        "no answer: basic health check",
+    ],
+)
+def test_words_without_a_secret_stay_as_they_are(words: str) -> None:
+    assert log.redacted(words, log.secrets_of({"TOKEN": "1", "HOME": "/var"})) == words
 
 
 @given(st.text())

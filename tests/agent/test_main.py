@@ -12,8 +12,10 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -21,7 +23,8 @@ import pytest
 from gangline import cli
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.config import AgentConfig
-from gangline.agent.main import Broken, collectors_of
+from gangline.agent.early import Broken, collectors_of
+from gangline.agent.main import check
 from gangline.agent.spool.spool import Spool
 from gangline.agent.turn import Outcome, take_turn
 from gangline.fingerprints import frames
@@ -30,6 +33,7 @@ from gangline.fingerprints.settings import SettingsError
 from gangline.fingerprints.wire import telemetry_pb2, telemetry_pb2_grpc
 from tests.processes import GUARD_SECONDS, Process, free_port, until
 
+SECRET = "hunter2-hunter2"  # what nobody may ever be shown
 #: What the daemon must never load; h2 and protobuf are all that it may.
 HEAVY = {
     "asyncio", "duckdb", "email", "grpc", "importlib.metadata", "multiprocessing", "numpy",
@@ -44,6 +48,7 @@ def agent(folder: Path, *arguments: str, module: str = "gangline.cli") -> Proces
     command += ["--set", f"spool_folder={folder / 'spool'}"]
     command += ["--set", f"events_folder={folder / 'events'}"]
     command += ["--set", f"state_folder={folder / 'state'}"]
+    command += ["--set", "spool_head_folder="]  # what was sampled is on the disk at once
     return Process([*command, *arguments], folder / "log", module)
 
 
@@ -116,9 +121,11 @@ def test_an_agent_without_an_aggregator_samples_spools_and_ends_when_asked(tmp_p
     assert sequences == list(range(1, len(kept) + 1))
     tables = {block.table for frame in kept for block in frame.blocks}
     assert {"host_1s", "host_10s", "collector_1s", "agent_1s"} <= tables
+    # What a sampler sent late has a frame of its own; the second's own are those with the agent's signals.
+    ticks = [f for f in kept if any(block.table == "agent_1s" for block in f.blocks)]
     gaps = {
         round((b.stamp.boottime_ns - a.stamp.boottime_ns) / 1e8)
-        for a, b in itertools.pairwise(kept)
+        for a, b in itertools.pairwise(ticks)
     }
     assert min(gaps, default=10) >= 5  # on the grid: late on a busy machine, never a burst
 
@@ -235,6 +242,30 @@ def test_where_the_aggregator_is_comes_from_the_environment_last_of_all(
     assert "'192.0.2.2:1' is not on loopback" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--aggregator", f"operator:{SECRET}@10.0.0.5:7600"],
+        ["--set", f"host=token={SECRET}!"],
+        ["--set", f"push_token={SECRET}"],
+        ["--config", "agent.toml"],
+    ],
+)
+def test_no_secret_in_what_is_said_of_a_wrong_setting(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+) -> None:
+    """A password that stood where an address belongs was in the journal of each host a minute later."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.toml").write_text(f'push_password = "{SECRET}"')
+    assert cli.main(["agent", *arguments]) == cli.USAGE
+    error = capfd.readouterr().err
+    assert "gangline agent: " in error
+    assert SECRET not in error
+
+
 def test_settings_are_listed_without_a_start(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["agent", "--help-settings"]) == cli.OK
     assert 'aggregator = "127.0.0.1:7600"' in capsys.readouterr().out
@@ -262,6 +293,22 @@ def test_collectors_are_switched_off_by_name_or_by_kind() -> None:
     }
     with pytest.raises(SettingsError, match="collectors_off: no 'gp'; there are: host_1s"):
         collectors_of(AgentConfig(collectors_off=("gp",)))
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"host": ""}, ""),
+        ({"collectors_off": ("gp",)}, "collectors_off: no 'gp'"),
+        ({"aggregator": "192.0.2.1:1"}, "is not on loopback"),
+        ({"enforcing": ("nothing",)}, "enforcing: .*nothing"),
+        ({"enforcing": ("nothing",), "policy_file": "/etc/gangline/policy.toml"}, ""),
+    ],
+)
+def test_what_a_reload_looks_at_before_it_ends_the_run(setting: dict[str, Any], words: str) -> None:
+    """What only the wiring finds wrong would have been found after the end of the run that was well."""
+    with pytest.raises(SettingsError, match=words) if words else nullcontext():
+        check(replace(AgentConfig(), **setting))
 
 
 def test_a_collector_that_cannot_be_made_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,4 +366,77 @@ def test_the_daemon_is_light_when_it_runs(tmp_path: Path) -> None:
     )
     loaded = set(json.loads(out.stdout))
     assert "gangline.agent.transport.client" in loaded
+    assert not loaded & HEAVY
+    assert not loaded & {"gangline.agent.local.exposition", "gangline.agent.local.metrics"}
+    assert not loaded & {"_hashlib", "_ssl"}  # libcrypto: a megabyte
+
+
+ONE_NURSERY = """
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from gangline.agent import early, main
+from gangline.agent.clock import SystemClock
+from gangline.agent.config import AgentConfig
+folder = Path(sys.argv[1])
+config = AgentConfig(
+    aggregator="127.0.0.1:9", spool_folder=folder / "spool", events_folder=folder / "events",
+    state_folder=folder / "state", run_folder=str(folder / "run"),
+)
+began = early.begin(config, SystemClock())
+pid = began.nursery.pid
+with ExitStack() as stack:
+    main.build(config, SystemClock(), stack, early=began).tick()
+    print(pid > 0, began.nursery.pid == pid)
+print(began.nursery.pid)
+"""
+
+
+def test_the_nursery_that_was_forked_early_is_the_one_that_forks_samplers(tmp_path: Path) -> None:
+    """A second one, of the whole daemon, would do all the same, and cost what the first was to save."""
+    out = subprocess.run(
+        [sys.executable, "-c", ONE_NURSERY, str(tmp_path)],
+        check=True, capture_output=True, text=True, cwd=tmp_path, timeout=GUARD_SECONDS,
+    )  # fmt: skip
+    assert out.stdout.split() == ["True", "True", "0"]
+
+
+FORKED = """
+import sys
+from gangline.agent.commands import agent
+from gangline.agent import early
+from gangline.agent.config import AgentConfig
+collectors = early.collectors_of(AgentConfig())
+assert not [each for each in collectors if isinstance(each, early.Broken)]
+print(*sys.modules)
+"""
+#: Of the daemon alone.
+NOT_BEFORE_THE_FORK = (
+    "daemon",
+    "framing",
+    "local.server",
+    "main",
+    "policy",
+    "spool.spool",
+    "transport",
+)
+
+
+def test_what_only_the_daemon_needs_is_imported_after_the_fork(tmp_path: Path) -> None:
+    """Every page of it that the daemon wrote to was copied, and stayed in its four forks as it had been: 3 MB."""
+    out = subprocess.run(
+        [sys.executable, "-c", FORKED], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    loaded = set(out.stdout.split())
+    assert "gangline.agent.sampler.loop" in loaded and "gangline.agent.collectors.gpu" in loaded
+    late = {f"gangline.agent.{name}" for name in NOT_BEFORE_THE_FORK}
+    late |= {
+        "gangline.fingerprints.policy",
+        "gangline.fingerprints.xid",
+        "_hashlib",
+        "h2",
+        "random",
+    }
+    late |= {"gangline.agent.kernel_log.incidents", "gangline.agent.sampler.supervisor", "hpack"}
+    assert not loaded & late, sorted(loaded & late)
     assert not loaded & HEAVY

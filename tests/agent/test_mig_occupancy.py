@@ -69,7 +69,7 @@ class Host:
 def host(tmp_path: Path, library: str) -> Iterator[Host]:
     made = Host(tmp_path, library)
     yield made
-    made.mig.release()
+    made.mig._session.close()
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
 
 
@@ -186,7 +186,7 @@ def test_a_driver_without_the_function_costs_the_shares_alone(tmp_path: Path, pl
     older.turn()
     assert older.turn() == {1: None}
     assert (older.outcome, older.words) == (Outcome.OK, "")
-    older.mig.release()
+    older.mig._session.close()
 
 
 def test_letting_go_frees_the_samples_and_begins_anew(host: Host, play: Play, library: str) -> None:
@@ -194,6 +194,6 @@ def test_letting_go_frees_the_samples_and_begins_anew(host: Host, play: Play, li
     play([hopper(), instance(1)])
     host.turn()
     assert host.turn() == {1: IDLE}
-    assert host.mig.release()
+    host.mig._session.close()
     assert ctypes.CDLL(library).fake_nvml_gpm_samples() == 0
     assert [host.turn(), host.turn()] == [{1: None}, {1: IDLE}]

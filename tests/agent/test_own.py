@@ -13,18 +13,18 @@ from gangline.fingerprints.catalogue import TABLES
 
 def test_a_signal_of_the_agent_without_a_value_is_found_at_the_start() -> None:
     """A signal was added to the catalogue and stood empty on every host for a release."""
-    counts = {signal.name: lambda: 1.0 for signal in TABLES["agent_1s"]}
-    Own([], counts)
+    counts = {signal.name: 1.0 for signal in TABLES["agent_1s"]}
+    Own([], lambda: counts)
     del counts["agent.cpu_seconds"]
     with pytest.raises(ValueError, match=r"no value, or no such signal: agent\.cpu_seconds"):
-        Own([], counts)
+        Own([], lambda: counts)
 
 
 def test_a_value_that_is_not_to_be_had_is_missing_and_not_what_it_was() -> None:
     """/proc was hidden from the agent after its start; its memory must not stand still as if known."""
-    memory: list[float | None] = [5.0, None]
-    counts = {signal.name: lambda: 1.0 for signal in TABLES["agent_1s"]}
-    own = Own([], counts | {"agent.memory_bytes": lambda: memory.pop(0)})
+    memory: list[float | None] = [4.0, 5.0, None]
+    counts = {signal.name: 1.0 for signal in TABLES["agent_1s"]}
+    own = Own([], lambda: counts | {"agent.memory_bytes": memory.pop(0)})
     column = [signal.name for signal in TABLES["agent_1s"]].index("agent.memory_bytes")
     assert [list(own.blocks()[1].values(0))[column][1] for _ in range(2)] == [5.0, None]
 

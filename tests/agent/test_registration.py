@@ -34,6 +34,7 @@ class Found:
     devices: list[Gpu]
     labels: dict[str, str] = field(default_factory=lambda: {"kernel": "6.1"})
     words: str = ""
+    left_out: frozenset[str] | None = frozenset()
 
 
 class Counted:
@@ -128,3 +129,27 @@ def test_the_version_is_that_of_the_installed_package() -> None:
     from importlib.metadata import version as installed
 
     assert version() == installed("gangline")
+
+
+def test_of_a_gpu_that_was_left_out_stands_what_was_known() -> None:
+    """One GPU was released for a repair: at the aggregator it lost its name, its links and its place in the rack."""
+    made = Counted()
+    gpus = [
+        Gpu("GPU-a", attributes={"pci_address": "0000:1b:00.0", "minor_number": "0"}),
+        Gpu("GPU-b", attributes={"pci_address": "0000:1c:00.0", "minor_number": "1"}),
+        Gpu("GPU-b/link0", "nvlink", {"gpu": "GPU-b"}),
+        Gpu("0000:1c:00.0", "pcie", {"pci_address": "0000:1c:00.0"}),
+    ]
+    made.found = Found(gpus)
+    made.collector.collect()
+    assert made.registration.nodes() == {"nvidia0": "0000:1b:00.0", "nvidia1": "0000:1c:00.0"}
+    before = sorted(made.keys())
+    made.found = Found([gpus[0], gpus[3]], left_out=frozenset(("0000:1c:00.0",)))
+    made.collector.collect()
+    assert sorted(made.keys()) == before
+    made.found = Found([gpus[3]], left_out=None)
+    made.collector.collect()
+    assert sorted(made.keys()) == before
+    made.found = Found([gpus[0], gpus[3]])
+    made.collector.collect()
+    assert made.keys() == ["GPU-a", "0000:1c:00.0"], "it is gone"

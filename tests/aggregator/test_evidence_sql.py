@@ -17,6 +17,7 @@ from gangline.aggregator.judgement.rules import (
     fabric,
     gpu,
     host,
+    jobs,
     kernel,
     memory,
     nvlink,
@@ -35,7 +36,7 @@ from tests.aggregator.faults import FAULTS
 from tests.aggregator.world import CLOCK_HERTZ, LIMIT_WATTS, Host, World, gpu_of, throttle
 
 GPUS = 2
-MODULES = (agent, clock, fabric, gpu, host, kernel, memory, nvlink, parts, pcie, xid)
+MODULES = (agent, clock, fabric, gpu, host, jobs, kernel, memory, nvlink, parts, pcie, xid)
 RULES = {r.name for m in MODULES for r in vars(m).values() if isinstance(r, Rule)}
 RULES |= {kind.rule.name for kind in kernel.KINDS.values()} | {kernel.DRIVER_EVENT.rule.name}
 RULES |= {fault.rule for fault in FAULTS}
@@ -158,6 +159,7 @@ TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
     ("gpu.unseen", _never_seen),
     ("gpu.lost", _set("gpu_1s", "", lost_state=1)),
     ("gpu.recovery_action", _set("gpu_1s", "", recovery_action_state=1)),
+    ("gpu.held_by_the_dead", _set("gpu_job_1s_changes", "", dead_count=2, dead_memory_bytes=6e10)),
     ("gpu.ecc_burst", _grow("gpu_1s_changes", "", ecc_corrected_volatile_errors=40)),
     ("gpu.ecc_uncorrected", _set("gpu_1s_changes", "", ecc_uncorrected_volatile_errors=2)),
     ("gpu.remap_pending", _set("gpu_10s_changes", "", remap_pending_state=1)),
@@ -178,10 +180,13 @@ TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
     ("host.memory_pressure", _set("host_1s", "host", pressure_memory_full_ratio=0.5)),
     ("filesystem.read_only", _set("filesystem_60s", "/", read_only_state=1)),
     ("filesystem.full", _set("filesystem_60s", "/", available_bytes=1e8)),
+    ("device.hung", _set("probe_1s", "gpu 0000:00:00.0", state=2, hung_seconds=9.5)),
+    ("driver.hung", _set("probe_1s", "gpu", state=3, hung_seconds=9.5)),
     ("collector.hung", _set("collector_1s", "gpu_1s", outcome_state=4)),
     ("collector.failed", _set("collector_1s", "host_1s", outcome_state=3)),
     ("counter.saturated", _set("rdma_10s_changes", "mlx5_0/1", buffer_overrun_errors=15)),
     ("data.lost", _set("agent_1s", "agent", spool_dropped_frames=120)),
+    ("host.barred", _set("agent_1s", "agent", barring_findings_count=1)),
     ("finding", _finding),
     ("host.silent", _silent),
 ]  # fmt: skip

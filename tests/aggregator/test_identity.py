@@ -256,6 +256,33 @@ def test_an_older_and_a_newer_dictionary_side_by_side(lab: Any, make_agent: Any)
     ]
 
 
+def test_a_dictionary_that_grows_in_mid_stream(lab: Any, make_agent: Any) -> None:
+    """A GPU fell off, or a driver came: the agent registers again, and its stream was ended for it."""
+    new = wire.SignalDefinition(
+        signal_id=60_000, name="gpu.quantum_flux_ratio", kind="gauge", width_bits=64, table="gpu_1s"
+    )
+    agent = make_agent(signals=dictionary())
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as one:
+            await one.send(agent.message(1))
+            before = one.metadata
+            agent.signals.append(new)
+            await one.register()
+            assert one.metadata == before
+            flux = Block("gpu_1s", ["GPU-0"], [60_000])
+            flux.put_float(0, 0, 0.5)
+            await one.send(
+                wire.TelemetryBatch(sequence=2, frame=agent.frame(2, [flux])), agent.message(3)
+            )
+            assert one.durable == {1, 2, 3}
+
+    asyncio.run(way())
+    assert lab.rows("SELECT signal, value FROM readings.by_name") == [
+        ("gpu.quantum_flux_ratio", 0.5)
+    ]
+
+
 LIMITS: list[tuple[dict[str, Any], str]] = [
     ({"protocol_version": 9}, "protocol_version: 9; this aggregator speaks 1 to 2"),
     ({"node": ""}, "node: ''"),

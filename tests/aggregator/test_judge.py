@@ -15,6 +15,7 @@ from gangline.aggregator.judgement.rules import clock as rules_clock
 from gangline.aggregator.judgement.rules import fabric as rules_fabric
 from gangline.aggregator.judgement.rules import gpu as rules_gpu
 from gangline.aggregator.judgement.rules import host as rules_host
+from gangline.aggregator.judgement.rules import jobs as rules_jobs
 from gangline.aggregator.judgement.rules import kernel as rules_kernel
 from gangline.aggregator.judgement.rules import memory as rules_memory
 from gangline.aggregator.judgement.rules import nvlink as rules_nvlink
@@ -235,11 +236,17 @@ def test_a_snapshot_of_another_epoch_is_not_built_upon() -> None:
 
 def test_every_rule_of_the_house_is_judged_by() -> None:
     """A rule written and forgotten finds nothing for ever."""
-    for module in (rules_agent, rules_clock, rules_fabric, rules_gpu, rules_host, rules_kernel,
-                   rules_memory, rules_nvlink, rules_parts, rules_pcie, rules_xid):  # fmt: skip
+    for module in (rules_agent, rules_clock, rules_fabric, rules_gpu, rules_host, rules_jobs,
+                   rules_kernel, rules_memory, rules_nvlink, rules_parts, rules_pcie, rules_xid):  # fmt: skip
         for name, thing in vars(module).items():
             returns = getattr(thing, "__annotations__", {}).get("return")
-            if returns == "Iterator[Symptom]" and name != "silent_hosts" and name[0] != "_":
+            its_own = getattr(thing, "__module__", "") == module.__name__
+            if (
+                its_own
+                and returns == "Iterator[Symptom]"
+                and name != "silent_hosts"
+                and name[0] != "_"
+            ):
                 assert thing in judging.RULES, name
 
 

@@ -106,3 +106,21 @@ def test_a_host_that_invents_devices_costs_bounded_memory(monkeypatch: pytest.Mo
     latest.update(batch([reading(1.0, 1, devices=100), reading(2.0, 2, "b", devices=3)]))
     assert len(values(latest)) == 73
     assert values(latest)["b", "G2"] == 2.0
+
+
+def test_of_devices_that_come_and_go_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes on GPUs: after a thousand of them the operators' file showed those of last month, and no new one."""
+    monkeypatch.setattr(latest_module, "DEVICES_PER_HOST_MAX", 4)
+    latest = Latest()
+    for second in range(1, 8):
+        block = Block("gpu_1s", [f"P{second + n}" for n in range(3)])
+        for row in range(3):
+            block.put_float(0, row, second + row / 10)
+        latest.update(
+            batch([frame_of(block, second, boottime_ns=second), reading(0.5, second, "b")])
+        )
+    said = values(latest)
+    assert said.pop(("b", "G0")) == 0.5
+    assert said == {("a", "P6"): 6.0, ("a", "P7"): 7.0, ("a", "P8"): 7.1, ("a", "P9"): 7.2}
+    latest.update(batch([reading(9.0, 1)]))  # backlog pushes nobody out
+    assert set(values(latest)) == {*said, ("b", "G0")}

@@ -64,8 +64,16 @@ def test_every_event_of_the_catalogue_is_thought_of() -> None:
     """An event that the agent tells and nobody judges is a line in a table at 3 a.m."""
     told = {signal.name for signal in SIGNALS if signal.kind is Kind.EVENT}
     elsewhere = {"collector.outcome", "gpu.xid", "nvswitch.sxid"}
-    left_to_readings = {"net.link_message"}
-    assert told == ENDINGS.keys() | elsewhere | left_to_readings
+    left_to_readings = {"net.link_message", "probe.hung", "probe.answered"}
+    left_to_readings |= {"probe.driver_hung", "probe.driver_answered", "gpu.driver_calls_capped"}
+    no_trouble = {
+        "gpu.process",
+        "gpu.told_anew",
+        "gpu.allocation",
+        "gpu.released",
+        "gpu.driver_binding",
+    }
+    assert told == ENDINGS.keys() | elsewhere | left_to_readings | no_trouble
     assert {name for name, _ in kernel.KINDS} | {"gpu.driver_event"} == ENDINGS.keys()
 
 

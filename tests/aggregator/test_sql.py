@@ -37,7 +37,8 @@ def store(lab: Any, until: Any) -> Path:
                 wall_time_ns=time.time_ns(),
                 boottime_ns=time.time_ns() - agent.agent.booted_ns,
             )
-            request = wire.ReportEventsRequest(events=[xid])
+            events = [xid, *_who_runs(agent.agent.booted_ns)]
+            request = wire.ReportEventsRequest(events=events)
             await agent.stub.ReportEvents(request, metadata=agent.metadata)
             now_ns = time.time_ns()
             Findings(aggregator.fleet).find("host-1", "clock.offset", "off", now_ns, expires=False)
@@ -45,6 +46,24 @@ def store(lab: Any, until: Any) -> Path:
 
     asyncio.run(way())
     return Path(lab.folder)
+
+
+def _who_runs(booted_ns: int) -> list[wire.HealthEvent]:
+    """Return a process of a job, and a pod that holds a GPU."""
+    job = {"state": "running", "source": "slurm", "job_id": "123", "rank": "3", "world_size": "16"}
+    pod = {"state": "held", "namespace": "ml", "pod": "trainer-0", "container": "main"}
+    return [
+        wire.HealthEvent(
+            event_id=f"/{name}",
+            device_kind="gpu",
+            device="GPU-0",
+            name=name,
+            wall_time_ns=time.time_ns(),
+            boottime_ns=time.time_ns() - booted_ns,
+            attributes=attributes,
+        )
+        for name, attributes in (("gpu.process", job), ("gpu.allocation", pod))
+    ]
 
 
 def _unhealthy(snapshot: Any) -> bool:
@@ -62,6 +81,10 @@ OPS = [
     ("FROM ops.findings", "still_so", True),
     ("FROM ops.faults", "code", 79),
     ("FROM ops.gpu_history('GPU-0')", "power_watts", 1.0),
+    ("FROM ops.jobs", "job", "123"),
+    ("FROM ops.job(123)", "rank", 3),
+    ("FROM ops.gpu_processes", "source", "slurm"),
+    ("FROM ops.gpu_allocations", "other_processes_count", 1),
     ("FROM ops.changed_last_hour", "host", "host-1"),
     ("FROM latest.gpu_1s WHERE device = 'GPU-1'", "power_watts", 2.0),
     ("SELECT ops.severity('UNHEALTHY') AS worst", "worst", 1),

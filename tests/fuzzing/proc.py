@@ -8,6 +8,7 @@ from gangline.agent.hardware import block_devices, cpu, lustre, memory, nfs, nvm
 from gangline.agent.hardware.files import KEY_BYTES_MAX, device_key, parse_unsigned
 from gangline.agent.hardware.nvidia_capabilities import parse_is_administrator, parse_minor
 from gangline.agent.inventory.links import parse_vlans
+from gangline.ext.hostfiles import CoreTimes, diskstats, line_numbers, pressure
 from tests.fuzzing.damage import ACCEPTED, REFUSED, check, damaged, outcome, text
 
 STAT = (
@@ -70,14 +71,13 @@ VLANS = (
 
 def fuzz_stat(source: random.Random) -> str:
     """/proc/stat, twice: shares between 0 and 1 whatever the two readings were."""
-    before, now = cpu.parse_stat(damaged(STAT, source)), cpu.parse_stat(damaged(STAT, source))
-    check(cpu.shares_of_time(before, now))
-    data = damaged(STAT, source)
-    cores = cpu.parse_core_times(data)
-    for core, times in cpu.parse_core_times(STAT).items():
-        if core in cores:
-            check(cpu.shares_between(times, cores[core]))
-    return ACCEPTED if now.times and now.idle_by_core else REFUSED
+    times = CoreTimes(0.05)
+    times.take(damaged(STAT, source))
+    now = times.take(damaged(STAT, source))
+    for share in (*now[:7], *(each for core in times.shares().values() for each in core)):
+        assert share is None or 0 <= share <= 1, share
+    assert len(times.cores) == times.count
+    return ACCEPTED if now.user is not None and times.count else REFUSED
 
 
 def fuzz_cpu_list(source: random.Random) -> str:
@@ -96,7 +96,7 @@ def fuzz_cpu_list(source: random.Random) -> str:
 def fuzz_meminfo(source: random.Random) -> str:
     """Bytes where the unit is kB, pages where there is none, else nothing."""
     return outcome(
-        memory.parse_meminfo(damaged(MEMINFO, source), b"MemTotal", b"HugePages_Free", b"Dirty")
+        line_numbers(damaged(MEMINFO, source), (b"MemTotal:", b"HugePages_Free:", b"Dirty:"))
     )
 
 
@@ -107,7 +107,7 @@ def fuzz_vmstat(source: random.Random) -> str:
 
 def fuzz_pressure(source: random.Random) -> str:
     """Ratios within 0 and 1."""
-    return outcome(memory.parse_pressure(damaged(PRESSURE, source)))
+    return outcome(pressure(damaged(PRESSURE, source)))
 
 
 def fuzz_decimals(source: random.Random) -> str:
@@ -123,8 +123,9 @@ def fuzz_diskstats(source: random.Random) -> str:
     lines = DISKSTATS.split(b"\n")
     at = source.randrange(len(DISKS))
     lines[at] = damaged(lines[at], source).replace(b"\n", b" ")
-    found = block_devices.parse_diskstats(b"\n".join(lines), DISKS)
-    whole = block_devices.parse_diskstats(DISKSTATS, DISKS)
+    names = {name.encode(): name for name in DISKS}
+    found = diskstats(b"\n".join(lines), names)
+    whole = diskstats(DISKSTATS, names)
     rest = [name for name in DISKS if name != DISKS[at] and name.encode() not in lines[at]]
     assert all(found[name] == whole[name] for name in rest)
     return outcome(found.get(DISKS[at]))

@@ -7,21 +7,23 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
 
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.clock import ClockTenSeconds
 from gangline.agent.collectors.disk import Filesystems
-from gangline.agent.collectors.gpu_fast import PERIOD_NS, GpuFast, Sampler
+from gangline.agent.collectors.gpu_fast import PERIOD_NS, GpuFast
+from gangline.agent.collectors.gpu_session import Session
 from gangline.agent.collectors.nvme import NvmeSmart
 from gangline.agent.hardware.roots import Roots
 from gangline.agent.turn import Collector, Outcome, Turn, take_turn
+from gangline.ext import nvml
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import BY_ID
 from tests.fake_nvml.build import build
 from tests.fake_nvml.parts_scenario import (
     BLACKWELL,
     host_lines,
+    process,
     with_c2c,
     with_fabric,
     with_gpm,
@@ -81,6 +83,7 @@ def read_host(host: HostFolder) -> dict[str, object]:
     played = gpus_of(host)
     scenario = Scenario(host.root / "scenario", played, host=host_lines(played))
     os.environ["GANGLINE_FAKE_NVML"] = str(scenario.path)
+    nvml.forget_accounts()  # of the host before
     roots = (
         replace(host.roots, nvml_library=str(build(host.root / "nvml"))) if played else host.roots
     )
@@ -99,19 +102,10 @@ def read_host(host: HostFolder) -> dict[str, object]:
 
 
 def let_go(collectors: Iterable[Collector]) -> None:
-    """Let each that has NVML open close it: a library stays loaded as long as anybody in the process uses one."""
-    for collector in collectors:
-        if isinstance(collector, FastByHand):
-            collector.close_sampler()
-        elif isinstance(collector, Releasing):
-            collector.release()
-
-
-@runtime_checkable
-class Releasing(Protocol):
-    """A collector that can let go of the GPUs."""
-
-    def release(self) -> bool: ...
+    """Have NVML closed if it is open: a library stays loaded as long as anybody in the process uses one."""
+    for session in {getattr(collector, "_session", None) for collector in collectors}:
+        if isinstance(session, Session):
+            session.close()
 
 
 def gpus_of(host: HostFolder) -> list[Gpu]:
@@ -122,19 +116,28 @@ def gpus_of(host: HostFolder) -> list[Gpu]:
     return [PARTS[host.name](gpu, number) for number, gpu in enumerate(made)]
 
 
+def _held_by(gpu: Gpu, pid: int) -> Gpu:
+    """Let a process of the folder hold *gpu*."""
+    gpu.lines.append(process(pid))
+    return gpu
+
+
 def _h100(gpu: Gpu, number: int) -> Gpu:
+    gpu = _held_by(gpu, 4242) if number == 0 else gpu
     return with_gpm(with_links(gpu, 18))
 
 
 def _h200(gpu: Gpu, number: int) -> Gpu:
     """The last one is split into MIG instances."""
     gpu.name = "NVIDIA H200"
+    gpu = _held_by(gpu, 20_000 + 100 * number)
     return with_mig(with_gpm(gpu)) if number == 7 else with_links(with_gpm(gpu), 18)
 
 
 def _gb200(gpu: Gpu, number: int) -> Gpu:
     """The fabric says that the third one's bandwidth is degraded (health mask, nvml.h: bits 0-1 are 1)."""
     gpu.name = "NVIDIA GB200"
+    gpu = _held_by(gpu, 5000 if number < 2 else 5100)
     health = 0xA9 if number == 2 else 0xAA
     return with_fabric(with_c2c(with_links(with_gpm(gpu), 18, BLACKWELL), 5), health=health)
 
@@ -148,20 +151,19 @@ PARTS: dict[str, Callable[[Gpu, int], Gpu]] = {
 
 
 class FastByHand(GpuFast):
-    """The fast lane without its thread: a turn takes the samples of a second, and then sums them up."""
+    """The fast lane without a sampler's rest: a turn takes the samples of a second, and then sums them up."""
+
+    _sampled_ns = 0
 
     def collect(self) -> Sequence[Block]:
         """Return the summary. Raises NoData where there is no NVML."""
-        self._clock = StoppedClock()
-        self._sampler = self._sampler or Sampler(self._roots)
-        for number in range(8):
-            self._sampler.sample(self._told_ns + PERIOD_NS * (1 + number))
+        if self.samples is None:
+            super().collect()
+        for _ in range(8):
+            self._sampled_ns += PERIOD_NS
+            if self.samples is not None:
+                self.samples.ring.sample(self._sampled_ns)
         return super().collect()
-
-    def close_sampler(self) -> None:
-        """Let go of the GPUs."""
-        if self._sampler:
-            self._sampler.close()
 
 
 def as_document(turns: list[Turn]) -> dict[str, object]:

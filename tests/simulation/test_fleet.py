@@ -60,7 +60,7 @@ def test_frames_come_back_as_they_went() -> None:
 def test_a_second_of_a_host_is_a_small_frame() -> None:
     """The first frame carries everything, the rest what moved; neither may near the limit."""
     sizes = [len(data) for data in encoded(1, 1, 20)]
-    assert max(sizes) < frames.FRAME_BYTES_MAX / 10
+    assert max(sizes) < frames.FRAME_BYTES_MAX / 8
 
 
 def test_devices_have_what_the_judge_and_the_operator_look_for() -> None:
@@ -95,7 +95,8 @@ def test_collectors_have_the_names_of_real_ones() -> None:
     tables = {
         table.removesuffix("_changes") for table, rows in TABLES.items() if _is_simulated(rows)
     }
-    assert set(parts.COLLECTORS) == tables - {"collector_1s"}
+    # Nothing hangs there, and `gpu_1s_probe` is the supervisor's.
+    assert set(parts.COLLECTORS) == tables - {"collector_1s", "gpu_1s_probe"}
 
 
 def _is_simulated(rows: Sequence[Signal]) -> bool:

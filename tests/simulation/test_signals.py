@@ -32,12 +32,15 @@ KINDS_ABSENT = {
     "bond": "one management interface",
     "c2c": "no Grace CPU",
     "cpu": "cores are modelled all together",
+    "gpu_job": "processes are counted, not modelled",
     "gpu_process": "processes are counted, not modelled",
     "hugepages": "none reserved",
+    "kubelet": "no Kubernetes",
     "lustre": "no network file system",
     "lustre_target": "no network file system",
     "mig": "GPUs are whole",
     "nfs": "no network file system",
+    "probe": "nothing hangs that is not sampled by a process",
     "service": "services are not modelled",
     "settings": "settings are not modelled",
     "tasks": "tasks are not modelled",
@@ -71,6 +74,7 @@ READ_AND_ABSENT = {
     "bond.*": KINDS_ABSENT["bond"],
     "c2c.*": KINDS_ABSENT["c2c"],
     "gpu.retirement_pending_state": "before Ampere",
+    "gpu_job.*": KINDS_ABSENT["gpu_job"],
     "gpu_fabric.*_recovery_state": "Hopper's fabric has no health",
     "gpu_fabric.route_unhealthy_state": "Hopper's fabric has no health",
     "gpu_fabric.degraded_bandwidth_state": "Hopper's fabric has no health",
@@ -78,6 +82,7 @@ READ_AND_ABSENT = {
     "nic.fec_uncorrectable_errors": "a Broadcom adapter's; rules read the link's",
     "nvlink.link_recovery_*": "NVLink 5",
     "nvlink.effective_bit_error_ratio": "NVLink 5",
+    "probe.*": KINDS_ABSENT["probe"],
 }
 
 

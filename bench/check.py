@@ -1,0 +1,100 @@
+"""`gangline check` against the bare start of an interpreter, many times in turn: it runs in every prolog."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gangline.agent.commands import check
+from gangline.agent.local import verdict
+
+from .measure import Result
+
+RUNS = 80
+#: What everybody's prolog pays for a script of one line.
+BARE = ("/usr/bin/python3", "-c", "pass")
+
+
+#: What pip writes for the command.
+SCRIPT = """#!{python}
+import sys
+from gangline.cli import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+def run(seed: int) -> list[Result]:
+    """Start each in turn, RUNS times; return the medians: installed as from a wheel, and from this tree."""
+    with tempfile.TemporaryDirectory() as folder:
+        where = Path(folder)
+        _show(where)
+        tree = Path(sys.executable).with_name("gangline")
+        arguments = ("check", "--run-folder", folder)
+        taken = _in_turn(
+            {
+                "installed": (str(_installed(where / "installed")), *arguments),
+                "tree": (str(tree), *arguments),
+                "pass": (sys.executable, "-c", "pass"),
+                "bare": BARE,
+            }
+        )
+    peer, bare = " ".join(BARE), 1000 * taken["bare"]
+    floor = f"of it {1000 * taken['pass']:.1f} ms are this tree's own `python -c pass`"
+    return [
+        Result("gangline check, installed", 1000 * taken["installed"], "ms", peer, bare, "<= 3"),
+        Result("gangline check, editable tree", 1000 * taken["tree"], "ms", peer, bare, floor),
+    ]
+
+
+def _installed(folder: Path) -> Path:
+    """Make an environment that holds this package as a wheel would leave it; return its command."""
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "gangline").symlink_to(Path(__file__).parent.parent)
+    command = folder / "bin" / "gangline"
+    command.write_text(SCRIPT.format(python=python))
+    command.chmod(0o755)
+    return command
+
+
+def _show(folder: Path) -> None:
+    """Write the status of a host on which something stands."""
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    found = {
+        **dict.fromkeys(verdict.FINDING_TEXTS, "a text of some length"),
+        "since_ns": now_ns,
+        "confirmed_ns": now_ns,
+        "count": 1,
+        "enforceable": True,
+    }
+    shown = {
+        **dict.fromkeys(("host", "agent_version", "policy", "boot_id"), "gpu-017"),
+        "format": verdict.FORMAT,
+        "boottime_ns": now_ns,
+        "enforcing": ["xid79"],
+        "permit": None,
+        "notes": [],
+        "findings": [found] * 4,
+        "left_out": 0,
+    }
+    (folder / "status.json").write_text(json.dumps({**shown, "boot_id": check.boot_id()}))
+
+
+def _in_turn(commands: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Return the median seconds of each; in turn, so that what else runs here meets all alike."""
+    taken: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(RUNS):
+        for name, command in commands.items():
+            begin = time.perf_counter()
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+            taken[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(each) for name, each in taken.items()}

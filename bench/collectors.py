@@ -1,0 +1,72 @@
+"""What the collectors of files cost, cold: each takes a turn once a second, asleep in between.
+
+On the folder host of `agent_cost`. CPU time of the thread alone, the median over the turns; against one pass of
+`ext.counterfiles` over the same files, which is C without a line of Python between two reads.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gangline.ext.counterfiles import CounterFiles
+
+from .folder_host import collectors_of_files, files_of, make_host
+from .measure import Result
+
+TURNS = 20
+PACES = ("1s", "10s", "60s")
+
+
+def bare_pass(paths: set[str]) -> Callable[[], object]:
+    """Return a pass over files that each hold a number, or not."""
+    cells, valid = bytearray(8 * len(paths)), bytearray(len(paths))
+    files = CounterFiles([(cells, valid)], kept_max=len(paths))
+    for index, path in enumerate(sorted(paths)):
+        files.add_file(path)
+        files.add_cell(index)
+    return files.read
+
+
+def cold_microseconds(turns: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the median CPU time of a turn of each, all taking their turns at each full second."""
+    spent: dict[str, list[float]] = {name: [] for name in turns}
+    for _ in range(TURNS):
+        time.sleep(1 - time.monotonic() % 1)
+        for name, turn in turns.items():
+            begin = time.thread_time_ns()
+            turn()
+            spent[name].append((time.thread_time_ns() - begin) / 1e3)
+    return {name: statistics.median(each[2:]) for name, each in spent.items()}
+
+
+def run(seed: int) -> list[Result]:
+    """Measure; the host is the same for every *seed*."""
+    del seed
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # as the agent does
+    with tempfile.TemporaryDirectory() as name:
+        roots = make_host(Path(name))
+        files = {pace: files_of(roots, pace) for pace in PACES}
+        # One after the other: in the same second the one would find the caches warmed by the other.
+        found = cold_microseconds({pace: bare_pass(paths) for pace, paths in files.items()})
+        found |= cold_microseconds(
+            {name: made.collect for name, made in collectors_of_files(roots).items()}
+        )
+    return [_result(pace, found) for pace in PACES]
+
+
+def _result(pace: str, found: dict[str, float]) -> Result:
+    own = {name: value for name, value in found.items() if name.endswith(f"_{pace}")}
+    words = ", ".join(
+        f"{name.removesuffix(f'_{pace}')} {value:.0f}"
+        for name, value in sorted(own.items(), key=lambda item: -item[1])
+    )
+    return Result(
+        f"collectors of files, a turn of all at {pace}", sum(own.values()), "us CPU",
+        "one C pass, same files kept open", found[pace], words, own,
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""A host that is a folder, with as many counter files as a large GPU host has, and which of them the agent reads."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from gangline.agent.collectors import COLLECTORS
+from gangline.agent.collectors.folders import FolderCollector
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.turn import Blind, Collector, NoData
+from tests.hosts import unpack
+
+PORTS = 12
+FILES_MIN = 710
+#: Those of NVML, and the ones that wait by themselves for what the kernel tells.
+NOT_OF_FILES = ("gpu", "nvlink", "nvml", "c2c", "mig", "kernel_log", "rtnetlink", "kubelet")
+
+
+def make_host(folder: Path) -> Roots:
+    """Make the folder of an H100 host; its first RDMA device is copied until there are PORTS of them."""
+    host = unpack("h100-ib", folder / "host")
+    devices = host.root / "sys/class/infiniband"
+    first = min(devices.iterdir())
+    for number in range(len(list(devices.iterdir())), PORTS):
+        shutil.copytree(first.resolve(), devices / f"mlx5_{number + 20}", symlinks=True)
+    return host.roots
+
+
+def collectors_of_files(roots: Roots, pace: str = "") -> dict[str, Collector]:
+    """Return the collectors of a pace (`1s`) that have something to read on this host, after a first turn."""
+    found: dict[str, Collector] = {}
+    for name, make in COLLECTORS.items():
+        if not name.startswith(NOT_OF_FILES) and name.endswith(pace):
+            collector = make(roots)
+            with suppress(NoData, Blind):
+                collector.collect()
+                found[name] = collector
+    return found
+
+
+def files_of(roots: Roots, pace: str) -> set[str]:
+    """Return the files that the collectors of a pace read in each turn through kept descriptors, or would.
+
+    Those that are opened anew each time (settings, unit files) are not among them: the agent reads more. To be
+    called while this process keeps no other collector's descriptors: they are how it finds out.
+    """
+    gc.collect()  # the descriptors of a call before
+    root = str(roots.sys.parent)
+    made = collectors_of_files(roots, pace)
+    found = {
+        path for each in made.values() if isinstance(each, FolderCollector) for path in each.paths
+    }
+    kept = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    # Real paths, as the links in /proc/self/fd are: most devices of /sys/class are links.
+    found = {os.path.realpath(path) for path in found} | kept
+    return {path for path in found if path.startswith(root) and os.path.isfile(path)}

@@ -1,0 +1,44 @@
+"""The servers of `bench.local_socket`, each in a process of its own: ours, and a bare one of grpcio's."""
+
+from __future__ import annotations
+
+import sys
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+
+from gangline.agent.local import health
+from gangline.agent.local.calls import Method
+from gangline.agent.local.server import Server
+
+ECHO = "/bench.Bench/Echo"
+
+
+class _Echo(grpc.GenericRpcHandler):
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+
+
+def main() -> None:
+    """Serve `agent` or `grpcio` at a socket until stdin ends."""
+    kind, path = sys.argv[1], Path(sys.argv[2])
+    if kind == "agent":
+        methods = {
+            health.PATH: health.method(health.healthy),
+            ECHO: Method(lambda message, peer: message),
+        }
+        server = Server(path, methods)
+        server.start()
+    else:
+        other = grpc.server(futures.ThreadPoolExecutor(1), [_Echo()])
+        other.add_insecure_port(f"unix:{path}")
+        other.start()
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The health check on the agent's Unix socket against an echo of as many bytes, by one real gRPC client.
+
+Two echoes, in turn with the health check, in one run: one on the same server (what the check itself costs), one on a
+server of grpcio's own, in C below a Python handler (what our server costs). Each server is a process of its own; the
+health check is asked of one that does nothing else, and of a whole agent that samples this machine meanwhile.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import grpc
+
+from gangline.agent.local import health
+from gangline.fingerprints.wire.nvhcd_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from .local_server import ECHO
+from .measure import Result, cpu_seconds, percentile
+
+CALLS, WARM_UP_CALLS = 6000, 300
+SECONDS_MAX = 30.0
+
+
+@contextmanager
+def _agent(folder: Path) -> Iterator[Path]:
+    names = ("spool", "events", "state", "run")
+    sets = [word for n in names for word in ("--set", f"{n}_folder={folder / n}")]
+    command = [sys.executable, "-m", "gangline.cli", "agent", "--aggregator", "127.0.0.1:9", *sets]
+    with open(folder / "log", "wb") as log, subprocess.Popen(command, stderr=log) as child:
+        path, end = folder / "run/agent.sock", time.monotonic() + SECONDS_MAX
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        yield path
+        child.terminate()
+
+
+@contextmanager
+def _server(kind: str, folder: Path) -> Iterator[tuple[Path, int]]:
+    path = folder / f"{kind}.sock"
+    command = [sys.executable, "-m", "bench.local_server", kind, str(path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin and child.stdout
+        child.stdout.readline()
+        yield path, child.pid
+        child.stdin.close()
+
+
+def _measure(folder: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return the seconds of each call by what was called, and the servers' CPU seconds a call."""
+    with ExitStack() as stack:
+        ours, our_pid = stack.enter_context(_server("agent", folder))
+        grpcios, their_pid = stack.enter_context(_server("grpcio", folder))
+        whole = stack.enter_context(_agent(folder))
+        whole_channel = stack.enter_context(grpc.insecure_channel(f"unix:{whole}"))
+        our_channel = stack.enter_context(grpc.insecure_channel(f"unix:{ours}"))
+        their_channel = stack.enter_context(grpc.insecure_channel(f"unix:{grpcios}"))
+        request = HealthCheckRequest(args=["--no-slurm"]).SerializeToString()
+        answer = HealthCheckResponse(
+            success=True, output=health.Healthy().output
+        ).SerializeToString()
+        calls: dict[str, tuple[Callable[..., bytes], bytes]] = {
+            "health": (our_channel.unary_unary(health.PATH), request),
+            "echo": (our_channel.unary_unary(ECHO), answer),
+            "agent": (whole_channel.unary_unary(health.PATH), request),
+            "grpcio": (their_channel.unary_unary(ECHO), answer),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in calls}
+        before = cpu_seconds(our_pid), cpu_seconds(their_pid)
+        for number in range(CALLS + WARM_UP_CALLS):
+            # each comes first in turn: who follows a call to the same server finds it awake
+            at = number % len(calls)
+            names = [*calls][at:] + [*calls][:at]
+            for name in names:
+                ask, message = calls[name]
+                began = time.perf_counter()
+                ask(message, timeout=SECONDS_MAX)
+                if number >= WARM_UP_CALLS:
+                    seconds[name].append(time.perf_counter() - began)
+        made = CALLS + WARM_UP_CALLS
+        spent = {
+            "ours": (cpu_seconds(our_pid) - before[0]) / (2 * made),
+            "grpcio": (cpu_seconds(their_pid) - before[1]) / made,
+        }
+    return seconds, spent
+
+
+def run(seed: int) -> list[Result]:
+    """Measure. *seed* changes nothing here."""
+    with tempfile.TemporaryDirectory() as folder:
+        seconds, spent = _measure(Path(folder))
+    results = [
+        Result(
+            f"{what}, p{share * 100:g}",
+            percentile(seconds[ours], share) * 1e6,
+            "us",
+            peer,
+            percentile(seconds[name], share) * 1e6,
+            f"{CALLS} calls each, in turn",
+        )
+        for share in (0.5, 0.99)
+        for ours, what, name, peer in (
+            ("health", "health check", "echo", "echo on the same socket"),
+            ("health", "health check", "grpcio", "bare grpcio echo"),
+            ("agent", "health check of an agent at work", "grpcio", "bare grpcio echo"),
+        )
+    ]
+    notes = "CPU of the server's process, user and system"
+    cost = Result(
+        "CPU a call", spent["ours"] * 1e6, "us", "bare grpcio echo", spent["grpcio"] * 1e6, notes
+    )
+    return [*results, cost]

@@ -1,0 +1,119 @@
+"""What is read of the host each second: files of /proc whole, their numbers, folders at a glance, rows of cells.
+
+Numbers are whole, unsigned and of 64 bits; what is none, or all ones of 32 or 64 bits, is None.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from typing_extensions import Buffer
+
+#: What is longer is cut here; the longest file read, /proc/stat of a host with many interrupts, is a tenth.
+FILE_BYTES_MAX: int
+
+class KeptFile:
+    """A file of /proc that is read again and again through one descriptor. For one thread at a time."""
+
+    denied: bool
+    """Whether the last read failed for want of permission."""
+
+    def __init__(self, path: str | bytes | os.PathLike[str]) -> None:
+        """Opens nothing yet."""
+
+    def read(self) -> bytes:
+        """Return the file from its start; empty when it cannot be read. Raises nothing but MemoryError.
+
+        After an error it is opened afresh next time. A seq_file (diskstats) gives a page at a time: it is
+        read to its end.
+        """
+
+    def close(self) -> None:
+        """Close the descriptor; a later read opens it again."""
+
+def read_file(path: str | bytes | os.PathLike[str]) -> bytes | None:
+    """Return a small file's content, cut at FILE_BYTES_MAX; None when it cannot be read.
+
+    What is no file (a FIFO in its place) does not hold the caller.
+    """
+
+class Glance:
+    """Whether a folder's entries are others than before, by one pass over their names and inodes.
+
+    A device that was taken away and made again under its name has another inode.
+    """
+
+    def __init__(self, path: str | bytes | os.PathLike[str]) -> None:
+        """Opens nothing yet. The folder need not be there."""
+
+    def look(self) -> int:
+        """Return a number that is another one when an entry came, went or was replaced; 0: there is none."""
+
+class Places:
+    """Where values go in a block of cells: columns named once, a row filled in one call."""
+
+    def __init__(
+        self, cells: Buffer, valid: Buffer, rows: int, columns: Sequence[tuple[int, bool]]
+    ) -> None:
+        """*columns*: each with whether it is a gauge. ValueError for one that the cells do not have."""
+
+    def put(self, row: int, values: Sequence[float | None]) -> None:
+        """Fill the columns of *row*, in their order; None is missing.
+
+        A gauge is set as a double, anything else as a whole number, and is missing when that does not fit 64
+        unsigned bits. IndexError for a row, ValueError for a number of values that is not there.
+        """
+
+class HostTimes(NamedTuple):
+    """What /proc/stat says: shares of all cores' time since the text before, 0 to 1, and counts since boot."""
+
+    user: float | None
+    system: float | None
+    idle: float | None
+    iowait: float | None
+    steal: float | None
+    interrupt: float | None
+    busiest_core: (
+        float | None
+    )  # None, as the two that follow, when other cores are online than before
+    busiest_core_number: int | None
+    saturated_cores: int | None
+    runnable: int | None
+    blocked: int | None
+    context_switches: int | None
+    interrupts: int | None
+    softirqs: int | None
+
+class CoreShares(NamedTuple):
+    """Shares of one core's time between two texts."""
+
+    busy: float
+    system: float
+    interrupt: float | None
+    steal: float
+
+class CoreTimes:
+    """The cores' times of /proc/stat between two looks."""
+
+    count: int
+    """Cores in the text that was taken last."""
+    cores: list[int]
+    """Their numbers."""
+
+    def __init__(self, saturated_idle_share: float = 0) -> None:
+        """A core that was idle for this share of the time or less had no room left."""
+
+    def take(self, data: Buffer) -> HostTimes:
+        """Return what one text says, and what passed since the one before."""
+
+    def shares(self) -> dict[int, CoreShares]:
+        """Return the shares of each core's time by its number, of cores that both texts name and whose clock went on."""
+
+def pressure(data: Buffer) -> tuple[float | None, float | None, int | None, int | None]:
+    """Return shares of the last 10 s (some, full) and microseconds since boot (some, full) of /proc/pressure."""
+
+def line_numbers(data: Buffer, names: Sequence[bytes]) -> list[int | None]:
+    """Return the number behind each of at most 64 *names* (`Dirty:`) at a line's begin; with `kB` behind it in bytes."""
+
+def diskstats(data: Buffer, names: Mapping[bytes, str]) -> dict[str, list[int]]:
+    """Return the counts of each named disk of /proc/diskstats, 11 to 17 as the kernel writes them."""

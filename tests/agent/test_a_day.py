@@ -1,0 +1,158 @@
+"""A day of running leaves memory, descriptors and disk where they were."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gangline.agent.collectors import COLLECTORS
+from gangline.agent.daemon import Daemon, Patience
+from gangline.agent.framing import Framer
+from gangline.agent.latest import Latest
+from gangline.agent.listening import Teller
+from gangline.agent.spool.events import EventQueue
+from gangline.agent.spool.spool import Spool
+from gangline.agent.turn import Collector
+from tests import hosts
+from tests.agent.test_daemon import BOOT, RUN, SECOND, START, CountingClient, HandedClock
+
+#: Of the day, so much is run second by second at its begin and at its end.
+BUSY_SECONDS = 1200
+JUMP_SECONDS = 86_400 - 3 * BUSY_SECONDS
+#: Frames are receipted so many seconds late.
+LATE_FRAMES = 3
+#: Of NVML, and what follows this machine's own kernel: they have tests of their own.
+LEFT_OUT = ("gpu", "nvlink", "nvml", "c2c", "mig", "kernel_log", "rtnetlink", "kubelet")
+
+
+class Here:
+    """A collector of a driver's files, taken in this process as its sampler takes it in its own."""
+
+    enters_driver = False
+
+    def __init__(self, collector: Collector) -> None:
+        self.name, self.pace, self.collect = collector.name, collector.pace, collector.collect
+
+
+@dataclass
+class Held:
+    """What the process holds."""
+
+    blocks: int  # of memory, as the interpreter counts them
+    resident_bytes: int
+    descriptors: int
+    spool_bytes: int
+    disk_bytes: int
+
+
+class Host:
+    """A whole agent but for its processes, over a host that is a folder, with receipts that flow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.host = hosts.unpack("h100-ib", folder / "host")
+        self.clock = HandedClock()
+        (folder / "head").mkdir()
+        self.spool = Spool.open(
+            folder / "spool", bytes_max=1 << 24, boot_id=BOOT, owner="here",
+            head_folder=folder / "head", seconds=lambda: self.clock.now_ns / SECOND,
+        )  # fmt: skip
+        self.events = EventQueue.open(folder / "events")
+        self.folder = folder
+        collectors = [
+            Here(make(self.host.roots))
+            for name, make in COLLECTORS.items()
+            if not name.startswith(LEFT_OUT)
+        ]
+        self.daemon = Daemon(
+            collectors,
+            clock=self.clock,
+            spool=self.spool,
+            events=self.events,
+            client=CountingClient(),
+            framer=Framer(RUN, BOOT),
+            teller=Teller(self.clock, self.events, lambda: None, boot_id=BOOT),
+            latest=Latest(),
+            patience=Patience(linger_seconds=0),
+        )
+        self._receipted = 0
+
+    def run(self, seconds: int) -> None:
+        """Tick until so much time has passed. Counters count, and now and then a port is made anew."""
+        end_ns = self.clock.now_ns + seconds * SECOND
+        while self.clock.now_ns < end_ns:
+            second = self.clock.now_ns // SECOND
+            if second % 100 == 0:
+                self._count(second)
+            if second % 200 == 0:
+                self._make_anew()
+            self.clock.now_ns = self.daemon.tick()
+            self._receipt()
+
+    def _count(self, second: int) -> None:
+        port = self.host.roots.sys / "class/infiniband/mlx5_0/ports/1/counters"
+        (port / "port_rcv_data").write_text(f"{second << 20}\n")
+
+    def _make_anew(self) -> None:
+        """Take a link of an RDMA device away and put it back: all files are listed and opened anew."""
+        link = self.host.roots.sys / "class/infiniband/mlx5_1"
+        target = os.readlink(link)
+        link.unlink()
+        self.daemon.tick()
+        link.symlink_to(target)
+
+    def _receipt(self) -> None:
+        done = self.spool.next_sequence() - 1 - LATE_FRAMES
+        if done > self._receipted:
+            self.spool.receipt(self._receipted + 1, done)
+            self._receipted = done
+
+    def held(self) -> Held:
+        """Return what is held now, after a collection."""
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        kept = ("spool", "head", "events")
+        files = [path for name in kept for path in (self.folder / name).rglob("*")]
+        return Held(
+            sys.getallocatedblocks(),
+            pages * os.sysconf("SC_PAGESIZE"),
+            len(os.listdir("/proc/self/fd")),
+            self.spool.bytes,
+            sum(path.stat().st_size for path in files if path.is_file()),
+        )
+
+    def close(self) -> None:
+        self.events.close()
+        self.spool.close()
+
+
+def test_a_day_leaves_memory_descriptors_and_disk_where_they_were(tmp_path: Path) -> None:
+    """An agent that kept one object a frame took the host's last gigabyte after three weeks.
+
+    Not all of the day's 86,400 seconds: twenty minutes to settle in, twenty second by second, a night in one step
+    (the host was suspended), and twenty more. What grows by turns shows within these, for what is once a minute
+    comes twenty times in each; what grows by time shows by the night. `make soak` runs longer, for real.
+    """
+    agent = Host(tmp_path)
+    agent.run(BUSY_SECONDS)
+    before = agent.held()
+    agent.run(BUSY_SECONDS)
+    agent.clock.now_ns += JUMP_SECONDS * SECOND
+    agent.run(BUSY_SECONDS)
+    after = agent.held()
+    assert agent.clock.now_ns - START == pytest.approx(86_400 * SECOND, abs=2 * SECOND)
+    assert agent.spool.next_sequence() > 3 * BUSY_SECONDS
+    assert agent.spool.unacknowledged_frames <= LATE_FRAMES
+    assert agent.spool.dropped_frames == agent.events.dropped_events == 0
+    assert after.blocks - before.blocks < BUSY_SECONDS  # not one for every other frame
+    assert after.resident_bytes - before.resident_bytes < 4 << 20
+    assert (
+        after.descriptors <= before.descriptors + 2
+    )  # a folder that is looked at may be open or not
+    assert after.spool_bytes <= 2 * before.spool_bytes
+    assert after.disk_bytes <= before.disk_bytes + (1 << 20)
+    agent.close()
