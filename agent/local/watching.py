@@ -162,7 +162,7 @@ class Watch:
             name=row.name,
             device=device,
             severity=row.severity,
-            words=row.words.replace("{value}", f"{held.value:g}"),
+            words=row.words.replace("{value}", f"{held.value:.4g}"),
             action=row.action,
             scope=row.scope,
             clears_when=_clears_when(row),

@@ -17,6 +17,7 @@ import pytest
 from gangline.agent.collectors import COLLECTORS
 from gangline.agent.collectors.folders import FolderCollector
 from gangline.agent.turn import Collector, Outcome, take_turn
+from gangline.ext.nvml import forget_accounts
 from tests import hosts
 from tests.agent.test_collectors import as_nobody
 from tests.fake_nvml.build import build
@@ -242,6 +243,7 @@ def _gpu_rows(
 ) -> dict[tuple[str, str], dict[str, float | int | None] | None]:
     """Return the rows of all GPU tables in the second turn; the fourth GPU answers *answer* to all, if any."""
     shutil.copy(nvml, library)
+    forget_accounts()  # of calls and of counts: the other run's
     gpus = gpus_of(host)
     if answer is not None:
         fields: dict[int, tuple[str, Steps]] = {
