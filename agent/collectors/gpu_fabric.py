@@ -19,12 +19,8 @@ _STATE_MAX, _SUMMARY_MAX = 3, 3  # nvml.h of NVML 13.5 knows no more
 _BLANK = 0xFFFF_FFFF
 #: A `yes or no` of the mask has two bits: 0 not supported, 1 yes, 2 no (NVML_GPU_FABRIC_HEALTH_MASK_*).
 _YES_OR_NO = {1: 1, 2: 0}
-_YES_OR_NO_SHIFTS = (
-    0,
-    2,
-    4,
-    6,
-)  # degraded bandwidth, route recovery, unhealthy route, access timeout recovery
+#: Degraded bandwidth, route recovery, unhealthy route, access timeout recovery.
+_YES_OR_NO_SHIFTS = (0, 2, 4, 6)
 _CONFIGURATION_SHIFT = 8  # four bits: 0 not supported, 1 correct, above: what is wrong (NVML 13)
 
 

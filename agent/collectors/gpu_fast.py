@@ -14,7 +14,7 @@ from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace, index_of
 from ...fingerprints.nvml_fields import fields_of
 from ..hardware.roots import Roots
-from .gpu_session import Gpu, Session, session_of
+from .gpu_session import Gpu, session_of
 
 SECOND_NS = 1_000_000_000
 #: 8 Hz: GPM's samples must be more than 100 ms apart (nvml.h), and power is renewed no faster.
@@ -108,9 +108,9 @@ class GpuFast:
     pace = Pace.SECOND
     enters_driver = True
 
-    def __init__(self, roots: Roots, session: Session | None = None) -> None:
-        """Opens nothing yet: the first `collect` does. *session*: the host's own, unless another is given."""
-        self._session = session or session_of(roots)
+    def __init__(self, roots: Roots) -> None:
+        """Opens nothing yet: the first `collect` does."""
+        self._session = session_of(roots)
         self._session.join(self)
         self.samples: Samples | None = None
         self._made_ns = 0

@@ -31,8 +31,6 @@ IMPOSSIBLE_LATE_NS = 1_000_000_000
 #: throttling that happens again and again.
 REASONLESS_STEPS_MAX = 2
 CONFIRMATIONS_PER_REASONLESS = 10
-
-
 #: A field whose GPU says the same again is judged for so many turns more: then nothing comes of it.
 SETTLING_TURNS = 2
 
@@ -97,11 +95,10 @@ class FieldProof:
         self._last, self._set = (time_ns, value), (self._set[1], is_set)
         return self.state is FieldState.VERIFIED
 
-    def rested(self, times_ns: Iterable[int]) -> None:
-        """Take a sample at each of these times that was as the last one."""
-        for time_ns in times_ns:
-            if self._last_seen is not None:
-                self.observe(time_ns, *self._last_seen)
+    def rested(self, time_ns: int) -> None:
+        """Take a sample at this time that was as the last one."""
+        if self._last_seen is not None:
+            self.observe(time_ns, *self._last_seen)
 
     def _judge(self, time_ns: int, value: int, is_set: bool, *, known: bool) -> None:
         assert self._first is not None and self._last is not None
@@ -180,10 +177,10 @@ class FieldProofs:
             verdicts.append((shown, proof.state if answers or value is not None else None))
         return verdicts
 
-    def rested(self, times_ns: Iterable[int], key: str) -> None:
-        """Take it that at these times a GPU said what it had said the time before."""
+    def rested(self, time_ns: int, key: str) -> None:
+        """Take it that at this time a GPU said what it had said the time before."""
         for reading in self._flags:
-            self._proof(key, reading).rested(times_ns)
+            self._proof(key, reading).rested(time_ns)
 
     def new_contradictions(self) -> list[str]:
         """Return in words what was found out since the last call, each once."""
@@ -226,7 +223,7 @@ class FieldLook:
         """Take a turn's values."""
         for row in self._evidence.changed():
             if row not in self._judging and self._looked_ns:
-                self._proofs.rested((self._looked_ns,), self._keys[row])
+                self._proofs.rested(self._looked_ns, self._keys[row])
             self._judging[row] = SETTLING_TURNS + 1
         if self._judging:
             self._judge(now_ns)

@@ -13,7 +13,7 @@ from ..hardware.roots import Roots
 from ..listening import Teller
 from .gpu_cells import Cells
 from .gpu_open import in_words
-from .gpu_session import Session, session_of
+from .gpu_session import session_of
 
 #: What a pass over all GPUs may take, each GPU its share: what one that is slow would say beyond it is missing.
 PASS_SECONDS_MAX = 0.5
@@ -29,13 +29,13 @@ class GpuLane:
 
     enters_driver = True
 
-    def __init__(self, pace: Pace, roots: Roots, session: Session | None = None) -> None:
-        """Loads nothing yet: the first `collect` does. *session*: the host's own, unless another is given."""
+    def __init__(self, pace: Pace, roots: Roots) -> None:
+        """Loads nothing yet: the first `collect` does."""
         self.name = f"gpu_{pace}"
         self.pace = pace
         self.blind_words = ""
         self._roots = roots
-        self._session = session or session_of(roots)
+        self._session = session_of(roots)
         self._session.join(self)
         self._teller: Teller | None = None
         self._sweep: Sweep | None = None  # None while every GPU is spared

@@ -98,10 +98,6 @@ class Lifecycle:
         if version and not self._driver[0]:
             self._driver = version, self._driver[1]
 
-    def is_lost(self, key: str) -> bool:
-        """Say whether a GPU was lost when it was last looked at."""
-        return key in self._lost
-
     @property
     def any_lost(self) -> bool:
         """Whether a GPU that was found last is lost."""

@@ -52,8 +52,9 @@ class Held:
     @property
     def identity(self) -> Identity | None:
         """Which process it is; None while that is not known."""
-        known = self.seen is not None and not self.is_reused
-        return (self.holding.pid, self.seen.start_ticks) if known and self.seen else None
+        if self.seen is None or self.is_reused:
+            return None
+        return self.holding.pid, self.seen.start_ticks
 
     @property
     def is_dead(self) -> bool:

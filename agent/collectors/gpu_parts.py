@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from .gpu_session import session_of
 Answer = TypeVar("Answer")
 
 
-class PartsLane:
+class PartsLane(ABC):
     """A collector of one kind of part, of all GPUs.
 
     `collect` raises NoData where there is no driver, no GPU, or none with such a part, Blind where the agent may
@@ -57,12 +58,12 @@ class PartsLane:
             self._give_up(reason)
             raise
 
-    def _prepare(self, parts: Parts) -> None:
+    def _prepare(self, parts: Parts) -> None:  # noqa: B027 - most need nothing
         """Make what a turn needs, once the GPUs are open. May raise NoData."""
 
+    @abstractmethod
     def _read(self, parts: Parts) -> Sequence[Block]:
         """Fill the blocks."""
-        raise NotImplementedError
 
     def spare(self, devices: frozenset[str]) -> None:
         """Ask these GPUs nothing: they have no parts meanwhile."""

@@ -19,12 +19,7 @@ from ...ext import nvml as library
 from ...ext.nvml import Device, Nvml, NvmlError
 from ..clock import Clock, SystemClock
 from ..hardware.files import device_key
-from ..hardware.nvml import (
-    driver_gpu_uuid,
-    driver_gpus,
-    is_bound,
-    pci_gpus,
-)
+from ..hardware.nvml import driver_gpu_uuid, driver_gpus, is_bound, pci_gpus
 from ..hardware.roots import Roots
 from ..turn import Blind, NoData, StartAnew
 from .gpu_open import (
@@ -76,8 +71,8 @@ class Hearing(Protocol):
 class Session:
     """For one thread. Who uses it keeps it."""
 
-    def __init__(self, roots: Roots, clock: Clock | None = None) -> None:
-        self.clock = clock or SystemClock()
+    def __init__(self, roots: Roots) -> None:
+        self.clock: Clock = SystemClock()
         self.nvml: Nvml | None = None  # None also while every GPU is spared
         self.gpus: Sequence[Gpu] = ()  # in order of address
         self.driver_version = ""
@@ -311,9 +306,7 @@ class Session:
             self.close()
         elif now != before:
             self.refresh()
-        elif (
-            not before
-        ):  # nothing was found yet, or nothing could be: what is spared now may be why
+        elif not before:  # nothing was found, or could be: what is spared now may be why
             self._nothing = None
 
     def _is_spared(self, address: str) -> bool:

@@ -27,9 +27,8 @@ class Owner:
     """Who runs a process. What is empty is not known."""
 
     source: str = ""  # slurm, kubernetes, container, systemd
-    job_id: str = (
-        ""  # Slurm's own number of the job: of a task of an array, or a part of a het job, its own
-    )
+    #: Slurm's own number of the job: of a task of an array, or a part of a het job, its own.
+    job_id: str = ""
     step: str = ""  # 0, 0+1 (het), batch, extern, interactive
     task: str = ""  # on this host, not the rank; special: of the batch script
     node: str = ""  # of several slurmd on one host

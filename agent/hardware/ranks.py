@@ -160,9 +160,7 @@ class RankReader:
         answers = [answer for answer in parse_answers(self._output) if answer.identity in asked]
         answered = {answer.identity for answer in answers}
         unanswered = [identity for identity in self._asked if identity not in answered]
-        if (
-            child.returncode < 0
-        ):  # held up by the first of them, for it reads in turn: the others are asked again
+        if child.returncode < 0:  # held up by the first of them: it reads in turn
             self._waiting = dict.fromkeys([*unanswered[1:], *self._waiting])
             del unanswered[1:]
         denied = any(answer.refused == "no permission" for answer in answers)

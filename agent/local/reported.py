@@ -1,7 +1,7 @@
 """Events that stand against this host: what each says, until a boot, a reset, time or another event ends it.
 
-The same meanings as the aggregator's (`aggregator/fleet/occurrences.py`), which cannot be asked here: a code
-is what its row says, refined by its line, settled by the codes that came with it. A record is kept as the
+The same meanings as the aggregator's (`aggregator/fleet/occurrences.py`), which cannot be asked here: what a
+code means beside others is told by one module for both (`fingerprints/xid_incidents.py`). A record is kept as the
 events that made it, and rebuilt from them after a restart.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from ...fingerprints.policy import Ends, Policy, Row, Severity
 from ...fingerprints.wire.telemetry_pb2 import HealthEvent
 from ...fingerprints.xid import Severity as CodeSeverity
-from ...fingerprints.xid import Xid, lookup, lookup_sxid, refined, settled
-from ...fingerprints.xid_decode import decode
+from ...fingerprints.xid import Xid
+from ...fingerprints.xid_incidents import RECOVERY, Incident, coded, gravest, note_neighbours
 from .finding import Cleared, Finding
 
 SECOND_NS = 1_000_000_000
@@ -22,36 +22,23 @@ SECOND_NS = 1_000_000_000
 RECORDS_MAX = 64
 #: Incidents told apart per record, each with its last event.
 INCIDENTS_MAX = 8
-#: What tells two events of one device and code apart.
-VARIANT_ATTRIBUTES = ("unit", "link", "severity")
 #: XID 154 tells that the recovery asked for changed; a reading so much later is of more weight.
-RECOVERY, RECHECK_NS = 154, 10 * SECOND_NS
+RECHECK_NS = 10 * SECOND_NS
 #: What of a code's meaning becomes a finding; the rest is shown by the aggregator and `gangline xid`.
 SEVERITIES = {
     CodeSeverity.FATAL: Severity.FATAL,
     CodeSeverity.HAZARD: Severity.HAZARD,
     CodeSeverity.APPLICATION: Severity.APPLICATION,
 }
-_GRAVEST_FIRST = tuple(CodeSeverity)
 
 Key = tuple[str, str, int, str]  # event name, device, code, variant
 
 
 @dataclass(slots=True)
-class Incident:
-    """One event by its id, over its revisions."""
+class Kept(Incident):
+    """An incident with its last event."""
 
     event: HealthEvent
-    first_ns: int
-    last_ns: int
-    heard_ns: int
-    apart_ns: dict[int, int] = field(default_factory=dict[int, int])
-
-    def meets(self, code: int, other: Incident) -> None:
-        """Note how near an incident of *code* came, by the lines of both."""
-        ours, theirs = (self.first_ns, self.last_ns), (other.first_ns, other.last_ns)
-        nearest = min(abs(one - another) for one in ours for another in theirs)
-        self.apart_ns[code] = min(nearest, self.apart_ns.get(code, nearest))
 
 
 @dataclass(slots=True)
@@ -62,7 +49,7 @@ class Record:
     row: Row
     code_row: Xid | None
     said: str = ""
-    incidents: dict[str, Incident] = field(default_factory=dict[str, Incident])
+    incidents: dict[str, Kept] = field(default_factory=dict[str, Kept])
 
     @property
     def last_ns(self) -> int:
@@ -85,13 +72,7 @@ class Record:
             return self.row.severity
         if self.code_row.code == RECOVERY and self.key[0] == "gpu.xid" and asks_for_nothing:
             return None
-        each = [_settled(self.code_row, one, now_ns) for one in self.incidents.values()]
-        return SEVERITIES.get(min(each, key=_GRAVEST_FIRST.index))
-
-
-def _settled(row: Xid, incident: Incident, now_ns: int) -> CodeSeverity:
-    apart = {code: apart_ns / 1e9 for code, apart_ns in incident.apart_ns.items()}
-    return settled(row, apart, (now_ns - incident.heard_ns) / 1e9).severity
+        return SEVERITIES.get(gravest(self.code_row, self.incidents.values(), now_ns).severity)
 
 
 class Reported:
@@ -148,14 +129,13 @@ class Reported:
             return
         code_row, variant, said = None, row.name, ""
         if row.policy:
-            decoded = decode(event.code, event.message, self._driver(), row.policy)
+            code_row, variant, decoded = coded(
+                event.code, event.message, self._driver(), row.policy
+            )
             for code in decoded.cancels:
                 self._take_back(event.name, device, code, last_ns)
             if decoded.continuation:
                 return
-            look_up = lookup if row.policy == "xid" else lookup_sxid
-            code_row = refined(look_up(event.code), decoded.attributes)
-            variant = " ".join(decoded.attributes.get(n, "") for n in VARIANT_ATTRIBUTES).strip()
             said = decoded.words
             if row.policy == "xid" and event.code == RECOVERY:
                 # What was asked before holds no longer.
@@ -172,29 +152,22 @@ class Reported:
         if incident is None:
             while len(record.incidents) >= INCIDENTS_MAX:
                 del record.incidents[next(iter(record.incidents))]
-            incident = Incident(event, event.boottime_ns, last_ns, heard_ns)
+            incident = Kept(event.boottime_ns, last_ns, heard_ns, event)
             record.incidents[event.event_id] = incident
         incident.event, incident.last_ns = event, max(incident.last_ns, last_ns)
         self.records[record.key] = record
         self.changed = True
-        self._note_neighbours(record, incident)
+        if record.code_row is not None:
+            note_neighbours(record.code_row, incident, self._beside(record))
         if len(self.records) > RECORDS_MAX:
             del self.records[min(self.records.values(), key=_weight).key]
 
-    def _note_neighbours(self, record: Record, incident: Incident) -> None:
-        """Note which incidents of other codes of the device came near, where one explains the other."""
-        if record.code_row is None:
-            return
+    def _beside(self, record: Record) -> Iterator[tuple[Xid, Iterable[Incident]]]:
+        """Yield the codes of the same device."""
         for other in self.records.values():
-            if other.key[:2] != record.key[:2] or other.code_row is None or other is record:
-                continue
-            ours = _explains(other.code_row, record.code_row)
-            theirs = _explains(record.code_row, other.code_row)
-            for beside in other.incidents.values() if ours or theirs else ():
-                if ours:
-                    incident.meets(other.code_row.code, beside)
-                if theirs:
-                    beside.meets(record.code_row.code, incident)
+            same = other.key[:2] == record.key[:2] and other is not record
+            if same and other.code_row is not None:
+                yield other.code_row, other.incidents.values()
 
     def _take_back(self, name: str, device: str, code: int, until_ns: int) -> None:
         """End what was said until then, also where it is told once more later."""
@@ -265,11 +238,6 @@ def _has(attributes: Mapping[str, str], wanted: str) -> bool:
 def _says(event: HealthEvent, words: Iterable[str]) -> bool:
     said = (event.message, *event.forms, *event.attributes.values())
     return any(one in text for one in words for text in said)
-
-
-def _explains(one: Xid, other: Xid) -> bool:
-    """Say whether *one* is a companion that *other* waits for."""
-    return any(companion.code == one.code for companion in other.companions)
 
 
 def _weight(record: Record) -> tuple[int, int]:

@@ -17,8 +17,8 @@ GPUS_MAX = 256
 class Resets:
     """A GPU was reset when its counters began anew (`counter_epoch_count` rose) or its energy fell.
 
-    The epoch begins at 0 in each sampler, so that only a rise counts; energy is kept over a restart of the
-    agent. Times are boot time.
+    The epoch goes on from one sampler to the next and begins at 0 with each agent, so that only a rise counts;
+    energy is kept over a restart of the agent. Times are boot time.
     """
 
     def __init__(self) -> None:

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ...fingerprints.xid import Clears, Severity, Xid, lookup, lookup_sxid, refined
-from ...fingerprints.xid_decode import decode
+from ...fingerprints.xid import Clears, Severity, Xid
+from ...fingerprints.xid_incidents import coded
 from .messages import EventLike
-
-#: What makes two events of one device and code different things: their decoded parts.
-VARIANT_ATTRIBUTES = ("unit", "link", "severity")
 
 XID, SXID, LINK, LOST = "gpu.xid", "nvswitch.sxid", "net.link", "gpu.lost"
 OUT_OF_MEMORY = "host.out_of_memory"
 #: Codes of net.link.
 REMOVED, APPEARED = 2, 3
-#: The recovery that the driver asks for: what it asked before no longer holds.
-RECOVERY = 154
 #: The kernel's words for a program that met the limit of its own control group.
 OWN_LIMIT = ("CONSTRAINT_MEMCG", "Memory cgroup out of memory")
 
@@ -122,13 +117,12 @@ def _names_its_own_limit(event: EventLike) -> bool:
 
 def _coded(event: EventLike, driver_version: str) -> Meaning:
     table = "xid" if event.name == XID else "sxid"
-    said = decode(event.code, event.message, driver_version, table)
-    row = refined((lookup if table == "xid" else lookup_sxid)(event.code), said.attributes)
+    row, variant, said = coded(event.code, event.message, driver_version, table)
     return Meaning(
         None if said.continuation else Ending(row.clears, row.clear_seconds),
         said.cancels,
         row,
-        " ".join(said.attributes.get(name, "") for name in VARIANT_ATTRIBUTES).strip(),
+        variant,
         (said.words,) if said.words else (),
         said.process_name,
     )

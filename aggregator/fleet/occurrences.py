@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ...fingerprints.xid import Clears, Xid
-from .meanings import LINK, LOST, RECOVERY, SXID, XID, Ending, Meaning, meaning_of
+from ...fingerprints.xid_incidents import RECOVERY, Incident, note_neighbours
+from .meanings import LINK, LOST, SXID, XID, Ending, Meaning, meaning_of
 from .messages import EventLike
 
 #: Distinct records kept per host; of those of the least weight the one seen longest ago goes first.
@@ -34,21 +35,10 @@ class Moment(NamedTuple):
 
 
 @dataclass(slots=True)
-class Incident:
-    """One event by its id, over all its revisions."""
+class Counted(Incident):
+    """An incident with how many lines said it."""
 
-    first_ns: int
-    last_ns: int
-    heard_ns: int  # first
     count: int = 1
-    #: Code of the same device that explains this one -> how near it came, in nanoseconds.
-    apart_ns: dict[int, int] = field(default_factory=dict[int, int])
-
-    def meets(self, code: int, other: Incident) -> None:
-        """Note how near an incident of *code* is, by the lines of both that are known."""
-        ours, theirs = (self.first_ns, self.last_ns), (other.first_ns, other.last_ns)
-        nearest = min(abs(one - another) for one in ours for another in theirs)
-        self.apart_ns[code] = min(nearest, self.apart_ns.get(code, nearest))
 
 
 @dataclass(slots=True)
@@ -72,7 +62,7 @@ class Occurrence:
     last_ns: int = -1  # its last line, boot time
     last_time_ns: int = 0  # the same, aggregator's clock
     message: str = ""
-    incidents: dict[str, Incident] = field(default_factory=dict[str, Incident])  # by event id
+    incidents: dict[str, Counted] = field(default_factory=dict[str, Counted])  # by event id
     count_before: int = 0  # of incidents that are no longer told apart
 
     @property
@@ -98,7 +88,7 @@ class Occurrence:
     def take(self, event: EventLike, meaning: Meaning, at: Moment) -> Incident:
         """Count *event*, or what a later revision of it adds; return its incident."""
         incident = self.incidents.setdefault(
-            event.event_id, Incident(at.first_ns, at.last_ns, at.heard_ns)
+            event.event_id, Counted(at.first_ns, at.last_ns, at.heard_ns)
         )
         incident.count = max(incident.count, event.count)
         incident.last_ns = max(incident.last_ns, at.last_ns)
@@ -165,24 +155,12 @@ class Reported:
             least = min(self.records.items(), key=lambda item: (item[1].gravity, item[1].last_ns))
             del self.records[least[0]]
 
-    def note_neighbours(self, record: Occurrence, incident: Incident) -> None:
-        """Note which incidents of other codes of the device came near, where one explains the other."""
-        if record.row is None:
-            return
+    def beside(self, record: Occurrence) -> Iterator[tuple[Xid, Iterable[Incident]]]:
+        """Yield the codes of the same device."""
         for other in self.records.values():
-            if (other.name, other.device) != (record.name, record.device) or other.row is None:
-                continue
-            ours, theirs = _explains(other.row, record.row), _explains(record.row, other.row)
-            for beside in other.incidents.values() if ours or theirs else ():
-                if ours:
-                    incident.meets(other.code, beside)
-                if theirs:
-                    beside.meets(record.code, incident)
-
-
-def _explains(one: Xid, other: Xid) -> bool:
-    """Say whether *one* is a companion that *other* waits for."""
-    return any(companion.code == one.code for companion in other.companions)
+            same = (other.name, other.device) == (record.name, record.device)
+            if same and other is not record and other.row is not None:
+                yield other.row, other.incidents.values()
 
 
 class Occurrences:
@@ -214,7 +192,8 @@ class Occurrences:
             return
         if held is None:
             reported.add(record)
-        reported.note_neighbours(record, incident)
+        if record.row is not None:
+            note_neighbours(record.row, incident, reported.beside(record))
 
     def expire(self, fleet: Resets, now_ns: int) -> None:
         """Forget what a boot, a reset or time has cleared."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ....fingerprints.xid import Settled, Severity, Xid, settled
-from ...fleet.meanings import RECOVERY
+from ....fingerprints.xid import Settled, Severity, Xid
+from ....fingerprints.xid_incidents import RECOVERY, gravest
 from ...fleet.meanings import SXID as SXID_EVENT
 from ...fleet.meanings import XID as XID_EVENT
-from ...fleet.occurrences import Incident, Occurrence
+from ...fleet.occurrences import Occurrence
 from ...verdicts import Reason, State
 from .. import reported
 from ..present import Present
@@ -21,8 +21,6 @@ SUSPECT_FACTOR = 20.0
 #: XID 154 tells that `gpu.recovery_action_state` changed; that reading is of later, and so of more weight.
 RECOVERY_COLUMN = "recovery_action_state"
 RECHECK_SECONDS = 10.0
-
-GRAVEST_FIRST = tuple(Severity)
 
 XID = Rule("gpu.xid", State.HEALTHY, Reason.NONE, "", leave_seconds=0.0)
 SXID = Rule("nvswitch.sxid", State.HEALTHY, Reason.NONE, "", leave_seconds=0.0)
@@ -46,21 +44,10 @@ def _standing(present: Present, name: str, rule: Rule, label: str) -> Iterator[S
 
 
 def _meaning(present: Present, record: Occurrence, row: Xid) -> Settled:
-    """Return what *record* means beside the other codes of its device, and what is read of it now.
-
-    Each of its incidents is settled by itself, and the gravest counts: that the last one was contained
-    does not undo one that was not.
-    """
+    """Return what *record* means beside the other codes of its device, and what is read of it now."""
     if record.name == XID_EVENT and row.code == RECOVERY and _asks_for_nothing(present, record):
         return Settled(Severity.IGNORE, words=("the driver asks for nothing any more",))
-    settled_each = [_settled(present, row, one) for one in record.incidents.values()]
-    return min(settled_each, key=lambda one: GRAVEST_FIRST.index(one.severity))
-
-
-def _settled(present: Present, row: Xid, incident: Incident) -> Settled:
-    seconds_apart = {code: apart_ns / 1e9 for code, apart_ns in incident.apart_ns.items()}
-    # It waits from when it was heard, however old it is: its companion may be in the next message.
-    return settled(row, seconds_apart, (present.now_ns - incident.heard_ns) / 1e9)
+    return gravest(row, record.incidents.values(), present.now_ns)
 
 
 def _asks_for_nothing(present: Present, record: Occurrence) -> bool:

@@ -1,0 +1,87 @@
+"""What an XID or SXID means beside the codes that came near it: the same on its host and at the aggregator.
+
+Pure: who keeps records, for how long, and what ends one, is each side's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .xid import Settled, Severity, Xid, lookup, lookup_sxid, refined, settled
+from .xid_decode import Decoded, decode
+
+#: What makes two events of one device and code different things: their decoded parts.
+VARIANT_ATTRIBUTES = ("unit", "link", "severity")
+#: XID 154 tells which recovery the driver asks for: what it asked before no longer holds.
+RECOVERY = 154
+_GRAVEST_FIRST = tuple(Severity)
+
+
+class Coded(NamedTuple):
+    """One line: its policy's row as the line refines it, what tells it from others, what was decoded."""
+
+    row: Xid
+    variant: str
+    decoded: Decoded
+
+
+def coded(code: int, message: str, driver_version: str, table: str) -> Coded:
+    """Read a line of *code*. *table*: "xid" or "sxid". Never raises, whatever *message* holds."""
+    decoded = decode(code, message, driver_version, table)
+    row = refined((lookup if table == "xid" else lookup_sxid)(code), decoded.attributes)
+    parts = (decoded.attributes.get(name, "") for name in VARIANT_ATTRIBUTES)
+    return Coded(row, " ".join(parts).strip(), decoded)
+
+
+@dataclass(slots=True)
+class Incident:
+    """One event by its id, over all its revisions. Times are boot time; `heard_ns`: the listener's clock."""
+
+    first_ns: int
+    last_ns: int
+    heard_ns: int  # first
+    #: Code of the same device that explains this one -> how near it came, in nanoseconds.
+    apart_ns: dict[int, int] = field(default_factory=dict[int, int], kw_only=True)
+
+    def meets(self, code: int, other: Incident) -> None:
+        """Note how near an incident of *code* is, by the lines of both that are known."""
+        ours, theirs = (self.first_ns, self.last_ns), (other.first_ns, other.last_ns)
+        nearest = min(abs(one - another) for one in ours for another in theirs)
+        self.apart_ns[code] = min(nearest, self.apart_ns.get(code, nearest))
+
+    def settled(self, row: Xid, now_ns: int) -> Settled:
+        """Return what it means now, *now_ns* on the clock of `heard_ns`.
+
+        It waits from when it was heard, however old it is: its companion may be in the next message.
+        """
+        apart = {code: apart_ns / 1e9 for code, apart_ns in self.apart_ns.items()}
+        return settled(row, apart, (now_ns - self.heard_ns) / 1e9)
+
+
+def note_neighbours(
+    row: Xid, incident: Incident, others: Iterable[tuple[Xid, Iterable[Incident]]]
+) -> None:
+    """Note which incidents of *others* of the device came near *incident*, where one explains the other."""
+    for other, besides in others:
+        ours, theirs = _explains(other, row), _explains(row, other)
+        for beside in besides if ours or theirs else ():
+            if ours:
+                incident.meets(other.code, beside)
+            if theirs:
+                beside.meets(row.code, incident)
+
+
+def _explains(one: Xid, other: Xid) -> bool:
+    """Say whether *one* is a companion that *other* waits for."""
+    return any(companion.code == one.code for companion in other.companions)
+
+
+def gravest(row: Xid, incidents: Iterable[Incident], now_ns: int) -> Settled:
+    """Return what incidents of *row* mean now: each is settled by itself, and the gravest counts.
+
+    That the last one was contained does not undo one that was not.
+    """
+    each = [incident.settled(row, now_ns) for incident in incidents]
+    return min(each, key=lambda one: _GRAVEST_FIRST.index(one.severity))
