@@ -4,6 +4,9 @@ BIN := .venv/bin
 SEED ?= 1
 SIMULATED ?= 32
 ONCE ?= 0
+# The wire. Of these there are servers or clients over grpcio, the agent speaks by hand.
+WIRE := build/names/gangline/fingerprints/wire
+GRPC := telemetry score nvhcd permit
 
 .PHONY: run test lint types unit fix ext proto docs bench fuzz soak wheel clean system
 
@@ -74,12 +77,9 @@ ext: .venv/made
 	$(PIP) install --no-build-isolation --no-deps -e .
 
 proto: .venv/ready-dev
-	$(BIN)/python -m grpc_tools.protoc -I build/names --python_out=build/names --pyi_out=build/names \
-		--grpc_python_out=build/names build/names/gangline/fingerprints/wire/telemetry.proto \
-		build/names/gangline/fingerprints/wire/score.proto build/names/gangline/fingerprints/wire/agent.proto \
-		build/names/gangline/fingerprints/wire/nvhcd.proto \
-		build/names/gangline/fingerprints/wire/permit.proto \
-		build/names/gangline/fingerprints/wire/podresources.proto
+	$(BIN)/python -m grpc_tools.protoc -I build/names --python_out=build/names --pyi_out=build/names $(WIRE)/*.proto
+	$(BIN)/python -m grpc_tools.protoc -I build/names --grpc_python_out=build/names $(GRPC:%=$(WIRE)/%.proto)
+	$(BIN)/python fingerprints/wire/lighter.py fingerprints/wire/*_pb2.py
 
 docs: .venv/ready
 	$(BIN)/python -m gangline.fingerprints.catalogue > docs/signals.md

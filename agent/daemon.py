@@ -15,7 +15,7 @@ from .clock import Clock
 from .framing import Framer
 from .latest import Latest
 from .listening import Teller
-from .own import Memory, Own, cpu_seconds
+from .own import OWN_SECONDS, Memory, Own, cpu_seconds
 from .pace import Schedule
 from .probe import Probe
 from .registration import InventoryCollector
@@ -27,8 +27,8 @@ SECOND_NS = 1_000_000_000
 OUTCOME_EVENT_NS_MIN = 10 * SECOND_NS
 #: A device that comes and goes has the inventory read anew no more often than this.
 INVENTORY_NS_MIN = 10 * SECOND_NS
-#: The schedule's name for the agent's own signals.
-OWN = "agent"
+#: The schedule's names for a frame's end, when all of its second are asked how it stands, and for the agent's own signals.
+BEAT, OWN = "", "agent"
 
 log = logging.getLogger(__name__)
 
@@ -107,17 +107,17 @@ class _Gathering:
         self.boottime_ns = 0
         self.until_ns = 0
         self.open = False
-        self.own = False  # the agent's own signals are due in it
+        self.due: Collection[str] = ()  # of `BEAT` and `OWN`, and of others
         self.blocks: list[Block] = []
         self.tables: set[str] = set()
 
-    def begin(self, now_ns: int, until_ns: int) -> None:
-        self.boottime_ns, self.until_ns, self.open = now_ns, until_ns, True
+    def begin(self, now_ns: int, until_ns: int, due: Collection[str]) -> None:
+        self.boottime_ns, self.until_ns, self.due, self.open = now_ns, until_ns, due, True
 
-    def end(self) -> tuple[list[Block], bool]:
-        """Return its blocks, and whether the agent's own belong to them; nothing is gathered then."""
-        ended = self.blocks, self.own
-        self.blocks, self.tables, self.own, self.open = [], set(), False, False
+    def end(self) -> tuple[list[Block], Collection[str]]:
+        """Return its blocks, and whose turn it was; nothing is gathered then."""
+        ended = self.blocks, self.due
+        self.blocks, self.tables, self.due, self.open = [], set(), (), False
         return ended
 
 
@@ -141,7 +141,7 @@ class Daemon:
         look: Callable[[], None] = lambda: None,
         barring: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """*collectors* have names of their own, none of them `agent`; their turns come in this
+        """*collectors* have names of their own, none of them `BEAT` or `OWN`; their turns come in this
         order, but those of *samplers* come from there. *between* is called whenever the loop comes round, for what others
         ask of this thread, and returns when it has to be again, if before the next second; *look* once a second, at the very end.
         *barring*: how many findings bar this host from jobs."""
@@ -160,9 +160,14 @@ class Daemon:
         }
         self._collectors = {c.name: c for c in here if not c.enters_driver}
         periods = {c.name: PERIOD_SECONDS[c.pace] * SECOND_NS for c in collectors}
-        self._schedule = Schedule({c.name: periods[c.name] for c in here} | {OWN: SECOND_NS})
+        own = {BEAT: SECOND_NS, OWN: OWN_SECONDS * SECOND_NS}
+        self._schedule = Schedule({c.name: periods[c.name] for c in here} | own)
         self._sampled = Skips({name: periods[name] for name in periods if name in sampled})
-        self._own = Own(list(periods), _counts(spool, events, client, framer, samplers, barring))
+        self._own = Own(
+            list(periods),
+            _counts(spool, events, client, framer, samplers, barring),
+            lambda: (barring(), spool.dropped_frames),
+        )
         self._gathering = _Gathering()
         self._reported: dict[str, tuple[Outcome, int]] = {
             name: (Outcome.OK, -OUTCOME_EVENT_NS_MIN) for name in periods
@@ -208,9 +213,9 @@ class Daemon:
         self._renew_inventory(now_ns)
         due = self._schedule.due(now_ns)
         if due:
-            self._flush(now_ns)  # should the last frame still be waiting
-            self._gathering.begin(now_ns, now_ns + self._linger_ns)
-            self._gathering.own = OWN in due
+            if self._gathering.open:  # the last frame still waits
+                self._flush(now_ns)
+            self._gathering.begin(now_ns, now_ns + self._linger_ns, due)
             self._take_turns(due, now_ns)
         self._take_samplers(now_ns, ready)
         self._flush_if_whole(now_ns)
@@ -220,7 +225,7 @@ class Daemon:
             self._take(probe, now_ns)
         for name in due:
             if name in self._collectors:
-                self._gather(self._turn(self._collectors[name], now_ns), now_ns)
+                self._turn(self._collectors[name], now_ns)
             elif name in self._probes:
                 self._probes[name].begin(now_ns)
 
@@ -228,24 +233,22 @@ class Daemon:
         """Take what the samplers have sent: into the frame that is gathered, or one of its own."""
         while self._samplers:
             for timed in self._samplers.take(now_ns, ready):
-                skipped = self._sampled.count(timed)
-                blocks = self._judge(timed.turn, skipped, now_ns)
-                for block in blocks:
-                    block.offset_ns = timed.began_ns
-                self._gather(blocks, now_ns)
+                self._judge(timed.turn, self._sampled.count(timed), now_ns)
+                self._gather(timed.turn.blocks, timed.began_ns, now_ns)
             if not self._samplers.more:
                 return
             self._flush(now_ns)  # the next round refills these blocks
             ready = ()
 
-    def _gather(self, blocks: Sequence[Block], now_ns: int) -> None:
+    def _gather(self, blocks: Sequence[Block], began_ns: int, now_ns: int) -> None:
         """Add blocks, whose offset is their boot time until it is known of which frame they are."""
         gathering = self._gathering
-        tables = [block.table for block in blocks]
-        if not gathering.tables.isdisjoint(tables):
-            self._flush(now_ns)
-        gathering.tables.update(tables)
-        gathering.blocks += blocks
+        for block in blocks:
+            if block.table in gathering.tables:
+                self._flush(now_ns)
+            block.offset_ns = began_ns
+            gathering.tables.add(block.table)
+            gathering.blocks.append(block)
 
     def _flush_if_whole(self, now_ns: int) -> None:
         gathering = self._gathering
@@ -263,19 +266,21 @@ class Daemon:
     def _flush(self, now_ns: int) -> None:
         """Send what was gathered, if anything."""
         at_ns = self._gathering.boottime_ns if self._gathering.open else now_ns
-        blocks, own = self._gathering.end()
+        blocks, due = self._gathering.end()
         for block in blocks:
             block.offset_ns -= at_ns
-        if own:
-            blocks += self._own_blocks()
+        if BEAT in due:
+            blocks += self._own_blocks(OWN in due)
         if blocks:
             self._latest.take(at_ns, blocks)
             self._send(at_ns, blocks)
-        if own:
+        if BEAT in due:
             self._look()
 
-    def _own_blocks(self) -> list[Block]:
-        blocks = [*self._own.blocks(), *(self._samplers.blocks() if self._samplers else ())]
+    def _own_blocks(self, due: bool) -> list[Block]:
+        """Return what the agent says of itself: when it is due, and sooner when there is news."""
+        blocks = self._own.blocks() if due or self._own.has_news else []
+        blocks += self._samplers.blocks() if self._samplers else ()
         for block in blocks:
             block.offset_ns = 0
         return blocks
@@ -289,13 +294,11 @@ class Daemon:
             self._inventory_why, self._inventory_ns = "", now_ns
             self._schedule.hasten(InventoryCollector.name)
 
-    def _turn(self, collector: Collector, now_ns: int) -> Sequence[Block]:
+    def _turn(self, collector: Collector, now_ns: int) -> None:
         began_ns = self._clock.boottime_ns()
         turn = take_turn(collector, self._clock)
-        blocks = self._judge(turn, self._schedule.skipped(turn.collector), now_ns)
-        for block in blocks:
-            block.offset_ns = began_ns
-        return blocks
+        self._judge(turn, self._schedule.skipped(turn.collector), now_ns)
+        self._gather(turn.blocks, began_ns, now_ns)
 
     def _take(self, probe: Probe, now_ns: int) -> None:
         turn = probe.take(self._clock.boottime_ns()) if probe.running else None
@@ -303,15 +306,13 @@ class Daemon:
             skipped = self._schedule.skipped(turn.collector) + probe.skipped
             self._judge(turn, skipped, now_ns)
 
-    def _judge(self, turn: Turn, skipped: int, now_ns: int) -> Sequence[Block]:
-        """Note the turn, report a change of outcome, and return its blocks."""
+    def _judge(self, turn: Turn, skipped: int, now_ns: int) -> None:
+        """Note the turn, and report a change of outcome."""
         self._own.record(turn, skipped)
-        self._latest.note(now_ns, turn)
         outcome, reported_ns = self._reported[turn.collector]
         if turn.outcome is not outcome and now_ns - reported_ns >= OUTCOME_EVENT_NS_MIN:
             self._reported[turn.collector] = turn.outcome, now_ns
             self._report(turn, now_ns)
-        return turn.blocks
 
     def _report(self, turn: Turn, now_ns: int) -> None:
         level = logging.WARNING if turn.outcome >= Outcome.BLIND else logging.INFO
@@ -355,9 +356,10 @@ class Skips:
         name = timed.turn.collector
         if timed.turn.outcome is not Outcome.HUNG:
             slot = timed.began_ns // self._periods[name]
-            before = self._slots.get(name, slot - 1)
-            self._slots[name] = max(slot, before)
-            self._skipped[name] += max(0, slot - before - 1)
+            missed = slot - self._slots.get(name, slot - 1) - 1
+            if missed >= 0:
+                self._slots[name] = slot
+                self._skipped[name] += missed
         return self._skipped[name]
 
 
@@ -369,7 +371,7 @@ def _counts(
     samplers: Samplers | None,
     barring: Callable[[], float],
 ) -> Callable[[], dict[str, float | None]]:
-    """Return what returns every signal of `agent_1s`."""
+    """Return what returns every signal of `agent_10s`."""
     memory = Memory(lambda: samplers.memory_bytes if samplers else 0)
     return lambda: {
         "agent.spool_bytes": spool.bytes,

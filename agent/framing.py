@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ..ext import columns
 from ..fingerprints import frames
@@ -15,6 +14,9 @@ from ..fingerprints.wire import telemetry_pb2
 #: On-change tables travel whole once in each span of boot time this long, changed or not, so that
 #: a reader that missed a frame is wrong no longer than this.
 KEYFRAME_NS = 60_000_000_000
+
+#: What says that blocks are no frame: a FrameError, a name that is no UTF-8, a count past 16 bits.
+NO_FRAME = (ValueError, OverflowError, struct.error)
 
 _ON_CHANGE = frozenset(name for name, signals in TABLES.items() if signals[0].on_change)
 
@@ -33,15 +35,21 @@ def dictionary() -> list[telemetry_pb2.SignalDefinition]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
 class _Sent:
     """What a reader that applied every frame holds of an on-change table."""
 
-    devices: tuple[str, ...]
-    signal_ids: tuple[int, ...]
-    cells: bytes
-    valid: bytes
-    keyframe: int  # the span of boot time of the last whole one
+    __slots__ = ("cells", "devices", "keyframe", "signal_ids", "valid")
+
+    def __init__(self, block: Block, keyframe: int) -> None:
+        """*keyframe*: the span of boot time of the last whole one."""
+        self.devices, self.signal_ids = block.devices, block.signal_ids
+        self.cells, self.valid = bytes(block.cells), bytes(block.valid)
+        self.keyframe = keyframe
+
+    def same_keys(self, block: Block) -> bool:
+        """Say whether the block's rows and columns are those of before: mostly they are the same objects."""
+        same = self.devices is block.devices and self.signal_ids is block.signal_ids
+        return same or (self.devices, self.signal_ids) == (block.devices, block.signal_ids)
 
 
 class Framer:
@@ -60,6 +68,7 @@ class Framer:
         self._run_id = run_id
         self._boot_id = boot_id
         self._sent: dict[str, _Sent] = {}
+        self._encoder = frames.Encoder()
 
     def frame(
         self, sequence: int, boottime_ns: int, wall_ns: int, blocks: Sequence[Block]
@@ -71,53 +80,79 @@ class Framer:
         """
         stamp = frames.Stamp(self._run_id, self._boot_id, sequence, boottime_ns, wall_ns)
         keyframe = boottime_ns // KEYFRAME_NS
-        once, left_out = _once(blocks)
-        parts = [(self._part(block, keyframe), block) for block in once]
-        carried = [(part, block) for part, block in parts if part is not None and part.rows]
-        data, dropped = _encode_what_fits(stamp, [part for part, _ in carried])
-        left_out += [(carried[i][0].table, why) for i, why in sorted(dropped.items())]
+        parts, on_change, left_out = self._parts(blocks, keyframe)
+        dropped: dict[int, str] = {}
+        try:
+            data = self._encoder.encode(stamp, parts, deflate=False)
+        except NO_FRAME as error:
+            data, dropped = self._encode_what_fits(stamp, parts, str(error))
+            left_out += [(parts[i].table, why) for i, why in sorted(dropped.items())]
         self.left_out = tuple(left_out)
         self.left_out_count += len(left_out)
-        for i, (_, block) in enumerate(carried):
-            if block.table in _ON_CHANGE and i not in dropped:
-                self._sent[block.table] = _Sent(
-                    block.devices,
-                    block.signal_ids,
-                    bytes(block.cells),
-                    bytes(block.valid),
-                    keyframe,
-                )
+        for i, block in on_change.items():
+            if i not in dropped:
+                self._sent[block.table] = _Sent(block, keyframe)
         return data
 
+    def _parts(
+        self, blocks: Sequence[Block], keyframe: int
+    ) -> tuple[list[Block], dict[int, Block], list[tuple[str, str]]]:
+        """Return what must travel of the blocks; by index there, those of on-change tables; and (table, why) of
+        every second one of an on-change table, which is left out."""
+        parts: list[Block] = []
+        on_change: dict[int, Block] = {}
+        left_out: list[tuple[str, str]] = []
+        seen: list[str] = []
+        for block in blocks:
+            table = block.table
+            if table not in _ON_CHANGE:
+                if block.rows:
+                    parts.append(block)
+            elif table in seen:
+                left_out.append((table, "an on-change table must be in one block"))
+            else:
+                seen.append(table)
+                part = self._part(block, keyframe)
+                if part is not None and part.rows:
+                    on_change[len(parts)] = block
+                    parts.append(part)
+        return parts, on_change, left_out
+
     def _part(self, block: Block, keyframe: int) -> Block | None:
-        """Return what must travel of *block*: all of it, its changed rows, or None."""
+        """Return what must travel of an on-change table: all of it, its changed rows, or None."""
         sent = self._sent.get(block.table)
-        if block.table not in _ON_CHANGE or sent is None:
+        if sent is None:
             return block
-        if sent.devices != block.devices or sent.signal_ids != block.signal_ids:
+        if not sent.same_keys(block):
             return _with_gone(block, sent.devices)
         if sent.keyframe != keyframe:
             return block
+        if sent.cells == block.cells and sent.valid == block.valid:
+            return None
         width = len(block.signal_ids)
         rows = columns.changed_rows(
             block.cells, block.valid, sent.cells, sent.valid, width, block.rows
         )
         return block.select(rows) if rows else None
 
+    def _encode_what_fits(
+        self, stamp: frames.Stamp, parts: Sequence[Block], why: str
+    ) -> tuple[bytes, dict[int, str]]:
+        """Return a frame, and by index why a part is not in it: those that no frame can carry, then,
+        while the rest is too much together (*why*), the largest."""
+        dropped = {
+            i: words for i, part in enumerate(parts) if (words := self._try(stamp, [part])[1])
+        }
+        kept = sorted(set(range(len(parts))) - dropped.keys(), key=lambda i: len(parts[i].cells))
+        while (data := self._try(stamp, [parts[i] for i in sorted(kept)])[0]) is None:
+            dropped[kept.pop()] = why
+        return data, dropped
 
-def _once(blocks: Sequence[Block]) -> tuple[list[Block], list[tuple[str, str]]]:
-    """Return the blocks less every second one of an on-change table, and those (table, why)."""
-    kept: list[Block] = []
-    left_out: list[tuple[str, str]] = []
-    seen: set[str] = set()
-    for block in blocks:
-        if block.table in seen:
-            left_out.append((block.table, "an on-change table must be in one block"))
-            continue
-        kept.append(block)
-        if block.table in _ON_CHANGE:
-            seen.add(block.table)
-    return kept, left_out
+    def _try(self, stamp: frames.Stamp, parts: Sequence[Block]) -> tuple[bytes | None, str]:
+        try:
+            return self._encoder.encode(stamp, parts, deflate=False), ""
+        except NO_FRAME as error:
+            return None, str(error)
 
 
 def _with_gone(block: Block, before: Sequence[str]) -> Block:
@@ -132,27 +167,3 @@ def _with_gone(block: Block, before: Sequence[str]) -> Block:
         whole.ints[target : target + block.rows] = block.ints[source : source + block.rows]
         whole.valid[target : target + block.rows] = block.valid[source : source + block.rows]
     return whole
-
-
-def _encode_what_fits(stamp: frames.Stamp, parts: Sequence[Block]) -> tuple[bytes, dict[int, str]]:
-    """Return a frame, and by index why a part is not in it: those that no frame can carry, then,
-    while the rest is too much together, the largest."""
-    whole, why = _try(stamp, parts)
-    if whole is not None:
-        return whole, {}
-    dropped = {i: words for i, part in enumerate(parts) if (words := _try(stamp, [part])[1])}
-    kept = sorted(set(range(len(parts))) - dropped.keys(), key=lambda i: len(parts[i].cells))
-    while (data := _try(stamp, [parts[i] for i in sorted(kept)])[0]) is None:
-        dropped[kept.pop()] = why
-    return data, dropped
-
-
-def _try(stamp: frames.Stamp, parts: Sequence[Block]) -> tuple[bytes | None, str]:
-    try:
-        return frames.encode(stamp, parts, deflate=False), ""
-    except (
-        ValueError,
-        OverflowError,
-        struct.error,
-    ) as error:  # also a name that is no UTF-8, a count past 16 bits
-        return None, str(error)

@@ -6,11 +6,10 @@ The daemon's thread writes, any thread reads: what a table showed is an immutabl
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from ..fingerprints.block import Block, is_float
-from .turn import Outcome, Turn
 
 
 class Readings(NamedTuple):
@@ -22,6 +21,14 @@ class Readings(NamedTuple):
     signal_ids: tuple[int, ...]
     cells: bytes
     valid: bytes
+
+    def column(self, signal_id: int) -> tuple[slice, slice]:
+        """Return where one signal's cells lie, and their valid bytes; nothing for a signal not of this table."""
+        if signal_id not in self.signal_ids:
+            return slice(0), slice(0)
+        rows = len(self.devices)
+        at = self.signal_ids.index(signal_id) * rows
+        return slice(8 * at, 8 * (at + rows)), slice(at, at + rows)
 
     def values(self, signal_id: int) -> Iterator[tuple[str, float | int]]:
         """Yield (device, value) of one signal, those that are known; nothing for a signal not of this table."""
@@ -36,33 +43,25 @@ class Readings(NamedTuple):
                 yield device, number
 
 
-class LastTurn(NamedTuple):
-    """How the last turn of a collector ended."""
-
-    boottime_ns: int
-    outcome: Outcome
-    words: str
-
-
 class Latest:
-    """`tables` by name and `turns` by collector; a table that no longer comes keeps its last time."""
+    """`tables` by name; a table that no longer comes keeps its last time."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Container[str] | None = None) -> None:
+        """*wanted*: the tables that somebody may ask for; None: all."""
         self.tables: dict[str, Readings] = {}
-        self.turns: dict[str, LastTurn] = {}
+        self._wanted = wanted
 
     def take(self, boottime_ns: int, blocks: Iterable[Block]) -> None:
-        """Keep a copy of these blocks of a tick at *boottime_ns*."""
+        """Keep a copy of those of these blocks, of a tick at *boottime_ns*, that are wanted."""
+        wanted = self._wanted
         for block in blocks:
-            self.tables[block.table] = Readings(
-                block.table,
-                boottime_ns + block.offset_ns,
-                block.devices,
-                block.signal_ids,
-                bytes(block.cells),
-                bytes(block.valid),
-            )
-
-    def note(self, boottime_ns: int, turn: Turn) -> None:
-        """Keep how a turn ended."""
-        self.turns[turn.collector] = LastTurn(boottime_ns, turn.outcome, turn.words)
+            table = block.table
+            if wanted is None or table in wanted:
+                self.tables[table] = Readings(
+                    table,
+                    boottime_ns + block.offset_ns,
+                    block.devices,
+                    block.signal_ids,
+                    bytes(block.cells),
+                    bytes(block.valid),
+                )

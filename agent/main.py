@@ -9,7 +9,6 @@ import random
 import select
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -24,9 +23,10 @@ from .framing import Framer
 from .hardware.nvml import driver_gpus, pci_gpus
 from .latest import Latest
 from .listening import Listening, Teller
-from .local.answers import Answers
+from .local.answers import Answers, tables
 from .local.attach import attach
 from .local.permit import Permit
+from .mailbox import Mailbox
 from .not_in_the_way import NotInTheWay
 from .own import Troubles
 from .registration import InventoryCollector, Registration
@@ -41,9 +41,6 @@ from .turn import Collector
 
 #: Of the five seconds from SIGTERM to the end: the client may take one more, then its thread is left.
 FLUSH_SECONDS_MAX = 3.0
-#: Samplers and daemon are due at the same moment, and what takes a sampler's reading of files takes a millisecond or
-#: two: the daemon comes a little later, and takes what all have said in one go rather than once for each.
-LATER_MILLISECONDS, TOGETHER_SECONDS = 4.0, 0.002
 #: The inventory's child ends by itself at its deadline; past this much more its thread is hung.
 INVENTORY_GRACE_SECONDS = 10.0
 
@@ -67,6 +64,7 @@ class Signals:
         self._asked: collections.deque[int] = collections.deque(maxlen=16)
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._descriptors: Callable[[], Sequence[int]] = tuple
+        self._later_ns: Callable[[], int] = lambda: 0
         self._polled: list[int] = []
         self._poll = select.poll()
 
@@ -85,17 +83,21 @@ class Signals:
             signal.set_wakeup_fd(pipe)
             for each, handler in zip(service.SIGNALS, before, strict=True):
                 signal.signal(each, handler)
-            self._descriptors = tuple
+            self._descriptors, self._later_ns = tuple, lambda: 0
             os.close(self._wake)
             os.close(self._waker)
 
-    def listen(self, descriptors: Callable[[], Sequence[int]]) -> None:
-        """Let the wait end, too, when one of *descriptors* can be read; they are asked for each time."""
-        self._descriptors = descriptors
+    def listen(
+        self,
+        descriptors: Callable[[], Sequence[int]],
+        later_ns: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Let the wait end, too, when one of *descriptors* can be read, and that for a second's beginning *later_ns*
+        after it, when others who begin with it have spoken; both are asked for each time."""
+        self._descriptors, self._later_ns = descriptors, later_ns
 
     def wait(self, until_ns: int) -> list[int]:
-        """Return a few milliseconds past that boot time, or sooner: with `stop` set when a signal has come, else when
-        somebody spoke, and those who speak at the same time were heard.
+        """Return at that boot time, or sooner: with `stop` set when a signal has come, else when somebody spoke.
 
         Returns the descriptors that can be read.
         """
@@ -104,20 +106,15 @@ class Signals:
             self._poll, self._polled = select.poll(), descriptors
             for descriptor in descriptors:
                 self._poll.register(descriptor, select.POLLIN)
-        left = (until_ns - self._clock.boottime_ns()) / 1e6
-        left += LATER_MILLISECONDS if len(descriptors) > 1 else 0.0
-        ready = self._ready(max(0.0, left))
-        if ready and self._wake not in ready:
-            time.sleep(TOGETHER_SECONDS)
-            ready = self._ready(0.0)
+        if until_ns % SECOND_NS == 0:
+            until_ns += self._later_ns()
+        left_ns = max(0, until_ns - self._clock.boottime_ns())
+        ready = [descriptor for descriptor, _ in self._poll.poll(left_ns / 1e6)]
         if self._wake in ready:
             os.read(self._wake, 512)
         while self._asked:
             self._obey(self._asked.popleft())
         return ready
-
-    def _ready(self, milliseconds: float) -> list[int]:
-        return [descriptor for descriptor, _ in self._poll.poll(milliseconds)]
 
     def _obey(self, number: int) -> None:
         if number == signal.SIGHUP and self._reload is not None:
@@ -202,7 +199,7 @@ def build(
     collectors = [*early.collectors]
     released = ReleasedFile(config.run_path, boot_id)
     samplers.start(released.until_ns(clock.boottime_ns()))  # before anything that starts a thread
-    latest = Latest()
+    latest = Latest(tables(config))
     answers = Answers(
         config, latest, clock, boot_id, gpus=registration.gpus, devices=samplers.states
     )
@@ -223,7 +220,7 @@ def build(
         config, samplers, clock, teller, stack, registration, released, answers.answer, latest
     )
     if signals:
-        signals.listen(lambda: [*samplers.descriptors(), mailbox.descriptor])
+        signals.listen(_polled(samplers, mailbox), lambda: samplers.later_ns)
     _listen([each for each in collectors if each.name not in samplers.collectors], teller, stack)
     stack.callback(registration.proceed)  # the client may be waiting for it
     if config.metrics_listen:
@@ -258,6 +255,11 @@ def _spool(config: AgentConfig, boot_id: bytes) -> Spool:
     if spool.notice:
         log.warning("%s", spool.notice, extra={"cause": "spool"})
     return spool
+
+
+def _polled(samplers: Samplers, mailbox: Mailbox) -> Callable[[], Sequence[int]]:
+    """Return what returns what the wait is ended by."""
+    return lambda: [*samplers.descriptors(), mailbox.descriptor]
 
 
 def _in_turn(*looks: Callable[[], None]) -> Callable[[], None]:
@@ -331,12 +333,19 @@ def _troubles(client: Client, spool: Spool, events: EventQueue) -> Troubles:
     return Troubles(
         client,
         {
-            "frames not written": (lambda: spool.write_errors, lambda: spool.last_error),
-            "events not written": (lambda: events.write_errors, lambda: events.last_error),
-            "frames dropped": (lambda: spool.dropped_frames, lambda: "the spool was full"),
-            "frames refused": (lambda: spool.refused_frames, lambda: spool.last_refusal),
-            "events dropped": (lambda: events.dropped_events, lambda: "too many waited"),
+            "frames not written": lambda: spool.last_error,
+            "events not written": lambda: events.last_error,
+            "frames dropped": lambda: "the spool was full",
+            "frames refused": lambda: spool.last_refusal,
+            "events dropped": lambda: "too many waited",
         },
+        lambda: (
+            spool.write_errors,
+            events.write_errors,
+            spool.dropped_frames,
+            spool.refused_frames,
+            events.dropped_events,
+        ),
     )
 
 

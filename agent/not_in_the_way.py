@@ -44,6 +44,7 @@ RENEW_NS = 10 * SECOND_NS
 #: HUNG is not yet: it may only be slow to open.
 NOT_ENTERED = frozenset(("ABANDONED", "LEFT_ALONE", "SLOW", "TRIED"))
 GPU = "gpu"  # their lane
+NOBODY: frozenset[str] = frozenset()
 UNBIND = "the driver is being taken off it"
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class NotInTheWay:
         self._unbinding.taken_off(off, clock.boottime_ns())
         self._looked = -1  # the second of the last look
         #: GPUs that nobody is to touch now, by PCI address; None: any, nor their driver. To be read from any thread.
-        self.avoided: frozenset[str] | None = frozenset()
+        self.avoided: frozenset[str] | None = NOBODY
         self._avoid()
 
     # From any thread -----------------------------------------------------------------------
@@ -120,9 +121,13 @@ class NotInTheWay:
         if now_ns // BOUND_NS != self._looked:
             self._looked = now_ns // BOUND_NS
             self._look_at_the_driver(now_ns)
-            self._forget_the_expired()
-            self._avoid()
-        self._settle(now_ns)
+            if self._why:
+                self._keep_off_the_unbound(now_ns)
+                self._forget_the_expired()
+            if self.avoided != NOBODY or self._samplers.states():
+                self._avoid()
+        if self._asked:
+            self._settle(now_ns)
         return now_ns + LOOK_NS if self._asked else None
 
     def release(
@@ -256,6 +261,9 @@ class NotInTheWay:
             gone, back = self._unbinding.look(self._bound, now_ns)
             self._let_go_for_unbind(gone)
             self._take_back(back)
+
+    def _keep_off_the_unbound(self, now_ns: int) -> None:
+        """Let go anew of what has no driver yet as its time ends."""
         for address, until_ns in self._samplers.released().items():
             if address is None or self._why.get(address) != UNBIND:
                 continue

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..fingerprints.block import Block
-from ..fingerprints.catalogue import TABLES
+from ..fingerprints.catalogue import PERIOD_SECONDS, TABLES
 from .collectors.columns import places_of
 from .hardware.files import KeptFile
 from .turn import Turn
@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 _STATM = KeptFile(Path("/proc/self/statm"))
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+#: Both tables are told so often, and sooner when an outcome has changed.
+OWN_SECONDS = PERIOD_SECONDS[TABLES["agent_10s"][0].pace]
 _OF_A_TURN = ("collector.turn_seconds", "collector.outcome_state", "collector.skipped_events")
 
 
@@ -49,16 +51,16 @@ def share_bytes() -> float | None:
 
 
 class Memory:
-    """What all processes of the agent cost in memory; looking at it is not free, so not at each second."""
+    """What all processes of the agent cost in memory; looking at it is not free, so not each time."""
 
-    CALLS = 60
+    CALLS = 300 // OWN_SECONDS
 
     def __init__(self, others: Callable[[], int]) -> None:
         """*others*: bytes of the other processes."""
         self._others, self._calls, self._own = others, 0, share_bytes()
 
     def bytes(self) -> float | None:
-        """Return it as of a minute ago, or sooner; None where it is not shown."""
+        """Return it as of five minutes ago, or sooner; None where it is not shown."""
         self._calls += 1
         if self._calls % self.CALLS == 0 or self._own is None:
             self._own = share_bytes()
@@ -66,30 +68,50 @@ class Memory:
 
 
 class Own:
-    """Fills `collector_1s`, a row per collector, and `agent_1s`. A collector that has had no turn
+    """Fills `collector_10s`, a row per collector, and `agent_10s`. A collector that has had no turn
     yet has no valid cell."""
 
     def __init__(
-        self, collectors: Sequence[str], counts: Callable[[], Mapping[str, float | None]]
+        self,
+        collectors: Sequence[str],
+        counts: Callable[[], Mapping[str, float | None]],
+        urgent: Callable[[], object] = lambda: None,
     ) -> None:
-        """*counts* returns the value of every signal of `agent_1s`, always in the same order. ValueError for less."""
+        """*counts* returns the value of every signal of `agent_10s`, always in the same order. ValueError for less.
+        *urgent*: of these, what is told at once when it has changed."""
         names = counts().keys()
-        missing = {signal.name for signal in TABLES["agent_1s"]} ^ names
+        missing = {signal.name for signal in TABLES["agent_10s"]} ^ names
         if missing:
-            raise ValueError(f"agent_1s: no value, or no such signal: {', '.join(sorted(missing))}")
-        self._counts = counts
+            raise ValueError(
+                f"agent_10s: no value, or no such signal: {', '.join(sorted(missing))}"
+            )
+        self._counts, self._urgent = counts, urgent
         self._rows = {name: row for row, name in enumerate(collectors)}
-        self._turns = Block("collector_1s", collectors)
+        self._last: dict[str, tuple[Turn, int]] = {}  # of each collector, and its turns left out
+        self._changed = False  # an outcome, since `blocks`
+        self._told: object = None  # of what is urgent
+        self._turns = Block("collector_10s", collectors)
         self._turns_places = places_of(self._turns, _OF_A_TURN)
-        self._agent = Block("agent_1s", ["agent"])
+        self._agent = Block("agent_10s", ["agent"])
         self._agent_places = places_of(self._agent, names)
 
     def record(self, turn: Turn, skipped: int) -> None:
         """Note how a turn went. *skipped*: the collector's turns left out since the start."""
-        self._turns_places.put(self._rows[turn.collector], (turn.seconds, turn.outcome, skipped))
+        before = self._last.get(turn.collector)
+        if before is None or turn.outcome is not before[0].outcome:
+            self._changed = True
+        self._last[turn.collector] = turn, skipped
+
+    @property
+    def has_news(self) -> bool:
+        """Whether an outcome has changed since `blocks`, or what is urgent."""
+        return self._changed or self._urgent() != self._told
 
     def blocks(self) -> list[Block]:
         """Return both blocks as of now."""
+        self._changed, self._told = False, self._urgent()
+        for name, (turn, skipped) in self._last.items():
+            self._turns_places.put(self._rows[name], (turn.seconds, turn.outcome, skipped))
         self._agent_places.put(0, tuple(self._counts().values()))
         return [self._turns, self._agent]
 
@@ -109,12 +131,12 @@ class Troubles:
     def __init__(
         self,
         connection: Connection,
-        losses: Mapping[str, tuple[Callable[[], int], Callable[[], str]]],
+        losses: Mapping[str, Callable[[], str]],
+        counts: Callable[[], tuple[int, ...]],
     ) -> None:
-        """*losses*: what is lost, in words -> how many so far, and the words of the last."""
-        self._connection = connection
-        self._losses = dict(losses)
-        self._lost = dict.fromkeys(losses, 0)
+        """*losses*: what is lost, in words -> the words of the last; *counts* of them so far, in this order."""
+        self._connection, self._losses, self._counts = connection, losses, counts
+        self._lost: tuple[int, ...] = (0,) * len(losses)
         self._told: tuple[bool, str] = (False, "")
 
     def look(self) -> None:
@@ -126,10 +148,12 @@ class Troubles:
                 log.info("connected", extra={"cause": "aggregator.connected"})
             else:
                 log.warning("not connected: %s", error, extra={"cause": "aggregator.away"})
-        for what, (count_of, why) in self._losses.items():
-            count = count_of()
-            if count != self._lost[what]:
-                self._lost[what] = count
-                log.warning(
-                    "%d %s so far; %s", count, what, why(), extra={"cause": what.replace(" ", ".")}
-                )
+        before, self._lost = self._lost, self._counts()
+        if self._lost != before:
+            self._tell(before)
+
+    def _tell(self, before: tuple[int, ...]) -> None:
+        for (what, why), count, known in zip(self._losses.items(), self._lost, before, strict=True):
+            if count != known:
+                extra = {"cause": what.replace(" ", ".")}
+                log.warning("%d %s so far; %s", count, what, why(), extra=extra)

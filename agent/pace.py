@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+#: What those who begin with the second need at least until they have spoken, and what they are given at most.
+LATER_NS_MIN, LATER_NS_MAX = 2_000_000, 128_000_000
+
 
 class Schedule:
     """Each name at its own period. Its turns stand on multiples of the period since boot.
@@ -24,7 +27,7 @@ class Schedule:
         self._names: dict[int, list[str]] = {}
         for name, period in self._periods.items():
             self._names.setdefault(period, []).append(name)
-        self._slots: dict[int, int] = {}
+        self._next_ns = dict.fromkeys(self._names, 0)  # grid points; 0 before the first `due`
         self._skipped = dict.fromkeys(self._names, 0)
         self._hastened: set[str] = set()
 
@@ -35,21 +38,19 @@ class Schedule:
 
     def due(self, now_ns: int) -> list[str]:
         """Return the names whose turn it is; asked again in the same slot, it is nobody's."""
-        begun = [period for period in self._names if self._enter(period, now_ns // period)]
+        begun = [period for period, next_ns in self._next_ns.items() if now_ns >= next_ns]
+        for period in begun:
+            self._enter(period, now_ns // period)
         if len(begun) < 2 and not self._hastened:
             return list(self._names[begun[0]]) if begun else []
         names = self._hastened.union(*[self._names[period] for period in begun])
         self._hastened.clear()
         return [name for name in self._periods if name in names]
 
-    def _enter(self, period: int, slot: int) -> bool:
-        before = self._slots.get(period)
-        if before is not None:
-            if slot <= before:  # the clock was handed in; should it go back, nobody is due
-                return False
-            self._skipped[period] += slot - before - 1
-        self._slots[period] = slot
-        return True
+    def _enter(self, period: int, slot: int) -> None:
+        if self._next_ns[period]:
+            self._skipped[period] += slot - self._next_ns[period] // period
+        self._next_ns[period] = (slot + 1) * period
 
     def hasten(self, name: str) -> None:
         """Make *name* due at the next `due`, once; its grid stays. An unknown name is nobody."""
@@ -59,12 +60,30 @@ class Schedule:
     def next_ns(self) -> int:
         """Return the next grid point at which someone is due; 0 (at once) before the first `due`, or for one
         that was hastened."""
-        if self._hastened:
-            return 0
-        return min(
-            [(self._slots.get(period, -1) + 1) * period for period in self._names], default=0
-        )
+        return 0 if self._hastened else min(self._next_ns.values(), default=0)
 
     def skipped(self, name: str) -> int:
         """Return how many turns of *name* were left out. KeyError for an unknown name."""
         return self._skipped[self._periods[name]]
+
+
+class Meeting:
+    """How long after a second has begun those have spoken who begin with it.
+
+    Who comes too early has to come again, and a waking costs more than a reading a few milliseconds older is worth:
+    it is twice as long after each such second, and a little shorter after any other.
+    """
+
+    def __init__(self) -> None:
+        self.later_ns = 2 * LATER_NS_MIN
+        self._grid_ns = 0
+
+    def came(self, grid_ns: int, *, in_time: bool) -> None:
+        """Note whether all had spoken, when they were first looked for in the second that began at *grid_ns*."""
+        if grid_ns == self._grid_ns:
+            return
+        self._grid_ns = grid_ns
+        if in_time:
+            self.later_ns = max(self.later_ns - self.later_ns // 128, LATER_NS_MIN)
+        else:
+            self.later_ns = min(2 * self.later_ns, LATER_NS_MAX)

@@ -70,6 +70,7 @@ class Registration:
         self._lock = threading.Lock()
         self._known = threading.Event()
         self._told: bytes | None = None  # what the last request said of devices and labels
+        self._gpus: dict[str, str] = {}
 
     def request(self) -> telemetry_pb2.RegisterNodeRequest:
         """Return the request as of now. Waits up to 5 s for the first inventory, and no longer."""
@@ -98,6 +99,11 @@ class Registration:
             self._request.labels.update(inventory.labels)
             now = self._request.SerializeToString(deterministic=True)
             outdated = self._told is not None and self._told != now
+            self._gpus = {
+                device.key: device.attributes.get("pci_address", "")
+                for device in self._request.devices
+                if device.kind == "gpu"
+            }
         self._known.set()
         return outdated
 
@@ -106,11 +112,9 @@ class Registration:
         with self._lock:
             return {(d.kind, d.key): dict(d.attributes) for d in self._request.devices}
 
-    def gpus(self) -> dict[str, str]:
-        """Return UUID -> PCI address of the GPUs that the last inventory found."""
-        with self._lock:
-            devices = [device for device in self._request.devices if device.kind == "gpu"]
-            return {device.key: device.attributes.get("pci_address", "") for device in devices}
+    def gpus(self) -> Mapping[str, str]:
+        """Return UUID -> PCI address of the GPUs that the last inventory found; another one when that changes."""
+        return self._gpus
 
     def nodes(self) -> dict[str, str]:
         """Return `nvidia3` -> PCI address of the GPUs whose minor number the last inventory found."""
@@ -155,7 +159,7 @@ def _of_gpus(
 
 class InventoryCollector:
     """Reads the inventory as a collector takes its turn: every 600 s, in a thread of its own, with
-    its seconds and its outcome in `collector_1s`. It fills no block."""
+    its seconds and its outcome in `collector_10s`. It fills no block."""
 
     name = "inventory"
     pace = Pace.BOOT

@@ -101,8 +101,9 @@ class Resting(Protocol):
 
     @property
     def name(self) -> str: ...
-    def rest(self, until_ns: int, wake_descriptor: int) -> None:
-        """Return at that boot time, or soon after *wake_descriptor* can be read. Never raises."""
+    def rest(self, until_ns: int) -> None:
+        """Return at that boot time, soon after this process is called (`ext.place.call`), or at once where there is
+        nothing to do. Never raises."""
         ...
 
 

@@ -63,6 +63,10 @@ class TimedQueue:
         self.durable = time.perf_counter()
         return durable
 
+    @property
+    def waiting(self) -> bool:
+        return self._queue.waiting
+
     def pending(self, count_max: int) -> list[HealthEvent]:
         return self._queue.pending(count_max)
 

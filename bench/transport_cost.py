@@ -88,6 +88,8 @@ class Frames:
 class NoEvents:
     """Nothing ever happens."""
 
+    waiting = False
+
     def pending(self, count_max: int) -> list[Any]:
         return []
 

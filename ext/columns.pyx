@@ -6,36 +6,102 @@ lowest bytes first): neighbouring devices read alike, so that the upper planes a
 deflate takes to nearly nothing. A cell that is not valid repeats the one before it.
 """
 
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
+from cpython.buffer cimport PyBUF_READ
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
+
+from zlib import crc32
+
+cdef enum:
+    CRC_AT = 4    # in a frame (fingerprints/frames.py): of all that follows it
+    CRC_FROM = 8
 
 
 def packed_size(Py_ssize_t width, Py_ssize_t rows):
     return (width * rows + 7) // 8 + 8 * width * rows
 
 
-def append_table(bytearray out not None, bytes head not None, int64_t offset, bytes keys not None,
-                 const uint8_t[::1] cells not None, const uint8_t[::1] valid not None, Py_ssize_t width, Py_ssize_t rows):
-    cdef Py_ssize_t count = width * rows, begin = len(out), size = (count + 7) // 8 + 8 * count
+cdef class _Known:
+    """What a table's bytes begin with, and its keys, as they were the last time."""
+
+    cdef object devices, signal_ids
+    cdef bytes head, keys
+    cdef Py_ssize_t rows, width, size
+
+    def __cinit__(self, devices not None, signal_ids not None, bytes head not None, bytes keys not None):
+        self.devices, self.signal_ids, self.head, self.keys = devices, signal_ids, head, keys
+        self.rows, self.width = len(devices), len(signal_ids)
+        if self.rows > 0xFFFF or self.width > 0xFFFF:
+            raise ValueError(f"{self.rows} rows of {self.width} columns: at most 65535 of each")
+        self.size = len(head) + 12 + len(keys) + packed_size(self.width, self.rows)
+
+
+cdef class Tables:
+    cdef object constant
+    cdef dict known
+    cdef list blocks, tables  # those taken
+
+    def __cinit__(self, constant not None):
+        self.constant, self.known, self.blocks, self.tables = constant, {}, [], []
+
+    def take(self, blocks not None):
+        cdef Py_ssize_t size = 0
+        cdef _Known known
+        self.blocks, self.tables = list(blocks), []
+        for block in self.blocks:
+            known = self._of(block)
+            self.tables.append(known)
+            size += known.size
+        return size
+
+    cdef _Known _of(self, block):
+        table, devices, signal_ids = block.table, block.devices, block.signal_ids
+        cdef _Known known = self.known.get(table)
+        if known is not None and known.devices is devices and known.signal_ids is signal_ids:
+            return known
+        if known is None or known.devices != devices or known.signal_ids != signal_ids:
+            head, keys = self.constant(table, signal_ids, devices)
+            known = self.known[table] = _Known(devices, signal_ids, head, keys)
+        known.devices, known.signal_ids = devices, signal_ids  # the same objects, as a rule, the next time
+        return known
+
+    def frame(self, bytes header not None):
+        cdef Py_ssize_t size = len(header), i
+        cdef _Known known
+        for known in self.tables:
+            size += known.size
+        cdef bytes frame = PyBytes_FromStringAndSize(NULL, size)
+        cdef uint8_t *begin = <uint8_t *>PyBytes_AS_STRING(frame)
+        cdef uint8_t *to = begin
+        memcpy(begin, PyBytes_AS_STRING(header), len(header))
+        to = begin + len(header)
+        for i in range(len(self.blocks)):
+            to = _put_table(to, self.blocks[i], <_Known>self.tables[i])
+        self.blocks, self.tables = [], []
+        cdef uint32_t checksum = crc32(PyMemoryView_FromMemory(<char *>begin + CRC_FROM, size - CRC_FROM, PyBUF_READ))
+        memcpy(begin + CRC_AT, &checksum, 4)
+        return frame
+
+
+cdef uint8_t *_put_table(uint8_t *to, block, _Known known) except NULL:
+    cdef bytearray cells = block.cells, valid = block.valid
+    cdef int64_t offset = block.offset_ns
+    cdef Py_ssize_t count = known.width * known.rows, head = len(known.head), keys = len(known.keys)
     cdef uint16_t[2] shape
-    _check(cells.shape[0], valid.shape[0], count)
-    if not (0 <= width <= 0xFFFF and 0 <= rows <= 0xFFFF):
-        raise ValueError(f"{rows} rows of {width} columns: at most 65535 of each")
-    shape[0], shape[1] = <uint16_t>rows, <uint16_t>width
-    PyByteArray_Resize(out, begin + len(head) + 12 + len(keys) + size)
-    cdef uint8_t *to = <uint8_t *>PyByteArray_AS_STRING(out) + begin
-    memcpy(to, <const char *>head, len(head))
-    to += len(head)
-    memcpy(to, &offset, 8)
-    memcpy(to + 8, shape, 4)
-    memcpy(to + 12, <const char *>keys, len(keys))
-    to += 12 + len(keys)
+    _check(len(cells), len(valid), count)
+    shape[0], shape[1] = <uint16_t>known.rows, <uint16_t>known.width
+    memcpy(to, PyBytes_AS_STRING(known.head), head)
+    memcpy(to + head, &offset, 8)
+    memcpy(to + head + 8, shape, 4)
+    memcpy(to + head + 12, PyBytes_AS_STRING(known.keys), keys)
+    to += head + 12 + keys
     memset(to, 0, (count + 7) // 8)
-    if count:
-        with nogil:
-            _pack(<const uint64_t *>&cells[0], &valid[0], to, width, rows)
+    _pack(<const uint64_t *>PyByteArray_AS_STRING(cells), <const uint8_t *>PyByteArray_AS_STRING(valid), to, known.width, known.rows)
+    return to + (count + 7) // 8 + 8 * count
 
 
 def unpack(const uint8_t[::1] packed not None, uint8_t[::1] cells not None, uint8_t[::1] valid not None, Py_ssize_t width, Py_ssize_t rows):

@@ -22,6 +22,8 @@ KEYED: int
 DECIMAL: int
 #: `up`: which of the words of *key*, apart by blanks, the text is, counted from 0; no gauges.
 WORD: int
+#: Any text: a number that is another one when the text is; of 4,096 bytes or more another one each time. No gauges.
+DIGEST: int
 
 class CounterFiles:
     """Files and the cells they fill. One pass at a time; not for two threads at once."""
@@ -37,6 +39,7 @@ class CounterFiles:
         *,
         kept_max: int = 160,
         wait_passes_max: int = 0,
+        only_files: bool = False,
     ) -> None:
         """Bind to pairs of (cells of 8 bytes, valid bytes); both stay bound and must not be resized.
 
@@ -65,11 +68,14 @@ class CounterFiles:
         scale: float = 1,
         gauge: bool = False,
         most: int = ...,
+        span: int | None = None,
     ) -> None:
         """Let the file added last fill cell *index* of *target*, as a whole number or a double (*gauge*).
 
         The number in the file times *scale* is the value; above *most* (before scaling) it is missing, and
         so is a gauge of all ones in 32 or 64 bits: drivers say so that they have no value.
+        *span*: the number counts and begins again after so many (0: nobody knows); the value is what it has
+        counted since the first pass (`Meter`).
         Raises ValueError for a cell outside the buffers, or a shape that a whole number cannot have.
         """
 
@@ -89,6 +95,22 @@ class CounterFiles:
     @property
     def kept_descriptors(self) -> int:
         """Descriptors open now."""
+
+class Meter:
+    """What a counter has counted since the first reading, over the ends of its range.
+
+    What cannot be told (a step back of an unknown range, one so long that it may be more than the range) counts
+    as nothing. So the sum may miss some, and never invents any; its steps are those of `fingerprints.counters.counted`.
+    """
+
+    def __init__(self, span: int = 0) -> None:
+        """*span*: the counter's greatest value, after which it begins again at 0; 0: not known."""
+
+    def add(self, value: int | None) -> int | None:
+        """Take a reading (None: there was none) and return the sum so far; None without one.
+
+        Neither all ones of 32 or 64 bits nor what is beyond the span is a reading.
+        """
 
 def parse(
     text: Buffer,

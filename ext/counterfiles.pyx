@@ -5,7 +5,7 @@ from libc.errno cimport EINTR, EINVAL, EMFILE, ENFILE, ENODEV, ENOENT, ENXIO, er
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
-from posix.fcntl cimport O_CLOEXEC, O_RDONLY, open as c_open
+from posix.fcntl cimport O_CLOEXEC, O_NONBLOCK, O_RDONLY, open as c_open
 from posix.unistd cimport close as c_close, pread
 
 from place_abi cimport Place, place_enter, place_leave
@@ -14,7 +14,7 @@ import os
 
 from . import place
 
-NUMBER, SIGNED, CODE, KEYED, DECIMAL, WORD = range(6)
+NUMBER, SIGNED, CODE, KEYED, DECIMAL, WORD, DIGEST = range(7)
 
 cdef enum:
     SHAPE_NUMBER = 0
@@ -23,9 +23,11 @@ cdef enum:
     SHAPE_KEYED = 3
     SHAPE_DECIMAL = 4
     SHAPE_WORD = 5
+    SHAPE_DIGEST = 6
     # A sysfs attribute is one page at most; what fills the buffer is not read to its end.
     BUFFER_BYTES = 4096
     TARGETS_MAX = 8
+    WRAP_SHARE_MAX = 8  # as in fingerprints.counters
     # What a file answered.
     ANSWERED = 0
     GONE = 1
@@ -34,6 +36,10 @@ cdef enum:
 
 cdef uint64_t U64_MAX = 0xFFFFFFFFFFFFFFFF
 cdef uint64_t U32_MAX = 0xFFFFFFFF
+cdef uint64_t FNV_BASIS = 0xCBF29CE484222325
+cdef uint64_t FNV_PRIME = 0x100000001B3
+cdef uint64_t BLANK_FROM = 0x7FFFFFFFFFFFFFF3
+cdef uint64_t BLANK_TO = 0x7FFFFFFFFFFFFFFF
 cdef Place **_place = <Place **><uintptr_t>place.POINTER
 
 cdef struct Cell:
@@ -46,6 +52,13 @@ cdef struct Cell:
     uint64_t most
     Py_ssize_t key
     Py_ssize_t key_bytes
+    Py_ssize_t meter  # what adds up what the number counts; -1: nothing does
+
+cdef struct Counted:
+    uint64_t span  # after which the counter begins again at 0; 0: not known
+    uint64_t last
+    uint64_t total
+    bint begun
 
 cdef struct File:
     int fd
@@ -73,11 +86,13 @@ cdef class CounterFiles:
     cdef File *files
     cdef Cell *cells
     cdef Group *groups
+    cdef Counted *meters
     cdef char *text  # paths and keys, each ended by a zero byte
-    cdef Py_ssize_t file_count, cell_count, group_count, text_bytes
+    cdef Py_ssize_t file_count, cell_count, group_count, meter_count, text_bytes
     cdef uint32_t wait_passes_max
     cdef Py_ssize_t kept_max
     cdef bint busy, closed
+    cdef int flags
     cdef list views
     cdef uint64_t *bits[TARGETS_MAX]
     cdef uint8_t *valid[TARGETS_MAX]
@@ -86,13 +101,14 @@ cdef class CounterFiles:
     cdef readonly Py_ssize_t missing_cells
     cdef readonly uint64_t read_errors
 
-    def __init__(self, targets, *, Py_ssize_t kept_max=160, uint32_t wait_passes_max=0):
+    def __init__(self, targets, *, Py_ssize_t kept_max=160, uint32_t wait_passes_max=0, bint only_files=False):
         if self.views is not None:
             raise RuntimeError("CounterFiles is made once")
         if not 0 < len(targets) <= TARGETS_MAX:
             raise ValueError(f"targets: expected 1 to {TARGETS_MAX} pairs of buffers, got {len(targets)}")
         self.views = []
         self.kept_max = kept_max
+        self.flags = O_RDONLY | O_CLOEXEC | (O_NONBLOCK if only_files else 0)
         self.wait_passes_max = wait_passes_max
         for number, (cells, valid) in enumerate(targets):
             self._bind(number, cells, valid)
@@ -135,7 +151,7 @@ cdef class CounterFiles:
         self.groups[self.group_count - 1].end = self.file_count
 
     def add_cell(self, Py_ssize_t index, *, int target=0, int shape=SHAPE_NUMBER, bytes key=b"",
-                 scale=1, bint gauge=False, uint64_t most=U64_MAX):
+                 scale=1, bint gauge=False, uint64_t most=U64_MAX, span=None):
         self._must_be_idle()
         if not self.file_count:
             raise ValueError("a cell belongs to the file added last, and there is none yet")
@@ -144,12 +160,22 @@ cdef class CounterFiles:
         _grow(<void **>&self.cells, self.cell_count, sizeof(Cell))
         cdef Cell *cell = &self.cells[self.cell_count]
         _fill(cell, shape, scale, gauge, most)
+        if span is not None and not (gauge and shape == SHAPE_NUMBER):
+            raise ValueError("what a counter has counted is a gauge, and its file a number")
         cell.bits = self.bits[target] + index
         cell.valid = self.valid[target] + index
         cell.key_bytes = len(key)
         cell.key = self._keep_text(key)
+        cell.meter = -1 if span is None else self._add_meter(span)
         self.cell_count += 1
         self.files[self.file_count - 1].end = self.cell_count
+
+    cdef Py_ssize_t _add_meter(self, uint64_t span) except -1:
+        _grow(<void **>&self.meters, self.meter_count, sizeof(Counted))
+        memset(&self.meters[self.meter_count], 0, sizeof(Counted))
+        self.meters[self.meter_count].span = span
+        self.meter_count += 1
+        return self.meter_count - 1
 
     cdef Py_ssize_t _keep_text(self, bytes text) except -1:
         cdef Py_ssize_t at = self.text_bytes, size = len(text) + 1
@@ -235,7 +261,7 @@ cdef class CounterFiles:
 
     cdef int _read_file(self, File *file, const char *device) noexcept nogil:
         cdef char buffer[BUFFER_BYTES]
-        cdef Py_ssize_t got = -1, i
+        cdef Py_ssize_t got = -1, mark = 0, i
         cdef int error = 0
         if file.wait:
             file.wait -= 1
@@ -244,7 +270,7 @@ cdef class CounterFiles:
         if device:
             place_enter(_place[0], device, self.text + file.call)
         if file.fd < 0:
-            file.fd = c_open(self.text + file.path, O_RDONLY | O_CLOEXEC)
+            file.fd = c_open(self.text + file.path, self.flags)
             error = errno if file.fd < 0 else 0
         if file.fd >= 0:
             got = pread(file.fd, buffer, BUFFER_BYTES, 0)
@@ -268,9 +294,15 @@ cdef class CounterFiles:
         file.interval = 0
         file.refusal = 0
         for i in range(file.first, file.end):
-            self.cells[i].valid[0] = _parse(buffer, got, &self.cells[i], self.text + self.cells[i].key, self.cells[i].bits)
+            self.cells[i].valid[0] = self._fill_cell(&self.cells[i], buffer, got, &mark)
             self.missing_cells += not self.cells[i].valid[0]
         return ANSWERED
+
+    cdef bint _fill_cell(self, Cell *cell, const char *text, Py_ssize_t size, Py_ssize_t *mark) noexcept nogil:
+        cdef const char *key = self.text + cell.key
+        if cell.meter < 0:
+            return _parse(text, size, cell, key, mark, cell.bits)
+        return _measure(text, size, cell, key, &self.meters[cell.meter])
 
     cdef void _longer(self, uint32_t *wait, uint32_t *interval) noexcept nogil:
         interval[0] = min(2 * interval[0] + 1, self.wait_passes_max)
@@ -304,6 +336,7 @@ cdef class CounterFiles:
         free(self.files)
         free(self.cells)
         free(self.groups)
+        free(self.meters)
         free(self.text)
 
     @property
@@ -328,13 +361,61 @@ cdef class CounterFiles:
         return count
 
 
+cdef class Meter:
+    cdef Counted counted
+
+    def __init__(self, uint64_t span=0):
+        self.counted.span = span
+
+    def add(self, value):
+        if value is None or not _add(&self.counted, value):
+            return None
+        return self.counted.total
+
+
+cdef bint _add(Counted *meter, uint64_t now) noexcept nogil:
+    """Count from the reading before to this one, as fingerprints.counters.counted does. False: it is no reading."""
+    cdef uint64_t wrapped
+    if now == U32_MAX or now == U64_MAX or BLANK_FROM <= now <= BLANK_TO or (meter.span and now > meter.span):
+        return False
+    if meter.begun and now >= meter.last:
+        _rise(meter, now - meter.last)
+    elif meter.begun and meter.last < meter.span:
+        wrapped = meter.span - meter.last + now
+        if wrapped <= meter.span // WRAP_SHARE_MAX:
+            _rise(meter, wrapped)
+    meter.last = now
+    meter.begun = True
+    return True
+
+
+cdef inline void _rise(Counted *meter, uint64_t step) noexcept nogil:
+    if step <= U64_MAX - meter.total:
+        meter.total += step
+
+
+cdef bint _measure(const char *text, Py_ssize_t size, Cell *cell, const char *key, Counted *meter) noexcept nogil:
+    """Put into the cell, scaled, what the number in the text has counted since the first one."""
+    cdef Cell whole = cell[0]
+    cdef Py_ssize_t mark = 0
+    cdef uint64_t now = 0
+    cdef double number
+    whole.gauge, whole.multiplier = False, 1
+    if not _parse(text, size, &whole, key, &mark, &now) or not _add(meter, now):
+        return False
+    number = <double>meter.total * cell.scale
+    memcpy(cell.bits, &number, sizeof(double))
+    return True
+
+
 def parse(const uint8_t[::1] text not None, int shape=SHAPE_NUMBER, *, bytes key=b"", scale=1, bint gauge=False, uint64_t most=U64_MAX):
     cdef Cell cell
     cdef uint64_t bits = 0
+    cdef Py_ssize_t mark = 0
     cdef double number
     _fill(&cell, shape, scale, gauge, most)
     cell.key_bytes = len(key)
-    if not text.shape[0] or not _parse(<const char *>&text[0], min(text.shape[0], BUFFER_BYTES), &cell, key, &bits):
+    if not text.shape[0] or not _parse(<const char *>&text[0], min(text.shape[0], BUFFER_BYTES), &cell, key, &mark, &bits):
         return None
     if not gauge:
         return bits
@@ -343,12 +424,12 @@ def parse(const uint8_t[::1] text not None, int shape=SHAPE_NUMBER, *, bytes key
 
 
 cdef int _fill(Cell *cell, int shape, scale, bint gauge, uint64_t most) except -1:
-    if not SHAPE_NUMBER <= shape <= SHAPE_WORD:
-        raise ValueError(f"shape: expected NUMBER, SIGNED, CODE, KEYED, DECIMAL or WORD, got {shape}")
+    if not SHAPE_NUMBER <= shape <= SHAPE_DIGEST:
+        raise ValueError(f"shape: expected NUMBER, SIGNED, CODE, KEYED, DECIMAL, WORD or DIGEST, got {shape}")
     if not gauge and (shape in (SHAPE_SIGNED, SHAPE_DECIMAL) or int(scale) != scale or scale < 1):
         raise ValueError("a cell of whole numbers cannot be signed or decimal, and is multiplied by 1 or more")
-    if gauge and shape == SHAPE_WORD:
-        raise ValueError("a word's number is a state, not a gauge")
+    if gauge and shape in (SHAPE_WORD, SHAPE_DIGEST):
+        raise ValueError("the number of a word or a text is a state, not a gauge")
     cell.shape = shape
     cell.gauge = gauge
     cell.scale = scale
@@ -386,12 +467,19 @@ cdef bint _digits(const char *text, Py_ssize_t size, Py_ssize_t *at, uint64_t *v
     return True
 
 
-cdef Py_ssize_t _after_key(const char *text, Py_ssize_t size, const char *key, Py_ssize_t key_bytes) noexcept nogil:
-    """Return where the word *key* ends, or -1. It stands alone: `numa_hit` is not in `my_numa_hit`."""
-    cdef Py_ssize_t i
-    for i in range(size - key_bytes):
+cdef Py_ssize_t _after_key(
+    const char *text, Py_ssize_t size, const char *key, Py_ssize_t key_bytes, Py_ssize_t first
+) noexcept nogil:
+    """Return where the word *key* ends, or -1. It stands alone: `numa_hit` is not in `my_numa_hit`.
+
+    It is looked for from *first* on, then before: most often it comes behind the key that was found before it.
+    """
+    cdef Py_ssize_t k, i = first, count = size - key_bytes
+    for k in range(count):
+        i = i if i < count else 0
         if (i == 0 or _is_space(text[i - 1])) and _is_space(text[i + key_bytes]) and memcmp(text + i, key, key_bytes) == 0:
             return i + key_bytes
+        i += 1
     return -1
 
 
@@ -409,6 +497,15 @@ cdef Py_ssize_t _word_number(const char *text, Py_ssize_t size, const char *word
         begin = end + 1
         number += 1
     return -1
+
+
+cdef uint64_t _digest(const char *text, Py_ssize_t size) noexcept nogil:
+    """Return a hash (FNV-1a) of a text."""
+    cdef uint64_t mixed = FNV_BASIS
+    cdef Py_ssize_t i
+    for i in range(size):
+        mixed = (mixed ^ <uint8_t>text[i]) * FNV_PRIME
+    return mixed
 
 
 cdef bint _ends(const char *text, Py_ssize_t size, Py_ssize_t at, Cell *cell, const char *key) noexcept nogil:
@@ -429,23 +526,30 @@ cdef bint _ends(const char *text, Py_ssize_t size, Py_ssize_t at, Cell *cell, co
     return at == size
 
 
-cdef bint _parse(const char *text, Py_ssize_t size, Cell *cell, const char *key, uint64_t *bits) noexcept nogil:
-    """Put the cell's value, scaled, into *bits*. False: the text is not of the shape, or too large."""
-    cdef Py_ssize_t at = 0, mark
+cdef bint _parse(
+    const char *text, Py_ssize_t size, Cell *cell, const char *key, Py_ssize_t *mark, uint64_t *bits
+) noexcept nogil:
+    """Put the cell's value, scaled, into *bits*. False: the text is not of the shape, or too large.
+
+    *mark*: where a key is looked for first, and where the next would be.
+    """
+    cdef Py_ssize_t at = 0, begin
     cdef uint64_t value = 0, fraction = 0
     cdef bint negative = False
     cdef double number
     cdef Py_ssize_t places = 0
     if cell.shape == SHAPE_WORD:
-        mark = _word_number(text, size, key, cell.key_bytes)
-        if mark < 0:
-            return False
-        bits[0] = <uint64_t>mark
+        at = _word_number(text, size, key, cell.key_bytes)
+        bits[0] = <uint64_t>max(at, 0)
+        return at >= 0
+    if cell.shape == SHAPE_DIGEST:
+        bits[0] = _digest(text, size) if size < BUFFER_BYTES else bits[0] + 1
         return True
     if cell.shape == SHAPE_KEYED:
-        at = _after_key(text, size, key, cell.key_bytes)
+        at = _after_key(text, size, key, cell.key_bytes, mark[0])
         if at < 0:
             return False
+        mark[0] = at
     while at < size and _is_space(text[at]):
         at += 1
     if cell.shape == SHAPE_SIGNED and at < size and text[at] == c"-":
@@ -455,10 +559,10 @@ cdef bint _parse(const char *text, Py_ssize_t size, Cell *cell, const char *key,
         return False
     if cell.shape == SHAPE_DECIMAL and at < size and text[at] == c".":
         at += 1
-        mark = at
+        begin = at
         if not _digits(text, size, &at, &fraction):
             return False
-        places = at - mark
+        places = at - begin
     if not _ends(text, size, at, cell, key):
         return False
     if not cell.gauge:

@@ -100,6 +100,7 @@ cdef class _Context:
 
 cdef class Encoder(_Context):
     cdef set seen  # names of tables that came before
+    cdef Py_ssize_t used  # bytes of `out`, which is longer until the frame is made
 
     def __cinit__(self, Py_ssize_t bytes_max):
         self.seen = set()
@@ -115,18 +116,24 @@ cdef class Encoder(_Context):
         if len(frame) < HEADER or data[8] != 1 or data[9] != 0:
             raise ValueError("only a frame whose payload is not deflated can be sent as differences")
         tables = data[10] | data[11] << 8
-        PyByteArray_Resize(self.out, 4 + 80)
-        cdef uint8_t *begin = <uint8_t *>PyByteArray_AS_STRING(self.out)
+        self.used = 0
+        cdef uint8_t *begin = self._room(4 + 80)
         cdef uint8_t *to = begin
         memcpy(to, data + 4, 4)
         to = self._stamp(to + 4, data)
-        to = put(to, tables)
-        PyByteArray_Resize(self.out, to - begin)
+        self.used = put(to, tables) - begin
         for _ in range(tables):
             at = self._table(at, end)
         if at != end:
             raise ValueError("a frame with bytes past its last table")
+        PyByteArray_Resize(self.out, self.used)
         return 0
+
+    cdef uint8_t *_room(self, Py_ssize_t size) except NULL:
+        """Return where the next *size* bytes of the frame may stand."""
+        if len(self.out) < self.used + size:
+            PyByteArray_Resize(self.out, 2 * (self.used + size))
+        return <uint8_t *>PyByteArray_AS_STRING(self.out) + self.used
 
     cdef uint8_t *_stamp(self, uint8_t *to, const uint8_t *data) except NULL:
         cdef uint64_t sequence, boottime, wall
@@ -200,11 +207,10 @@ cdef class Encoder(_Context):
 
     cdef int _append(self, _Slot slot, const uint8_t *packed, uint64_t offset, Py_ssize_t rows, bint defines) except -1:
         cdef Py_ssize_t count = rows * slot.table.width, batches = slot.table.width * ((rows + BATCH - 1) // BATCH)
-        cdef Py_ssize_t begin = len(self.out)
-        PyByteArray_Resize(
-            self.out, begin + 64 + len(slot.name) + len(slot.keys) + (slot.table.rows + 7) // 8 + (count + 7) // 8
+        cdef uint8_t *begin = self._room(
+            64 + len(slot.name) + len(slot.keys) + (slot.table.rows + 7) // 8 + (count + 7) // 8
             + (batches + 7) // 8 + batches + 8 * count)
-        cdef uint8_t *to = <uint8_t *>PyByteArray_AS_STRING(self.out) + begin
+        cdef uint8_t *to = begin
         cdef uint8_t *flags = to + 1
         to[0] = <uint8_t>slot.number
         flags[0] = DEFINED if defines else SOME_ROWS if rows != slot.table.rows else 0
@@ -224,7 +230,7 @@ cdef class Encoder(_Context):
         to = put_cells(to, &slot.table, packed, CHOSEN, rows)
         if to == NULL:
             raise ValueError("a table whose missing cells hold something")
-        PyByteArray_Resize(self.out, to - <uint8_t *>PyByteArray_AS_STRING(self.out))
+        self.used += to - begin
         return 0
 
 

@@ -517,6 +517,7 @@ cdef class Sweep:
             p.places = <nvmlEccSramUniqueUncorrectedErrorEntry_v1_t *>calloc(SRAM_PLACES_MAX, sizeof(p.places[0]))
             if p.places == NULL:
                 raise MemoryError
+        plan_steps(p)
         for name, (field_id, scope) in (fields or {}).items():
             self._ask_field(_INDEX[name], field_id, scope)
         for i in range(ASK_COUNT):

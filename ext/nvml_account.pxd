@@ -13,13 +13,15 @@ from place_abi cimport Place
 
 cdef extern from *:
     """
+    #include <string.h>
+
     enum {
         ACCOUNTS_MAX = 129, ACCOUNT_CALLS_PER_SECOND_MAX = 120, ACCOUNT_CALLS_AT_ONCE_MAX = 400,
         ACCOUNT_CALLS_KEPT = 100, ACCOUNT_COUNTS_MAX = 4
     };
 
     typedef struct {
-        char address[32];       /* PCI address; empty: of the driver as a whole, which has no cap */
+        char address[32];       /* PCI address, ends with 0; empty: of the driver as a whole, which has no cap */
         uint64_t calls, left_out;
         int64_t paid_until_ns;  /* CLOCK_BOOTTIME up to which the calls so far use up the cap */
         int64_t price_ns;       /* of one call; 0: no cap. All that a call needs stands in one line of the cache. */
@@ -49,7 +51,8 @@ cdef extern from *:
     static inline int account_enter(Account *account, Place *place, const char *call, int64_t until_ns, int first)
     {
         int64_t now, paid, kept = first ? 0 : ACCOUNT_CALLS_KEPT;
-        place_enter(place, account->address, call);
+        memcpy(place->device, account->address, sizeof account->address);
+        place_enter(place, NULL, call);
         now = (int64_t)place->entered_ns;
         if (until_ns && now > until_ns) {
             place_leave(place);

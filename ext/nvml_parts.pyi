@@ -4,6 +4,7 @@ GPUs are known by their PCI address, as `nvml.Device` has it. No call holds the 
 Where a driver or GPU does not have something, its value is None; other answers raise `nvml.NvmlError`.
 """
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from typing_extensions import Buffer
@@ -104,13 +105,20 @@ class Parts:
     def mig_devices(self, address: str, most: int) -> list[MigDevice]:
         """Return the MIG devices that there are now, of at most so many. A dozen calls each: not for every second."""
 
-    def processes(self, address: str) -> list[Process]:
-        """Return the compute, graphics and MPS lists one after the other, each of at most PROCESSES_MAX.
-
-        The same list again as long as the driver says the same.
-        """
-
     def fabric(self, address: str) -> Fabric | None: ...
+
+class ProcessLists:
+    """Who is on some GPUs: asked in one pass, and made into objects only where it is not as it was."""
+
+    def __init__(self, parts: Parts, addresses: Iterable[str]) -> None:
+        """*addresses*: of GPUs that *parts* has open. KeyError for another."""
+
+    def run(self) -> bool:
+        """Ask each GPU for its lists; return whether all have answered, and say what they said before."""
+
+    def of(self, address: str) -> list[Process]:
+        """Return what a GPU said: the compute, graphics and MPS lists one after the other, each of at most
+        PROCESSES_MAX. Raises the error with which it answered."""
 
 class FieldPass:
     """Fields of many links, each into its own cell. What a link does not have is asked for rarely."""

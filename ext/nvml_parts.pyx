@@ -9,13 +9,14 @@ a driver that claims four thousand million links or processes is not believed.
 from collections import namedtuple
 
 from libc.stdint cimport uint8_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
 
 from nvml_abi cimport *
 from nvml_account cimport Account, account_enter
 from nvml_parts_abi cimport *
 from nvml_parts_fields cimport *
+from nvml_parts_lists cimport *
 from nvml_pass cimport blank
 from place_abi cimport Place, place_leave
 
@@ -25,7 +26,7 @@ from .place import POINTER
 #: Counts beyond these are not believed. (NVML 13.5 knows 36 NVLinks, and MIG at most 8 devices a GPU.)
 LINKS_MAX = 64
 MIG_DEVICES_MAX = 64
-PROCESSES_MAX = 4096
+PROCESSES_MAX = ENTRIES_MAX
 cdef enum:
     #: Fields that are asked for in one call.
     FIELDS_PER_CALL_MAX = 512
@@ -49,6 +50,9 @@ SYMBOLS = (
 )
 if sizeof(PartsCalls) != len(SYMBOLS) * sizeof(void *) or len(SYMBOLS) > 64:
     raise ImportError("nvml_parts: SYMBOLS and PartsCalls disagree, or are more than NAMES")
+
+#: Of the lists of a GPU's processes; the first is COMPUTE's, then GRAPHICS', then MPS'.
+LIST_SYMBOLS = tuple(symbol for symbol in SYMBOLS if symbol.endswith("RunningProcesses_v3"))
 
 cdef Place **HERE = <Place **><uintptr_t>POINTER
 cdef const char *NAMES[64]
@@ -74,7 +78,6 @@ Event = namedtuple("Event", ["address", "type", "data", "gpu_instance", "compute
 UNBIND, BIND = nvmlSystemEventTypeGpuDriverUnbind, nvmlSystemEventTypeGpuDriverBind
 SystemEvent = namedtuple("SystemEvent", ["type", "address"])
 
-ctypedef nvmlReturn_t (*ProcessesCall)(nvmlDevice_t, unsigned int *, nvmlProcessInfo_t *) noexcept nogil
 ctypedef nvmlReturn_t (*UintCall)(nvmlDevice_t, unsigned int *) noexcept nogil
 
 
@@ -95,10 +98,8 @@ cdef class Parts:
     cdef object nvml
     cdef dict handles
     cdef dict accounts
-    cdef dict said  # what was made of the last answer of a call on a GPU, with the answer as it came
+    cdef dict said  # what was made of a GPU's last answer on its fabric, with the answer as it came
     cdef int at
-    cdef nvmlProcessInfo_t *room
-    cdef unsigned int room_entries
     cdef readonly frozenset missing_symbols
     cdef int fabric_version
 
@@ -111,9 +112,6 @@ cdef class Parts:
             if slots[<int>i] == NULL:
                 missing.append(symbol)
         self.missing_symbols = frozenset(missing)
-
-    def __dealloc__(self):
-        free(self.room)
 
     def open(self, str address):
         self.handles[address] = self.nvml.handle_address(address)
@@ -132,7 +130,7 @@ cdef class Parts:
         if known is None:
             known = self.accounts[address] = account_address(address)
         if account_enter(<Account *><uintptr_t>known, HERE[0], NAMES[self.at], 0, 0) == 0:
-            raise NvmlError(f"{SYMBOLS[self.at]}: left out, over {CALLS_PER_SECOND_MAX} calls a second", LEFT_OUT)
+            raise _left_out(SYMBOLS[self.at])
         return True
 
     cdef bint _answered(self, nvmlReturn_t code) except -1:
@@ -323,56 +321,6 @@ cdef class Parts:
 
     # ---- processes ----------------------------------------------------------------------------------
 
-    def processes(self, str address):
-        found = self._processes(address, &self.call.nvmlDeviceGetComputeRunningProcesses_v3, COMPUTE)
-        graphics = self._processes(address, &self.call.nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS)
-        mps = self._processes(address, &self.call.nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS)
-        before = self.said.get(address)
-        if before is None or before[0] is not found or before[1] is not graphics or before[2] is not mps:
-            before = self.said[address] = (found, graphics, mps, found + graphics + mps)
-        return before[3]
-
-    cdef list _processes(self, str address, ProcessesCall *slot, int kind):
-        """Return the processes of one list: the same object as long as the driver's answer is the same."""
-        cdef nvmlDevice_t device = self._device(address)
-        cdef nvmlReturn_t code = NVML_ERROR_INSUFFICIENT_SIZE
-        cdef unsigned int count = 0
-        cdef int attempt
-        for attempt in range(4):  # more may have come between two calls
-            if code != NVML_ERROR_INSUFFICIENT_SIZE:
-                break
-            if not self._may(address, slot):
-                return _NONE
-            self._make_room(count)
-            count = self.room_entries
-            memset(self.room, 0, count * sizeof(nvmlProcessInfo_t))
-            with nogil:
-                code = slot[0](device, &count, self.room)
-            place_leave(HERE[0])
-        if code == NVML_ERROR_INSUFFICIENT_SIZE:
-            what = SYMBOLS[self.at]
-            raise NvmlError(f"{what}: {count} processes, of which at most {PROCESSES_MAX} are believed", code)
-        if not self._answered(code):
-            return _NONE
-        count = min(count, self.room_entries)
-        raw = <bytes>(<char *>self.room)[: count * sizeof(nvmlProcessInfo_t)]
-        before = self.said.get((address, kind))
-        if before is None or before[0] != raw:
-            found = [_process(&self.room[i], kind) for i in range(count) if self.room[i].pid]
-            before = self.said[address, kind] = (raw, found)
-        return before[1]
-
-    cdef int _make_room(self, unsigned int entries) except -1:
-        """Hold room for *entries* and a few more, never beyond PROCESSES_MAX."""
-        cdef unsigned int wanted = min(max(entries, 48u) + 16u, <unsigned int>PROCESSES_MAX)
-        cdef nvmlProcessInfo_t *room
-        if wanted > self.room_entries:
-            room = <nvmlProcessInfo_t *>realloc(self.room, wanted * sizeof(nvmlProcessInfo_t))
-            if room == NULL:
-                raise MemoryError
-            self.room, self.room_entries = room, wanted
-        return 0
-
     # ---- fabric -------------------------------------------------------------------------------------
 
     def fabric(self, str address):
@@ -389,12 +337,12 @@ cdef class Parts:
                 code = self.call.nvmlDeviceGetGpuFabricInfoV(device, &info)
             if self._answered(code):
                 raw = <bytes>(<char *>&info)[: sizeof(info)]
-                before = self.said.get((address, 0))
+                before = self.said.get(address)
                 if before is None or before[0] != raw:
                     uuid = <bytes>(<char *>info.clusterUuid)[:NVML_GPU_FABRIC_UUID_LEN]
                     summary = info.healthSummary if version == 3 else None
                     said = Fabric(uuid, info.state, info.status, info.cliqueId, info.healthMask, summary)
-                    before = self.said[address, 0] = (raw, said)
+                    before = self.said[address] = (raw, said)
                 return before[1]
             if code != NVML_ERROR_ARGUMENT_VERSION_MISMATCH:
                 break
@@ -416,9 +364,6 @@ cdef class Parts:
         return Fabric(uuid, info.state, info.status, info.cliqueId, None, None)
 
 
-cdef list _NONE = []
-
-
 cdef unsigned int fabric_version(int version):
     """Return NVML_STRUCT_VERSION(GpuFabricInfo, version)."""
     return (sizeof(nvmlGpuFabricInfo_v3_t) if version == 3 else sizeof(nvmlGpuFabricInfo_v2_t)) | version << 24
@@ -434,11 +379,86 @@ def _unless_refused(refused, question, *arguments):
         return None
 
 
+cdef object _left_out(str call):
+    return NvmlError(f"{call}: left out, over {CALLS_PER_SECOND_MAX} calls a second", LEFT_OUT)
+
+
 cdef object _process(nvmlProcessInfo_t *info, int kind):
     return Process(
         info.pid, known(info.usedGpuMemory, BYTES_MAX), known(info.gpuInstanceId, 1 << 16),
         known(info.computeInstanceId, 1 << 16), kind,
     )
+
+
+# ---- processes -----------------------------------------------------------------------------------------------
+
+cdef class ProcessLists:
+    """Who is on some GPUs: asked in one pass, and made into objects only where it is not as it was."""
+
+    cdef Parts parts
+    cdef Listed *gpus
+    cdef int count
+    cdef ProcessesCall calls[LISTS]
+    cdef const char *names[LISTS]
+    cdef Entries room
+    cdef dict rows  # by address
+
+    def __cinit__(self, Parts parts not None, addresses):
+        cdef PartsCalls *call = &parts.call
+        cdef int row, i
+        self.parts, self.rows = parts, {address: row for row, address in enumerate(addresses)}
+        self.calls[0] = call.nvmlDeviceGetComputeRunningProcesses_v3
+        self.calls[1] = call.nvmlDeviceGetGraphicsRunningProcesses_v3
+        self.calls[2] = call.nvmlDeviceGetMPSComputeRunningProcesses_v3
+        for i, symbol in enumerate(LIST_SYMBOLS):
+            self.names[i] = NAMES[SYMBOLS.index(symbol)]
+        self.gpus = <Listed *>calloc(len(self.rows) + 1, sizeof(Listed))
+        if self.gpus == NULL:
+            raise MemoryError
+        self.count = len(self.rows)
+        for address, row in self.rows.items():
+            self.gpus[row].device = parts._device(address)
+            self.gpus[row].account = <Account *><uintptr_t>account_address(address)
+            self.gpus[row].failed = 0  # it has said nothing yet
+
+    def __dealloc__(self):
+        cdef int row, i
+        for row in range(self.count):
+            for i in range(LISTS):
+                free(self.gpus[row].lists[i].first)
+        free(self.gpus)
+        free(self.room.first)
+
+    def run(self):
+        cdef bint is_same = True
+        cdef int row
+        self.parts.nvml._check()
+        with nogil:
+            for row in range(self.count):
+                is_same &= ask_gpu(&self.gpus[row], self.calls, self.names, HERE[0], &self.room)
+        return is_same
+
+    def of(self, str address):
+        cdef Listed *gpu = &self.gpus[<int>self.rows[address]]
+        cdef unsigned int i
+        cdef int kind
+        if gpu.failed >= 0:
+            raise self._failure(gpu)
+        return [
+            _process(&gpu.lists[kind].first[i], 1 << kind)
+            for kind in range(LISTS)
+            for i in range(gpu.lists[kind].count)
+            if gpu.lists[kind].first[i].pid
+        ]
+
+    cdef object _failure(self, Listed *gpu):
+        what = LIST_SYMBOLS[gpu.failed]
+        if gpu.code == NVML_SUCCESS:
+            return _left_out(what)
+        if gpu.code == NVML_ERROR_INSUFFICIENT_SIZE:
+            what = f"{what}: {gpu.claimed} processes, of which at most {PROCESSES_MAX} are believed"
+            return NvmlError(what, gpu.code)
+        return self.parts._error(what, gpu.code)
 
 
 # ---- fields of many links in few calls -------------------------------------------------------------------

@@ -15,6 +15,7 @@ from place_abi cimport Place, place_leave
 cdef enum:
     FIELDS_MAX = 96
     ASKS_MAX = 64
+    STEPS_MAX = 16
     READINGS_MAX = 192
     ADDRESS_BYTES = 32
     #: More places of lost data in SRAM than this are not believed: 112 KiB of entries.
@@ -68,6 +69,10 @@ cdef struct Ask:
     int reading
     int second
 
+# A call of a shape of its own, with what is made of its answer.
+cdef struct Pass
+ctypedef void (*Step)(Pass *, nvmlDevice_t) noexcept nogil
+
 # What a sweep needs, made before it begins. `cells` and `valid` stand at a reading's row 0; NULL: not wanted.
 cdef struct Pass:
     Calls *call
@@ -96,6 +101,8 @@ cdef struct Pass:
     int field_count
     Ask asks[ASKS_MAX]
     int ask_count
+    Step steps[STEPS_MAX]
+    int step_count
     uint64_t sweeps
     uint64_t calls
     int row  # the row at hand

@@ -7,7 +7,7 @@ not have the field. Calls of a shape of their own (structs) are written out in `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: In the order of the enum in nvml_pass.pxd: readings that a call of a shape of its own gives.
 NAMED = (
@@ -28,8 +28,7 @@ NAMED = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """One reading. `raw_max` is the largest value in NVML's unit that is believed; 0: any.
 
     `calls`: the NVML function, and an older name of the same; `kinds`: what it is told besides the GPU, as

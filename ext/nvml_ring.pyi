@@ -48,10 +48,10 @@ class SampleRing:
         can be (0: any), and its number. Raises ValueError for what does not fit.
         """
 
-    def rest(self, until_ns: int, wake_descriptor: int) -> None:
+    def rest(self, until_ns: int) -> None:
         """Take a sample at each multiple of the period since boot, up to that boot time and with it.
 
-        Returns earlier when *wake_descriptor* can be read (-1: there is none). Without the GIL.
+        Returns earlier when this process is called (`ext.place`): within a period. Without the GIL.
         """
 
     def sample(self, now_ns: int) -> None:
@@ -65,6 +65,3 @@ class SampleRing:
 
         Raises ValueError for a column outside the block.
         """
-
-def wait(until_ns: int, wake_descriptor: int) -> None:
-    """Wait until that boot time, or until *wake_descriptor* can be read. Without the GIL."""

@@ -14,20 +14,19 @@ from nvml_account cimport account_boottime_ns
 from nvml_gpm_pass cimport GpmPass, gpm_forget, gpm_read
 from nvml_pass cimport Pass
 from nvml_sweep cimport note_time, sweep
+from place_abi cimport place_is_called
 
 cdef extern from *:
     """
-    #define _GNU_SOURCE
-    #include <poll.h>
     #include <time.h>
-    static int ring_wait(int descriptor, int64_t nanoseconds)
+    /* To a moment of the boot's clock, not for a while: a poll of a descriptor costs twice as much. A signal ends it. */
+    static void ring_sleep(int64_t until_ns)
     {
-        struct pollfd wake = {descriptor, POLLIN, 0};
-        struct timespec span = {nanoseconds / 1000000000, nanoseconds % 1000000000};
-        return ppoll(&wake, descriptor >= 0, &span, NULL);
+        struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
+        clock_nanosleep(CLOCK_BOOTTIME, TIMER_ABSTIME, &until, NULL);
     }
     """
-    int ring_wait(int descriptor, int64_t nanoseconds) noexcept nogil
+    void ring_sleep(int64_t until_ns) noexcept nogil
 
 #: A reading's samples of a second, as one value: how they are put together.
 MEAN, LEAST, MOST, SHARE, COUNT = range(5)
@@ -42,8 +41,6 @@ cdef struct Target:
     uint64_t bits  # of AS_SHARE: the share of the samples with any of them
     double most  # what is above is rounded down to it; 0: nothing is
     int cell_column  # of the summary
-
-cdef int64_t SECOND_NS = 1_000_000_000
 
 
 cdef class SampleRing:
@@ -95,24 +92,23 @@ cdef class SampleRing:
         with nogil:
             self._sample(now_ns)
 
-    def rest(self, int64_t until_ns, int wake_descriptor):
+    def rest(self, int64_t until_ns):
         with nogil:
-            self._rest(until_ns, wake_descriptor)
+            self._rest(until_ns)
 
-    cdef void _rest(self, int64_t until_ns, int wake_descriptor) noexcept nogil:
-        """Sample at each grid point up to *until_ns*, that one included."""
-        cdef int64_t now = account_boottime_ns(), next_ns, wake_ns
-        next_ns = (now // self.period_ns + 1) * self.period_ns
-        while now < until_ns:
-            wake_ns = min(next_ns, until_ns)
-            if now < wake_ns and ring_wait(wake_descriptor, wake_ns - now) != 0:
-                return
+    cdef void _rest(self, int64_t until_ns) noexcept nogil:
+        """Sample at each grid point up to *until_ns*, that one included. The next one is always after now: what a host
+        slept through is not made up for."""
+        cdef int64_t now = account_boottime_ns(), next_ns = (now // self.period_ns + 1) * self.period_ns
+        while now < until_ns and not place_is_called(self.swept.place[0]):
+            ring_sleep(min(next_ns, until_ns))
             now = account_boottime_ns()
-            if now >= next_ns:
-                if self.swept.ended == 0:  # else whoever has its turn says so, and opens NVML anew
-                    self._sample(now)
+            if now < next_ns or place_is_called(self.swept.place[0]):  # who is called may be to ask a GPU no more
+                continue
+            if self.swept.ended == 0:  # else whoever has its turn says so, and opens NVML anew
+                self._sample(now)
                 now = account_boottime_ns()
-                next_ns = (now // self.period_ns + 1) * self.period_ns
+            next_ns = (now // self.period_ns + 1) * self.period_ns
 
     cdef void _sample(self, int64_t now_ns) noexcept nogil:
         cdef int64_t ahead_ns = now_ns - account_boottime_ns()  # of the machine's clock
@@ -124,11 +120,12 @@ cdef class SampleRing:
             if self.swept.spared[row] or self.swept.skip[row] or self.swept.over[row] or self.swept.ended:
                 gpm_forget(self.gpm, row)
                 continue
-            began_ns = account_boottime_ns()
-            gpm_read(self.gpm, row, began_ns + ahead_ns)
-            if self.swept.budget_ns and account_boottime_ns() - began_ns > self.swept.budget_ns // self.rows:
-                self.swept.row = row
-                note_time(self.swept, True)
+            if self.gpm.gpus[row].supported:
+                began_ns = account_boottime_ns()
+                gpm_read(self.gpm, row, began_ns + ahead_ns)
+                if self.swept.budget_ns and account_boottime_ns() - began_ns > self.swept.budget_ns // self.rows:
+                    self.swept.row = row
+                    note_time(self.swept, True)
             if self.valid[row]:
                 answers = True
                 failing = failing or (self.gpm.gpus[row].supported and self.gpm.gpus[row].code != 0)
@@ -203,11 +200,3 @@ cdef class SampleRing:
                     known += 1
                     break
         cells[at], valid[at] = known, not self.swept.spared[row]
-
-
-def wait(int64_t until_ns, int wake_descriptor):
-    """Wait until that boot time, or until *wake_descriptor* can be read."""
-    cdef int64_t now = account_boottime_ns()
-    with nogil:
-        while now < until_ns and ring_wait(wake_descriptor, until_ns - now) == 0:
-            now = account_boottime_ns()

@@ -44,8 +44,6 @@ cdef inline void read_temperature(Pass *p, nvmlDevice_t device) noexcept nogil:
     cdef nvmlTemperature_t now
     cdef unsigned int older = 0
     cdef nvmlReturn_t code = NVML_ERROR_FUNCTION_NOT_FOUND
-    if not wanted(p, TEMPERATURE):
-        return
     if may(p, &p.call.nvmlDeviceGetTemperatureV):
         now.version = temperature_version()
         now.sensorType, now.temperature = NVML_TEMPERATURE_GPU, 0
@@ -59,7 +57,7 @@ cdef inline void read_temperature(Pass *p, nvmlDevice_t device) noexcept nogil:
 
 cdef inline void read_margin(Pass *p, nvmlDevice_t device) noexcept nogil:
     cdef nvmlMarginTemperature_t margin
-    if not wanted(p, MARGIN) or not may(p, &p.call.nvmlDeviceGetMarginTemperature):
+    if not may(p, &p.call.nvmlDeviceGetMarginTemperature):
         return
     margin.version = margin_version()
     margin.marginTemperature = 0
@@ -70,8 +68,6 @@ cdef inline void read_margin(Pass *p, nvmlDevice_t device) noexcept nogil:
 cdef inline void read_utilization(Pass *p, nvmlDevice_t device) noexcept nogil:
     cdef nvmlUtilization_t share
     share.gpu = share.memory = 0
-    if not wanted(p, UTILIZATION) and not wanted(p, MEMORY_UTILIZATION):
-        return
     if may(p, &p.call.nvmlDeviceGetUtilizationRates) and answered(p, p.call.nvmlDeviceGetUtilizationRates(device, &share)):
         put(p, UTILIZATION, share.gpu)
         put(p, MEMORY_UTILIZATION, share.memory)
@@ -97,9 +93,6 @@ cdef inline void read_memory(Pass *p, nvmlDevice_t device) noexcept nogil:
 
 cdef inline void read_remapped_rows(Pass *p, nvmlDevice_t device) noexcept nogil:
     cdef unsigned int correctable = 0, uncorrectable = 0, pending = 0, failed = 0
-    if not (wanted(p, REMAPPED_CORRECTABLE) or wanted(p, REMAPPED_UNCORRECTABLE)):
-        if not (wanted(p, REMAP_PENDING) or wanted(p, REMAP_FAILED)):
-            return
     if not may(p, &p.call.nvmlDeviceGetRemappedRows):
         return
     if answered(p, p.call.nvmlDeviceGetRemappedRows(device, &correctable, &uncorrectable, &pending, &failed)):
@@ -113,7 +106,7 @@ cdef inline void read_processes(Pass *p, nvmlDevice_t device) noexcept nogil:
     """Ask with room for none: the answer is the count, and INSUFFICIENT_SIZE is then no failure."""
     cdef unsigned int count = 0
     cdef nvmlReturn_t code
-    if not wanted(p, PROCESSES) or not may(p, &p.call.nvmlDeviceGetComputeRunningProcesses_v3):
+    if not may(p, &p.call.nvmlDeviceGetComputeRunningProcesses_v3):
         return
     code = p.call.nvmlDeviceGetComputeRunningProcesses_v3(device, &count, NULL)
     if code == NVML_ERROR_INSUFFICIENT_SIZE or answered(p, code):
@@ -123,7 +116,7 @@ cdef inline void read_processes(Pass *p, nvmlDevice_t device) noexcept nogil:
 cdef inline void read_bar1(Pass *p, nvmlDevice_t device) noexcept nogil:
     cdef nvmlBAR1Memory_t memory
     memory.bar1Total = memory.bar1Free = memory.bar1Used = 0
-    if not wanted(p, BAR1_USED) or not may(p, &p.call.nvmlDeviceGetBAR1MemoryInfo):
+    if not may(p, &p.call.nvmlDeviceGetBAR1MemoryInfo):
         return
     if answered(p, p.call.nvmlDeviceGetBAR1MemoryInfo(device, &memory)):
         put(p, BAR1_USED, memory.bar1Used)
@@ -133,7 +126,7 @@ cdef inline void read_bar1(Pass *p, nvmlDevice_t device) noexcept nogil:
 cdef inline void read_histogram(Pass *p, nvmlDevice_t device) noexcept nogil:
     cdef nvmlRowRemapperHistogramValues_t banks
     banks.max = banks.high = banks.partial = banks.low = banks.none = 0
-    if not wanted(p, BANKS_NONE) or not may(p, &p.call.nvmlDeviceGetRowRemapperHistogram):
+    if not may(p, &p.call.nvmlDeviceGetRowRemapperHistogram):
         return
     if answered(p, p.call.nvmlDeviceGetRowRemapperHistogram(device, &banks)):
         put(p, BANKS_MAX, banks.max)
@@ -145,7 +138,7 @@ cdef inline void read_histogram(Pass *p, nvmlDevice_t device) noexcept nogil:
 
 cdef inline void read_sram(Pass *p, nvmlDevice_t device) noexcept nogil:
     cdef nvmlEccSramErrorStatus_t sram
-    if not wanted(p, SRAM_THRESHOLD) or not may(p, &p.call.nvmlDeviceGetSramEccErrorStatus):
+    if not may(p, &p.call.nvmlDeviceGetSramEccErrorStatus):
         return
     memset(&sram, 0, sizeof(sram))
     sram.version = sram_version()
@@ -170,7 +163,7 @@ cdef inline void read_sram_places(Pass *p, nvmlDevice_t device) noexcept nogil:
     cdef nvmlEccSramUniqueUncorrectedErrorCounts_t found
     cdef nvmlReturn_t code
     found.version, found.entryCount, found.entries = sram_places_version(), 0, NULL
-    if p.places == NULL or not may(p, &p.call.nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts):
+    if not may(p, &p.call.nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts):
         return
     code = p.call.nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts(device, &found)
     if code != NVML_ERROR_INSUFFICIENT_SIZE and not answered(p, code):
@@ -206,7 +199,7 @@ cdef inline void put_sram_places(Pass *p, unsigned int count) noexcept nogil:
 cdef inline void read_repair(Pass *p, nvmlDevice_t device) noexcept nogil:
     cdef nvmlRepairStatus_t repair
     repair.version, repair.bChannelRepairPending, repair.bTpcRepairPending = repair_version(), 0, 0
-    if wanted(p, REPAIR_TPC) and may(p, &p.call.nvmlDeviceGetRepairStatus):
+    if may(p, &p.call.nvmlDeviceGetRepairStatus):
         if answered(p, p.call.nvmlDeviceGetRepairStatus(device, &repair)):
             put(p, REPAIR_CHANNEL, repair.bChannelRepairPending)
             put(p, REPAIR_TPC, repair.bTpcRepairPending)
@@ -218,7 +211,7 @@ cdef inline void read_unrepairable(Pass *p, nvmlDevice_t device) noexcept nogil:
     So there is room for both, and where the version word was written over, it was the flag's place.
     """
     cdef unsigned int room[2]
-    if not wanted(p, UNREPAIRABLE) or not may(p, &p.call.nvmlDeviceGetUnrepairableMemoryFlag_v1):
+    if not may(p, &p.call.nvmlDeviceGetUnrepairableMemoryFlag_v1):
         return
     room[0], room[1] = sizeof(room) | 1 << 24, 0
     if answered(p, p.call.nvmlDeviceGetUnrepairableMemoryFlag_v1(device, <nvmlUnrepairableMemoryStatus_v1_t *>room)):
@@ -228,7 +221,7 @@ cdef inline void read_unrepairable(Pass *p, nvmlDevice_t device) noexcept nogil:
 cdef inline void read_violation(Pass *p, nvmlDevice_t device) noexcept nogil:
     cdef nvmlViolationTime_t held
     held.referenceTime = held.violationTime = 0
-    if not wanted(p, VIOLATION_CHECK) or not may(p, &p.call.nvmlDeviceGetViolationStatus):
+    if not may(p, &p.call.nvmlDeviceGetViolationStatus):
         return
     if answered(p, p.call.nvmlDeviceGetViolationStatus(device, NVML_PERF_POLICY_THERMAL, &held)):
         put(p, VIOLATION_CHECK, held.violationTime)
@@ -236,22 +229,37 @@ cdef inline void read_violation(Pass *p, nvmlDevice_t device) noexcept nogil:
 
 # ---- the pass -------------------------------------------------------------------------------------------
 
+cdef inline void take_step(Pass *p, Step step, bint is_wanted) noexcept nogil:
+    if is_wanted:
+        p.steps[p.step_count] = step
+        p.step_count += 1
+
+
+cdef inline void plan_steps(Pass *p) noexcept nogil:
+    """Note which calls of a shape of their own have a reading that is wanted: a pass looks at no other."""
+    take_step(p, read_temperature, wanted(p, TEMPERATURE))
+    take_step(p, read_margin, wanted(p, MARGIN))
+    take_step(p, read_utilization, wanted(p, UTILIZATION) or wanted(p, MEMORY_UTILIZATION))
+    take_step(p, read_memory, wanted(p, MEMORY_USED) or wanted(p, MEMORY_FREE) or wanted(p, MEMORY_TOTAL)
+              or wanted(p, MEMORY_RESERVED))
+    take_step(p, read_processes, wanted(p, PROCESSES))
+    take_step(p, read_remapped_rows, wanted(p, REMAPPED_CORRECTABLE) or wanted(p, REMAPPED_UNCORRECTABLE)
+              or wanted(p, REMAP_PENDING) or wanted(p, REMAP_FAILED))
+    take_step(p, read_bar1, wanted(p, BAR1_USED))
+    take_step(p, read_histogram, wanted(p, BANKS_NONE))
+    take_step(p, read_sram, wanted(p, SRAM_THRESHOLD))
+    take_step(p, read_sram_places, p.places != NULL)
+    take_step(p, read_repair, wanted(p, REPAIR_TPC))
+    take_step(p, read_unrepairable, wanted(p, UNREPAIRABLE))
+    take_step(p, read_violation, wanted(p, VIOLATION_CHECK))
+
+
 cdef inline void read_device(Pass *p, nvmlDevice_t device) noexcept nogil:
+    cdef int i
     read_fields(p, device)
     make_asks(p, device)
-    read_temperature(p, device)
-    read_margin(p, device)
-    read_utilization(p, device)
-    read_memory(p, device)
-    read_processes(p, device)
-    read_remapped_rows(p, device)
-    read_bar1(p, device)
-    read_histogram(p, device)
-    read_sram(p, device)
-    read_sram_places(p, device)
-    read_repair(p, device)
-    read_unrepairable(p, device)
-    read_violation(p, device)
+    for i in range(p.step_count):
+        p.steps[i](p, device)
 
 
 cdef inline void open_device(Pass *p) noexcept nogil:
@@ -305,32 +313,32 @@ cdef inline void note_time(Pass *p, bint over) noexcept nogil:
         p.skip[row] = p.skip_next[row]
 
 
-cdef inline void sweep_row(Pass *p, int row, int64_t share_ns) noexcept nogil:
-    """Fill one row, within its share of the pass's time. Who is asked apart from the others has a larger share, and is
-    slow all the same when it takes longer than its part of all."""
-    cdef int64_t began_ns = 0
-    p.row, p.lost, p.mute, p.late, p.until_ns = row, False, False, False, 0
+cdef inline int64_t sweep_row(Pass *p, int row, int64_t share_ns, int64_t now_ns) noexcept nogil:
+    """Fill one row, within its share of the pass's time; return when that was done. Who is asked apart from the others
+    has a larger share, and is slow all the same when it takes longer than its part of all."""
+    cdef int64_t began_ns = now_ns
+    p.row, p.lost, p.mute, p.late = row, False, False, False
+    p.until_ns = began_ns + share_ns if share_ns else 0
     p.refused[row] = -1
     forget_row(p)
     if p.spared[row] or p.ended:
-        return
+        return now_ns
     if p.skip[row] > 0:
         p.skip[row] -= 1
-        return
-    if share_ns:
-        began_ns = account_boottime_ns()
-        p.until_ns = began_ns + share_ns
+        return now_ns
     read_row(p)
     place_leave(p.place[0])
     if share_ns and not p.ended:
-        note_time(p, p.late or account_boottime_ns() - began_ns > (share_ns if p.skips else p.budget_ns // p.rows))
+        now_ns = account_boottime_ns()
+        note_time(p, p.late or now_ns - began_ns > (share_ns if p.skips else p.budget_ns // p.rows))
+    return now_ns
 
 
 cdef inline void sweep(Pass *p) noexcept nogil:
     """Fill every row, those of slow GPUs last; a row's error stays in its row. Where NVML itself ended, every row is
     missing. Each GPU has the same share of the pass's time, one that is alone all of it."""
     cdef int row, at_work = 0, late_ones
-    cdef int64_t share_ns = 0
+    cdef int64_t share_ns = 0, now_ns = account_boottime_ns()
     p.ended = NVML_SUCCESS
     for row in range(p.rows):
         at_work += not p.spared[row]
@@ -339,7 +347,7 @@ cdef inline void sweep(Pass *p) noexcept nogil:
     for late_ones in range(2):
         for row in range(p.rows):
             if p.last[row] == late_ones:
-                sweep_row(p, row, share_ns)
+                now_ns = sweep_row(p, row, share_ns, now_ns)
     for row in range(p.rows):
         p.last[row] = is_slow(p, row)
         if p.ended:

@@ -8,7 +8,7 @@ SIZE_BYTES: int
 POINTER: int
 
 class Seen(NamedTuple):
-    """What a place shows. `entered_ns` is CLOCK_BOOTTIME as the call began; 0: in no call."""
+    """What a place shows. `entered_ns` is CLOCK_BOOTTIME as the call began; 0: in no call, and of no device."""
 
     entered_ns: int
     calls: int
@@ -20,13 +20,19 @@ def use(memory: memoryview | bytearray) -> None:
     """Tell it in *memory* from now on. ValueError unless that has SIZE_BYTES."""
 
 def collector(name: bytes) -> None:
-    """Note whose turn it is."""
+    """Note whose turn it is, and that it is in no call: one before it that raised in a call has returned from it."""
 
 def enter(device: bytes, call: bytes) -> None:
     """Note that a call on a device begins; what is too long is cut."""
 
 def leave() -> None:
     """Note that the call has returned."""
+
+def call(memory: memoryview | bytearray) -> None:
+    """Have the process that tells it in *memory* look at what was sent to it."""
+
+def called() -> bool:
+    """Say whether somebody has called this process since it was last asked."""
 
 def read(memory: memoryview | bytearray | bytes) -> Seen:
     """Return what a place shows; text that is no UTF-8 comes as escapes."""

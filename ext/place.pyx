@@ -20,7 +20,7 @@ POINTER = <uintptr_t>&_here
 
 
 class Seen(NamedTuple):
-    """What a place shows. `entered_ns` is CLOCK_BOOTTIME as the call began; 0: in no call."""
+    """What a place shows. `entered_ns` is CLOCK_BOOTTIME as the call began; 0: in no call, and of no device."""
 
     entered_ns: int
     calls: int
@@ -40,7 +40,8 @@ def use(unsigned char[::1] memory not None):
 
 
 def collector(bytes name not None):
-    """Note whose turn it is."""
+    """Note whose turn it is, and that it is in no call: one before it that raised in a call has returned from it."""
+    place_leave(_here)
     place_copy(_here.collector, name, PLACE_COLLECTOR_BYTES)
 
 
@@ -54,17 +55,36 @@ def leave():
     place_leave(_here)
 
 
+def call(unsigned char[::1] memory not None):
+    """Have the process that tells it in *memory* look at what was sent to it."""
+    if memory.shape[0] != sizeof(Place):
+        raise ValueError(f"a place has {sizeof(Place)} bytes, got {memory.shape[0]}")
+    place_call(<Place *>&memory[0])
+
+
+def called():
+    """Say whether somebody has called this process since it was last asked."""
+    return bool(place_is_called(_here) and place_hear(_here))
+
+
 def read(const unsigned char[::1] memory not None):
     """Return what a place shows; text that is no UTF-8 comes as escapes."""
     cdef Place seen
     if memory.shape[0] != sizeof(Place):
         raise ValueError(f"a place has {sizeof(Place)} bytes, got {memory.shape[0]}")
-    memcpy(&seen, &memory[0], sizeof(Place))
+    memset(&seen, 0, sizeof(Place))
+    memcpy(&seen, &memory[0], <uintptr_t>&seen.device - <uintptr_t>&seen)
+    if seen.entered_ns:  # seldom: what is far from here is another process's
+        memcpy(&seen, &memory[0], sizeof(Place))
     seen.collector[sizeof(seen.collector) - 1] = 0
     seen.device[sizeof(seen.device) - 1] = 0
     seen.call[sizeof(seen.call) - 1] = 0
-    words = (<bytes>seen.collector, <bytes>seen.device, <bytes>seen.call)
-    return Seen(seen.entered_ns, seen.calls, *(each.decode("utf-8", "backslashreplace") for each in words))
+    words = (_text(seen.collector), _text(seen.device), _text(seen.call))
+    return tuple.__new__(Seen, (seen.entered_ns, seen.calls, *words))
+
+
+cdef str _text(const char *text):
+    return (<bytes>text).decode("utf-8", "backslashreplace") if text[0] else ""
 
 
 def here():

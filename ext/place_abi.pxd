@@ -3,6 +3,7 @@
 
 The memory may be shared with the process that watches: it sees a call that does not return. The text is written
 before the time, so that a reader who sees a time sees the words that belong to it; it reads twice to be sure.
+Who watches can call the process in the same memory: it then comes and hears what was sent to it.
 """
 
 from libc.stdint cimport uint64_t, uintptr_t
@@ -18,6 +19,7 @@ cdef extern from *:
         uint64_t entered_ns;  /* CLOCK_BOOTTIME as the call began; 0: in none */
         uint64_t calls;       /* ever entered */
         char collector[PLACE_COLLECTOR_BYTES], device[PLACE_DEVICE_BYTES], call[PLACE_CALL_BYTES];
+        uint64_t called;      /* not 0: something was sent to the process, and it has not looked yet */
     } Place;
 
     static inline void place_copy(char *to, const char *from, int bytes)
@@ -45,6 +47,22 @@ cdef extern from *:
     {
         __atomic_store_n(&place->entered_ns, 0, __ATOMIC_RELEASE);
     }
+
+    static inline void place_call(Place *place)
+    {
+        __atomic_store_n(&place->called, 1, __ATOMIC_RELEASE);
+    }
+
+    /* Before what was sent is looked at: who sends more meanwhile calls again. */
+    static inline int place_hear(Place *place)
+    {
+        return __atomic_exchange_n(&place->called, 0, __ATOMIC_ACQ_REL) != 0;
+    }
+
+    static inline int place_is_called(const Place *place)
+    {
+        return __atomic_load_n(&place->called, __ATOMIC_ACQUIRE) != 0;
+    }
     """
     ctypedef struct Place:
         uint64_t entered_ns
@@ -52,7 +70,11 @@ cdef extern from *:
         char collector[32]
         char device[64]
         char call[88]
+        uint64_t called
     int PLACE_COLLECTOR_BYTES
     void place_copy(char *, const char *, int) noexcept nogil
     void place_enter(Place *, const char *, const char *) noexcept nogil
     void place_leave(Place *) noexcept nogil
+    void place_call(Place *) noexcept nogil
+    int place_hear(Place *) noexcept nogil
+    int place_is_called(const Place *) noexcept nogil

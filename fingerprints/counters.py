@@ -3,7 +3,7 @@
 Half of the false alarms and blind spots of this field come from subtracting counters as if they were
 numbers. Everything that subtracts goes through here: `compare` where boot, device and driver may
 change between two readings, `counted` where one process reads one device (arrays:
-`aggregator/fleet/counting.py`, SQL: `ops.counter_step`, both tested equal).
+`aggregator/fleet/counting.py`, SQL: `ops.counter_step`, sums of RAPL: `ext.counterfiles.Meter`, all tested equal).
 """
 
 from __future__ import annotations
@@ -136,14 +136,6 @@ def counted(
     assert before is not None and now is not None
     outcome, count = _step(before, now, nature, nature.reach(seconds))
     return None if outcome is Outcome.RESET else count
-
-
-def span_step(before: int | None, now: int | None, span: int) -> int | None:
-    """Return what was counted by a counter that begins again after *span* counts (0: it does not).
-
-    For RAPL: `span` is max_energy_range_uj. None as `counted`.
-    """
-    return counted(before, now, Nature(span=span))
 
 
 def _step(before: int, now: int, nature: Nature, reach: int | None) -> tuple[Outcome, int]:

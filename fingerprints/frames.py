@@ -27,7 +27,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import NamedTuple
 
 from ..ext import columns
 from .block import Block
@@ -46,8 +46,6 @@ ROWS_MAX = 4096
 COLUMNS_MAX = 512
 TABLE_NAME_BYTES_MAX = 64
 DEVICE_BYTES_MAX = 96
-#: Tables whose names and keys are kept as bytes; a host has about 40.
-TABLES_CACHED_MAX = 128
 
 _HEADER = struct.Struct("<4sIBBHI16s16sQQQ")
 _SHAPE = struct.Struct("<qHH")
@@ -60,8 +58,7 @@ class FrameError(ValueError):
     """The bytes are no frame that we can read; the words say why, and what would be right."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """Whose frame, which one, and when. (host, run id, sequence) names a frame for ever."""
 
     run_id: bytes
@@ -79,28 +76,38 @@ class Frame:
     blocks: tuple[Block, ...]
 
 
-def encode(stamp: Stamp, blocks: Sequence[Block], *, deflate: bool = True) -> bytes:
-    """Return the frame's bytes. Raises FrameError if the blocks are more than a frame may hold.
+class Encoder:
+    """Makes the frames of one host: mostly of the same tables, whose names and keys are kept as bytes."""
 
-    Without *deflate* its payload stays as it is, unless it is longer than PLAIN_BYTES_MAX.
-    """
-    payload = bytearray()
-    for block in blocks:
-        _append_table(payload, block)
-    if len(blocks) > TABLES_MAX or len(payload) > PAYLOAD_BYTES_MAX:
-        raise FrameError(
-            f"{len(blocks)} tables of {len(payload)} bytes: a frame holds at most "
-            f"{TABLES_MAX} tables of {PAYLOAD_BYTES_MAX} bytes together"
-        )
-    header = _HEADER.pack(
-        MAGIC, 0, VERSION, 0, len(blocks), len(payload),
-        stamp.run_id, stamp.boot_id, stamp.sequence, stamp.boottime_ns, stamp.wall_ns,
-    )  # fmt: skip
-    small = not deflate and len(payload) <= PLAIN_BYTES_MAX
-    frame = _sealed(header, payload) if small else _shorter(header, payload)
-    if len(frame) > FRAME_BYTES_MAX:
-        raise FrameError(f"frame of {len(frame)} bytes: at most {FRAME_BYTES_MAX}")
-    return frame
+    def __init__(self) -> None:
+        self._tables = columns.Tables(_constant_part)
+
+    def encode(self, stamp: Stamp, blocks: Sequence[Block], *, deflate: bool = True) -> bytes:
+        """Return the frame's bytes. Raises FrameError if the blocks are more than a frame may hold.
+
+        Without *deflate* its payload stays as it is, unless it is longer than PLAIN_BYTES_MAX.
+        """
+        length = self._tables.take(blocks)
+        if len(blocks) > TABLES_MAX or length > PAYLOAD_BYTES_MAX:
+            raise FrameError(
+                f"{len(blocks)} tables of {length} bytes: a frame holds at most "
+                f"{TABLES_MAX} tables of {PAYLOAD_BYTES_MAX} bytes together"
+            )
+        header = _HEADER.pack(
+            MAGIC, 0, VERSION, 0, len(blocks), length,
+            stamp.run_id, stamp.boot_id, stamp.sequence, stamp.boottime_ns, stamp.wall_ns,
+        )  # fmt: skip
+        frame = self._tables.frame(header)
+        if deflate or length > PLAIN_BYTES_MAX:
+            frame = deflated(frame)
+        if len(frame) > FRAME_BYTES_MAX:
+            raise FrameError(f"frame of {len(frame)} bytes: at most {FRAME_BYTES_MAX}")
+        return frame
+
+
+def encode(stamp: Stamp, blocks: Sequence[Block], *, deflate: bool = True) -> bytes:
+    """Return one frame, as an `Encoder` makes it."""
+    return Encoder().encode(stamp, blocks, deflate=deflate)
 
 
 def _shorter(header: bytes, payload: bytes | bytearray) -> bytes:
@@ -152,19 +159,10 @@ def inflated(frame: bytes) -> bytes:
     return _sealed(_recoded(frame[: _HEADER.size], 0), payload)
 
 
-def _append_table(payload: bytearray, block: Block) -> None:
-    head, keys = _constant_part(block.table, block.signal_ids, block.devices)
-    width = len(block.signal_ids)
-    columns.append_table(
-        payload, head, block.offset_ns, keys, block.cells, block.valid, width, block.rows
-    )
-
-
-@lru_cache(maxsize=TABLES_CACHED_MAX)
 def _constant_part(
     table: str, signal_ids: tuple[int, ...], devices: tuple[str, ...]
 ) -> tuple[bytes, bytes]:
-    """Return what a table's bytes begin with, and its keys: a host sends the same every second."""
+    """Return what a table's bytes begin with, and its keys."""
     name, width = table.encode("ascii"), len(signal_ids)
     keys = [device.encode() for device in devices]
     if len(keys) > ROWS_MAX or width > COLUMNS_MAX or len(name) > TABLE_NAME_BYTES_MAX:

@@ -47,6 +47,11 @@ class Condition:
     values: tuple[float, ...] = ()
     other: str = ""
 
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """What it reads."""
+        return (self.signal, self.other) if self.other else (self.signal,)
+
     def holds(self, left: float, right: float | None) -> bool:
         """Compare; *right* is the reading of `other`, None where that is none or is not known."""
         match self.compare:
@@ -99,6 +104,12 @@ class Row:
     def device_kind(self) -> str:
         """What carries the reading: `gpu`, `rdma`; "" of an event's row."""
         return self.when[0].signal.partition(".")[0] if self.when else ""
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """What its conditions read, the first's first; none of an event's row."""
+        conditions = (*self.when, *self.unless)
+        return tuple(name for each in conditions for name in each.signals)
 
     def concerns(self, device: str) -> bool:
         """Say whether the row is about *device*."""

@@ -9,25 +9,19 @@ is a sample of each GPU and of the host within half a period of it.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.agent.spool.spool import Spool
-from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import BY_NAME
-from tests import hosts
-from tests.fake_nvml.build import build
-from tests.fake_nvml.scenario import Gpu, Scenario, gpus
-from tests.processes import Process
+from tests.agent.sampler.real_agent import RealAgent, is_sampled
+from tests.fake_nvml.scenario import gpus
 
 SECOND = 1_000_000_000
 BAR_CHARACTERS = 40
@@ -37,7 +31,6 @@ ON_TIME_MIN = 0.999
 CALLS = ("nvmlDeviceGetFieldValues", "nvmlDeviceGetClockInfo", "nvmlDeviceGetUtilizationRates")
 #: The first seconds open the GPUs; the last frame may not have left.
 MARGIN_SECONDS = 3
-INFORMATION = "Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\n"
 
 
 @dataclass(frozen=True)
@@ -48,6 +41,7 @@ class Soaked:
     call: str
     on_time: dict[str, float]  # of each GPU, and of `host`
     after: int  # samples of the sick GPU after it answered again
+    recovered_seconds: float  # from its answer to the first of them
     named_seconds: float  # from the call's begin to the first frame that names it
     processes: float  # at the most
     log: str
@@ -62,25 +56,13 @@ class Ground:
     """The host, its GPUs, and an agent on it."""
 
     def __init__(self, folder: Path, source: random.Random) -> None:
-        self.folder = folder
-        root = hosts.unpack("h100-ib", folder).roots
         devices = gpus(8)
         self.sick, self.call = source.choice(devices), source.choice(CALLS)
         self._answer = folder / "answer"
         self._answer.touch()
         self.sick.lines.append(f"block {self.call} file {self._answer}")
-        _list_in_proc(root.proc, devices)
-        Scenario(folder / "scenario", devices)
         self.uuids = [gpu.uuid for gpu in devices]
-        settings = {
-            "host": "soak", "sys_root": root.sys, "proc_root": root.proc,
-            "nvml_library": build(folder / "nvml"), "spool_folder": folder / "spool",
-            "events_folder": folder / "events", "state_folder": folder / "state",
-            "run_folder": folder / "run", "collectors_off": '["inventory"]',
-        }  # fmt: skip
-        words = [w for key, value in settings.items() for w in ("--set", f"{key}={value}")]
-        arguments = ["agent", "--aggregator", "127.0.0.1:9", *words]
-        self.agent = Process(arguments, folder / "log")
+        self.agent = RealAgent(folder, devices)
 
     def hang(self) -> None:
         """From now on the call waits until it is to answer; at most a minute."""
@@ -88,30 +70,6 @@ class Ground:
 
     def answer(self) -> None:
         self._answer.touch()
-
-    def frames(self) -> list[frames.Frame]:
-        """All that the agent spooled; it has ended."""
-        owner = json.loads((self.folder / "spool/meta.json").read_text())["owner"]
-        spool = Spool.open(self.folder / "spool", bytes_max=1 << 28, boot_id=b"x" * 16, owner=owner)
-        try:
-            return list(_all_of(spool))
-        finally:
-            spool.close()
-
-
-def _all_of(spool: Spool) -> Iterator[frames.Frame]:
-    """Yield the frames of a spool, which gives a few at a time."""
-    sequence = 0
-    while some := spool.pending(sequence, 1000):
-        yield from (frames.decode(frame) for _, frame in some)
-        sequence = some[-1][0]
-
-
-def _list_in_proc(proc: Path, devices: list[Gpu]) -> None:
-    for gpu in devices:
-        place = proc / "driver/nvidia/gpus" / gpu.address
-        place.mkdir(parents=True)
-        (place / "information").write_text(INFORMATION.format(uuid=gpu.uuid))
 
 
 def soak(
@@ -140,29 +98,26 @@ def soak(
 def _count(ground: Ground, grid: range, hung_at: float, hang_seconds: float, log: str) -> Soaked:
     sampled: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     named, processes = 0.0, 0.0
-    for frame in ground.frames():
+    for frame in ground.agent.frames():
         for block in frame.blocks:
             at_ns = frame.stamp.boottime_ns + block.offset_ns
             for row, device in enumerate(block.devices):
-                if _is_sampled(block, row):
+                if is_sampled(block, row):
                     sampled[block.table, device].add(round(at_ns / SECOND))
             if block.table == "gpu_1s_probe" and not named:
                 named = frame.stamp.boottime_ns / SECOND - hung_at
-            if block.table == "agent_1s":
+            if block.table == "agent_10s":
                 processes = max(processes, _value(block, "agent.processes_count"))
     shares = {
         name: sum(second in sampled[table, name] for second in grid) / len(grid)
         for table, name in [*(("gpu_1s", uuid) for uuid in ground.uuids), ("host_1s", "host")]
     }
     after = {s for s in sampled["gpu_1s", ground.sick.uuid] if s > hung_at + hang_seconds}
-    return Soaked(ground.sick.uuid, ground.call, shares, len(after), named, processes, log)
-
-
-def _is_sampled(block: Block, row: int) -> bool:
-    """Whether the device was read: of a GPU, its clock; what is known of one that is left out is no reading."""
-    if block.table != "gpu_1s":
-        return any(block.valid[row :: block.rows])
-    return dict(block.values(row)).get(BY_NAME["gpu.sm_clock_hertz"].signal_id) is not None
+    answered_at = hung_at + hang_seconds
+    recovered = min(after, default=answered_at) - answered_at
+    return Soaked(
+        ground.sick.uuid, ground.call, shares, len(after), recovered, named, processes, log
+    )
 
 
 def _value(block: Block, name: str) -> float:
@@ -191,8 +146,8 @@ def main() -> int:
     )
     for name, share in result.on_time.items():
         print(f"  {name:<45} {share:.4f}{'  the one that hung' if name == result.sick else ''}")
-    print(f"named {result.named_seconds:.1f} s after its call began; sampled again {result.after} times after it "
-          f"answered; at most {result.processes:.0f} processes")  # fmt: skip
+    print(f"named {result.named_seconds:.1f} s after its call began; sampled again {result.after} times, "
+          f"{result.recovered_seconds:.1f} s after it answered; at most {result.processes:.0f} processes")  # fmt: skip
     wanted = min(ON_TIME_MIN, 1.0 - 3.0 / options.seconds)
     good = result.others >= wanted and 0.0 < result.named_seconds <= 2.5 and result.after > 0
     print(

@@ -133,6 +133,7 @@ def outcomes(folder: Path, log: Path, command: list[str]) -> dict[str, int]:
     """Run an agent until each collector has had a turn; return their outcomes, as /metrics shows them."""
     socket_path = folder / "metrics"
     settings = [f"{name}_folder={folder / name}" for name in ("spool", "events", "state", "run")]
+    settings += [f"spool_head_folder={folder}"]
     settings += [f"metrics_listen=unix:{socket_path}", "metrics_series_max=5000"]
     process = Process([], log)
     process.arguments = [*command, "agent", "--aggregator", "127.0.0.1:9"]

@@ -21,7 +21,7 @@ from .numa import NumaCores, NumaTenSeconds, hugepages_10s
 from .nvme import NvmeControllers, NvmeSmart
 from .pcie import PcieTenSeconds
 from .pcie_settings import PcieMinute
-from .power import RaplEnergy, hwmon_1s, hwmon_10s, rapl_10s
+from .power import hwmon_1s, hwmon_10s, rapl_1s, rapl_10s
 from .rdma import rdma_1s, rdma_10s
 from .rtnetlink import LinkListener
 from .services import Services
@@ -135,7 +135,7 @@ COLLECTORS: dict[str, Callable[[Roots], Collector]] = {
     "rtnetlink_10s": LinkListener,
     "rdma_1s": rdma_1s,
     "rdma_10s": rdma_10s,
-    "rapl_1s": RaplEnergy,
+    "rapl_1s": rapl_1s,
     "rapl_10s": rapl_10s,
     "hwmon_1s": hwmon_1s,
     "hwmon_10s": hwmon_10s,

@@ -28,7 +28,7 @@ class CpuMinute(FolderCollector):
     """
 
     def __init__(self, roots: Roots) -> None:
-        self._stat = KeptFile(roots.proc / "stat")
+        self._stat = KeptFile(roots.proc / "stat", whole=True)
         self._times = CoreTimes()
         folder = roots.sys / "devices/system/cpu"
 

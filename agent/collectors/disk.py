@@ -6,12 +6,11 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 
-from ...ext.hostfiles import Glance, diskstats
+from ...ext.hostfiles import DiskRows, Glance
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
 from ..entering import Spares, entering
 from ..hardware.block_devices import (
-    SECTOR_BYTES,
     Mount,
     disk_sequences,
     disks_with_backing,
@@ -23,11 +22,6 @@ from ..turn import NoData
 from .columns import block_of, clear_row, places_of, put
 from .folders import DEVICES_MAX
 from .listing import Listing
-
-#: `inflight` above this is the kernel's own count gone below zero.
-_INFLIGHT_MAX = 1 << 31
-#: More sectors than these are more bytes than 64 bits hold.
-_SECTORS_MAX = (1 << 64) // SECTOR_BYTES
 
 _CLOSED = "room on {} is not shown: open it with AmbientCapabilities=CAP_DAC_READ_SEARCH in the agent's unit"
 _ROOM = (
@@ -53,7 +47,6 @@ COUNTERS = (
     "disk.flushes_operations",
     "disk.flush_milliseconds",
 )
-_NOTHING = (None,) * len(COUNTERS)
 
 
 class Disks:
@@ -70,47 +63,28 @@ class Disks:
             self._disks, self.pace, seconds=60, glance=Glance(roots.sys / "block").look
         )
         self._block = Block("disk_1s", ())
-        self._places = places_of(self._block, COUNTERS)
-        self._names: dict[bytes, str] = {}
+        self._rows: DiskRows | None = None
 
     def collect(self) -> Sequence[Block]:
         """Return the one block; a disk that went is missing in it. Raises NoData without a disk."""
         if self._listing.renew():
             self._renew(self._listing.value)
-        if not self._names:
+        if self._rows is None:
             raise NoData("no disk with a device of its own in /sys/block")
-        found = diskstats(self._stats.read(), self._names)
-        for row, name in enumerate(self._names.values()):
-            self._places.put(row, values_of(found[name]) if name in found else _NOTHING)
+        self._rows.fill()
         return (self._block,)
 
     def _renew(self, sequences: dict[str, int | None]) -> None:
-        self._names = {os.fsencode(name): name for name in sequences}
         self._block = block_of(self._block, sequences)
-        self._places = places_of(self._block, COUNTERS)
+        names = [os.fsencode(name) for name in sequences]
+        rows = DiskRows(self._stats, names, places_of(self._block, COUNTERS))
+        self._rows = rows if names else None
         for row, number in enumerate(sequences.values()):
             put(self._block, "disk.counter_epoch_count", row, number)
 
     def _disks(self) -> dict[str, int | None]:
         names = disks_with_backing(self._sys)[:DEVICES_MAX]
         return dict(zip(names, disk_sequences(self._sys, names), strict=True))
-
-
-def values_of(counts: Sequence[int]) -> tuple[int | None, ...]:
-    """Return the values of one line of diskstats, 11 to 17 counts, in the order of COUNTERS.
-
-    Kernels before 4.18 have no discards, those before 5.5 no flushes.
-    """
-    reads, _, read, read_ms, writes, _, written, write_ms, inflight, busy, queue = counts[:11]
-    discards, _, discarded, discard_ms = counts[11:15] if len(counts) >= 15 else (None,) * 4
-    flushes, flush_ms = counts[15:17] if len(counts) >= 17 else (None, None)
-    if max(read, written, discarded or 0) >= _SECTORS_MAX:
-        return _NOTHING
-    return (
-        reads, read * SECTOR_BYTES, read_ms, writes, written * SECTOR_BYTES, write_ms,
-        inflight if inflight < _INFLIGHT_MAX else None, busy, queue,
-        discards, None if discarded is None else discarded * SECTOR_BYTES, discard_ms, flushes, flush_ms,
-    )  # fmt: skip
 
 
 class Filesystems(Spares):

@@ -33,6 +33,9 @@ class Source:
     key: bytes = b""
     scale: float = 1
     most: int = U64_MAX  # above this the number is no reading; before scaling
+    span: int | None = (
+        None  # it counts, and begins again after this; the value is what it has counted
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,15 @@ class Plan:
 
     @property
     def kept_max(self) -> int:
-        """Descriptors kept: a share of what this process may have, so that all collectors together
-        stay below it."""
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_MAX)
-        return (
-            most // 6 if self.pace is Pace.SECOND else most // 32
-        )  # three of the ones, nine of the others
+        """Descriptors kept: of four collectors of a second each an eighth, of nine others a thirty-second."""
+        return descriptors_max(8 if self.pace is Pace.SECOND else 32)
+
+
+def descriptors_max(share: int) -> int:
+    """Return how many descriptors one of *share* equal parts of this process may keep, so that all stay below its limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_MAX)
+    return most // share
 
 
 class FolderCollector(Spares):
@@ -128,9 +133,9 @@ class FolderCollector(Spares):
     @property
     def blind_words(self) -> str:
         """The devices that refuse all they are asked, and what would open them; empty: none does."""
-        if self._files is None or self._plan.blind_words is None:
-            return ""
-        return self._plan.blind_words(self._files.refusals)
+        words_of = self._plan.blind_words
+        refusals = self._files.refusals if words_of and self._files else ()
+        return words_of(refusals) if words_of and refusals else ""
 
     def _new_listing(self) -> Listing[list[Device]]:
         plan = self._plan
@@ -169,6 +174,7 @@ class FolderCollector(Spares):
                     scale=source.scale,
                     gauge=is_float(BY_NAME[name].signal_id),
                     most=source.most if BY_NAME[name].kind is not Kind.STATE else _most(source),
+                    span=source.span,
                 )
         for name, value in device.constants.items():
             if BY_NAME[name].table in self._plan.tables:

@@ -126,7 +126,8 @@ class GpuSecond(GpuLane):
     def _look(self) -> None:
         """Notice who is lost, back, reset or another; hide what is not proved."""
         assert self._states and self._counts and self._fields
-        is_back = self._look_who_is_lost(self._states.changed())
+        changed = self._states.changed()
+        is_back = bool(changed) and self._look_who_is_lost(changed)
         self._turns_to_identity -= 1
         if (self._turns_to_identity <= 0 or is_back) and self._session.nvml is not None:
             self._turns_to_identity = IDENTITY_SECONDS
@@ -140,8 +141,6 @@ class GpuSecond(GpuLane):
 
     def _look_who_is_lost(self, rows: Sequence[int]) -> bool:
         """Tell who fell off the bus and who answers again; who cannot be asked is neither. True: somebody is back."""
-        if not rows:
-            return False
         states = {self._keys[row]: self._cells.integer("gpu.lost_state", row) for row in rows}
         changes = self._lifecycle.looked_at(
             {k: bool(v) for k, v in states.items() if v is not None}

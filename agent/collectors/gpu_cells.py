@@ -47,15 +47,12 @@ class Cells:
         block, column, _ = self._places[name]
         return block.cells, block.valid, column
 
-    def hide(self, name: str, rows: bytes) -> None:
-        """Make a signal of this lane missing in every row that is not 0 in *rows*."""
-        if not any(rows):
-            return
+    def hiding(self, name: str, rows: bytes) -> list[tuple[bytearray, slice, bytes]]:
+        """Return what makes a signal of this lane missing in every row that is not 0 in *rows*: of each run of rows
+        the valid bytes, where, and what to write there."""
         block, column, _ = self._places[name]
         first = column * block.rows
         if all(rows):
-            block.valid[first : first + block.rows] = bytes(block.rows)
-            return
-        for row, is_hidden in enumerate(rows):
-            if is_hidden:
-                block.valid[first + row] = 0
+            return [(block.valid, slice(first, first + block.rows), bytes(block.rows))]
+        hidden = (first + row for row, is_hidden in enumerate(rows) if is_hidden)
+        return [(block.valid, slice(at, at + 1), b"\0") for at in hidden]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ...ext.nvml import Nvml, NvmlError, Sweep
 from ...ext.nvml_gpm import Gpm
-from ...ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing, wait
+from ...ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace, index_of
 from ...fingerprints.nvml_fields import fields_of
@@ -128,13 +128,11 @@ class GpuFast:
             return ()
         return (samples.block,) if samples.ring.summarise(samples.block) else ()
 
-    def rest(self, until_ns: int, wake_descriptor: int) -> None:
+    def rest(self, until_ns: int) -> None:
         """Sample eight times a second until then, or until somebody calls."""
         self._session.listen()
-        if self.samples is None:
-            wait(until_ns, wake_descriptor)
-        else:
-            self.samples.ring.rest(until_ns, wake_descriptor)
+        if self.samples is not None:
+            self.samples.ring.rest(until_ns)
 
     def spare(self, devices: frozenset[str]) -> None:
         """Ask these GPUs nothing; their rows remain, and are missing."""

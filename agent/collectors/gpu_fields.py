@@ -217,6 +217,7 @@ class FieldLook:
         self._judging: dict[int, int] = {}  # row -> turns for which it is judged yet
         #: Signal -> of each row, 1: not to be published.
         self._hidden = {signal: b"\1" * rows for _, signal, _ in proofs.names}
+        self._hiding = self._places()
         self._looked_ns = 0
 
     def look(self, now_ns: int) -> None:
@@ -227,9 +228,13 @@ class FieldLook:
             self._judging[row] = SETTLING_TURNS + 1
         if self._judging:
             self._judge(now_ns)
-        for signal, hidden in self._hidden.items():
-            self._cells.hide(signal, hidden)
+        for valid, rows, nothing in self._hiding:
+            valid[rows] = nothing
         self._looked_ns = now_ns
+
+    def _places(self) -> list[tuple[bytearray, slice, bytes]]:
+        hidden = self._hidden.items()
+        return [each for signal, rows in hidden for each in self._cells.hiding(signal, rows)]
 
     def _judge(self, now_ns: int) -> None:
         hidden = {signal: bytearray(rows) for signal, rows in self._hidden.items()}
@@ -244,6 +249,7 @@ class FieldLook:
             else:
                 del self._judging[row]
         self._hidden = {signal: bytes(rows) for signal, rows in hidden.items()}
+        self._hiding = self._places()
         for words in self._proofs.new_contradictions():
             log.warning("%s", words, extra={"cause": "gpu.field"})
 

@@ -6,7 +6,6 @@ Both take their turns in one process, one after the other, so that nothing here 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..hardware.roots import Roots
@@ -35,9 +34,9 @@ class Held:
     def __init__(self) -> None:
         self._listing: Listing | None = None
 
-    def put(self, gpus: Iterable[str], holdings: Iterable[Holding]) -> None:
-        """Note what NVML has just listed."""
-        self._listing = Listing(tuple(gpus), tuple(holdings))
+    def put(self, listing: Listing) -> None:
+        """Note what NVML has just listed: the same object as long as it is the same."""
+        self._listing = listing
 
     def take(self) -> Listing | None:
         """Return what was put since the last call; None: there was no look since then."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-from ...ext.nvml_parts import Parts, Process
+from ...ext.nvml_parts import Parts, Process, ProcessLists
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
 from ..hardware.roots import Roots
 from ..hardware.tasks import read_tasks
-from .gpu_held import Holding, held_of
+from .gpu_held import Holding, Listing, held_of
 from .gpu_parts import PartsLane, remade
 
 #: Of a host, in all; those with the higher numbers are left out, which `blind_words` says.
@@ -31,30 +31,32 @@ class GpuProcesses(PartsLane):
         super().__init__("gpu_process_1s", Pace.SECOND, roots)
         self._block: Block | None = None
         self._held = held_of(roots)  # for `gpu_jobs.py`, whose turn comes after
-        self._answers: dict[str, list[Process]] = {}  # of the turn that filled the block
-        self._told: tuple[tuple[str, ...], list[Holding]] = ((), [])
+        self._lists: ProcessLists | None = None
+        self._told = Listing((), ())
         self._too_many = ""
         self._turns_as_it_is = 0
 
     def let_go(self) -> None:
         super().let_go()
-        self._turns_as_it_is = 0
+        self._lists, self._turns_as_it_is = None, 0
 
     def _read(self, parts: Parts) -> Sequence[Block]:
         """Look who is there; as long as every GPU says the same, the block stands, but for a look at the PIDs."""
-        answers = self._ask(parts.processes)
+        if self._lists is None:
+            self._lists = ProcessLists(parts, self._gpus)
+        is_same = self._lists.run()
         self._turns_as_it_is -= 1
-        if self._turns_as_it_is < 0 or self._block is None or answers != self._answers:
-            self._block = self._filled(answers)
-            self._answers, self._turns_as_it_is = answers, SAME_TURNS_MAX
-        self._held.put(*self._told)
+        if self._turns_as_it_is < 0 or self._block is None or not is_same:
+            self._block = self._filled(self._ask(self._lists.of))
+            self._turns_as_it_is = SAME_TURNS_MAX
+        self._held.put(self._told)
         self.blind_words = self.blind_words or self._too_many
         return (self._block,)
 
     def _filled(self, answers: Mapping[str, list[Process]]) -> Block:
         rows: dict[str, Process] = {}
         listed = {self._gpus[address]: merged(those) for address, those in answers.items()}
-        self._told = tuple(listed), _holdings(listed)
+        self._told = Listing(tuple(listed), _holdings(listed))
         for gpu, processes in listed.items():
             rows |= {key_of(gpu, process): process for process in processes}
         too_many = len(rows) > ROWS_MAX
@@ -76,12 +78,13 @@ class GpuProcesses(PartsLane):
         return {task.number: task.start_ticks * _TICK_NS for task in tasks}
 
 
-def _holdings(listed: Mapping[str, Iterable[Process]]) -> list[Holding]:
-    return [
+def _holdings(listed: Mapping[str, Iterable[Process]]) -> tuple[Holding, ...]:
+    holdings = [
         Holding(gpu, p.pid, p.gpu_instance, p.compute_instance, p.memory_bytes)
         for gpu, processes in listed.items()
         for p in processes
-    ][:ROWS_MAX]
+    ]
+    return tuple(holdings[:ROWS_MAX])
 
 
 def merged(processes: Iterable[Process]) -> list[Process]:

@@ -87,7 +87,7 @@ class Session:
         self.is_updating = False
         self._roots = roots
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
-        self._hearing: weakref.WeakSet[Hearing] = weakref.WeakSet()
+        self._hearing: list[weakref.ref[Hearing]] = []
         self._spared: Collection[str] = ()
         self._unbinding: dict[str, int] = {}  # address -> until when it is left alone
         self._found = self._was_open = False
@@ -101,12 +101,13 @@ class Session:
         """Have *user* let go whenever NVML is closed; it is not kept alive by that."""
         self._users.add(user)
         if isinstance(user, Hearing):
-            self._hearing.add(user)
+            self._hearing.append(weakref.ref(user))
 
     def listen(self) -> None:
         """Let those hear who can, between the turns; it is called about once a second."""
         for each in self._hearing:
-            each.hear()
+            if user := each():
+                user.hear()
 
     # ---- opening ----------------------------------------------------------------------------------
 
@@ -115,6 +116,8 @@ class Session:
 
         Raises NoData, Blind or NvmlError as it did the last time until it is time to look again; StartAnew.
         """
+        if self._found and not self._reopen_ns and not self._unbinding:
+            return
         now_ns = self.clock.boottime_ns()
         if self._unbinding:
             self._take_back(now_ns)

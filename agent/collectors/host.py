@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
-from ...ext.hostfiles import CoreTimes, line_numbers, pressure
+from ...ext.hostfiles import CoreTimes, HostPass, line_numbers
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
 from ..entering import Spares
@@ -23,7 +24,7 @@ _MEMORY = (b"MemTotal:", b"SwapTotal:", b"SwapFree:", b"HugePages_Free:", b"Hard
 FREQUENCIES_MAX = 32
 
 
-#: In the order of `ext.hostfiles.CoreTimes.take`, then of pressure and memory as they are read.
+#: In the order of `ext.hostfiles.HostPass`.
 _SECOND = (
     "host.cpu_user_ratio",
     "host.cpu_system_ratio",
@@ -39,7 +40,6 @@ _SECOND = (
     "host.context_switches_count",
     "host.interrupts_count",
     "host.softirqs_count",
-    # of the host as a whole the kernel says 0 for `full` of cpu, whatever happens
     "host.pressure_cpu_some_ratio",
     "host.pressure_cpu_some_microseconds",
     "host.pressure_memory_some_ratio",
@@ -55,6 +55,26 @@ _SECOND = (
 )
 
 
+#: In the order in which `HostTenSeconds.collect` has them.
+_TEN_SECONDS = (
+    "host.memory_total_bytes",
+    "host.swap_used_bytes",
+    "host.hugepages_free_pages",
+    "host.memory_corrupted_bytes",
+    "host.uptime_seconds",
+    "host.load_1m_ratio",
+    "host.cpu_frequency_hertz",
+    "host.cpu_frequency_min_hertz",
+    "host.cpu_frequency_max_hertz",
+)
+_CHANGES = (
+    "host.oom_kills_count",
+    "host.cpu_throttles_count",
+    "host.cpu_throttled_milliseconds",
+    "host.cpu_core_throttles_count",
+)
+
+
 class HostSecond:
     """Shares of the cores' time since the last turn, pressure, memory to be had."""
 
@@ -63,30 +83,14 @@ class HostSecond:
     enters_driver = False
 
     def __init__(self, roots: Roots) -> None:
-        self._stat = KeptFile(roots.proc / "stat")
-        self._meminfo = KeptFile(roots.proc / "meminfo")
-        self._cpu, self._memory, self._io = (
-            KeptFile(roots.proc / "pressure" / kind) for kind in ("cpu", "memory", "io")
-        )
-        self._times = CoreTimes(cpu.SATURATED_IDLE_RATIO_MAX)
         self._block = Block("host_1s", DEVICE)
-        self._places = places_of(self._block, _SECOND)
+        places = places_of(self._block, _SECOND)
+        self._pass = HostPass(roots.proc, places, cpu.SATURATED_IDLE_RATIO_MAX)
 
     def collect(self) -> Sequence[Block]:
         """Return the one block; shares are missing in the first turn. NoData without /proc/stat."""
-        data = self._stat.read()
-        if not data:
+        if not self._pass.take():
             raise NoData("/proc/stat cannot be read")
-        some, _, some_microseconds, _ = pressure(self._cpu.read())
-        values = (
-            *self._times.take(data),
-            some,
-            some_microseconds,
-            *pressure(self._memory.read()),
-            *pressure(self._io.read()),
-            *line_numbers(self._meminfo.read(), (b"MemAvailable:", b"Dirty:")),
-        )
-        self._places.put(0, values)
         return (self._block,)
 
 
@@ -98,117 +102,102 @@ class HostTenSeconds(Spares):
     enters_driver = True  # a frequency asks its core: 10 ms each before Linux 5.18
 
     def __init__(self, roots: Roots) -> None:
-        self._meminfo = KeptFile(roots.proc / "meminfo")
+        self._meminfo = KeptFile(roots.proc / "meminfo", whole=True)
         self._vmstat = KeptFile(roots.proc / "vmstat")
-        self._uptime = KeptFile(roots.proc / "uptime")
-        self._loadavg = KeptFile(roots.proc / "loadavg")
-        self._stat = KeptFile(roots.proc / "stat")
+        self._uptime = KeptFile(roots.proc / "uptime", whole=True)
+        self._loadavg = KeptFile(roots.proc / "loadavg", whole=True)
+        self._stat = KeptFile(roots.proc / "stat", whole=True)
         self._times = CoreTimes()
-        self._sys = roots.sys
-        self._frequency = self._numbers(
-            lambda: cpu.spread(cpu.frequency_files(roots.sys), FREQUENCIES_MAX), cpu.core_of
-        )
-        self._throttles = {
-            "host.cpu_throttles_count": self._numbers(
-                lambda: cpu.package_throttle_files(roots.sys, "package_throttle_count")
-            ),
-            "host.cpu_throttled_milliseconds": self._numbers(
-                lambda: cpu.package_throttle_files(roots.sys, "package_throttle_total_time_ms")
-            ),
-            "host.cpu_core_throttles_count": self._numbers(
-                lambda: cpu.core_throttle_files(roots.sys)
-            ),
-        }
+        self._cores = _CoreNumbers(roots.sys)
         self._block = Block("host_10s", DEVICE)
         self._changes = Block("host_10s_changes", DEVICE)
+        self._places = places_of(self._block, _TEN_SECONDS)
+        self._places_of_changes = places_of(self._changes, _CHANGES)
 
     def spare(self, devices: frozenset[str]) -> None:
         """Ask none of these cores for its frequency."""
         super().spare(devices)
-        self._frequency.spare(devices)
+        self._cores.spare(devices)
 
     def collect(self) -> Sequence[Block]:
         """Return the block and the block of changes. NoData without /proc/meminfo."""
-        self._put_memory()
-        self._put("host.uptime_seconds", memory.parse_first_decimal(self._uptime.read()))
-        self._put("host.load_1m_ratio", self._load())
-        self._put_frequency()
+        sizes = self._memory()
+        frequencies, *throttles = self._cores.read()
+        uptime = memory.parse_first_decimal(self._uptime.read())
+        self._places.put(0, (*sizes, uptime, self._load(), *_hertz(frequencies)))
         kills = memory.parse_vmstat(self._vmstat.read(), b"oom_kill")
-        put(self._changes, "host.oom_kills_count", 0, kills)
-        for name, files in self._throttles.items():
-            put(self._changes, name, 0, files.total())
+        self._places_of_changes.put(0, (kills, *map(_total, throttles)))
         return (self._block, self._changes)
 
-    def _put(self, name: str, value: float | None) -> None:
-        put(self._block, name, 0, value)
-
-    def _numbers(
-        self, files: Callable[[], list[Path]], device_of: Callable[[Path], str] | None = None
-    ) -> _Numbers:
-        """Files of cores: others when a core is taken offline or comes back."""
-        online = KeptFile(self._sys / "devices/system/cpu/online")
-        return _Numbers(files, online.read, device_of)
-
-    def _put_memory(self) -> None:
+    def _memory(self) -> tuple[int | None, ...]:
+        """Return memory in all, swap used, huge pages free, memory that is corrupted."""
         data = self._meminfo.read()
         if not data:
             raise NoData("/proc/meminfo cannot be read")
         total, swap, swap_free, pages, corrupted = line_numbers(data, _MEMORY)
         used = None if swap is None or swap_free is None else max(0, swap - swap_free)
-        self._put("host.memory_total_bytes", total)
-        self._put("host.swap_used_bytes", used)
-        self._put("host.hugepages_free_pages", pages)
-        self._put("host.memory_corrupted_bytes", corrupted)
+        return total, used, pages, corrupted
 
     def _load(self) -> float | None:
         load = memory.parse_first_decimal(self._loadavg.read())
         self._times.take(self._stat.read())
         return None if load is None or not self._times.count else load / self._times.count
 
-    def _put_frequency(self) -> None:
-        hertz = [value * 1000 for value in self._frequency.read() if value is not None]
-        self._put("host.cpu_frequency_hertz", sum(hertz) / len(hertz) if hertz else None)
-        self._put("host.cpu_frequency_min_hertz", min(hertz, default=None))
-        self._put("host.cpu_frequency_max_hertz", max(hertz, default=None))
+
+def _hertz(kilohertz: Sequence[int | None]) -> tuple[float | None, ...]:
+    """Return the mean, the least and the most of the frequencies that are known."""
+    known = [value * 1000 for value in kilohertz if value is not None]
+    if not known:
+        return None, None, None
+    return sum(known) / len(known), min(known), max(known)
 
 
-class _Numbers:
-    """Numbers of files that are listed again when a glance shows another thing than before, and each hour.
+def _total(counts: Sequence[int | None]) -> int | None:
+    """Return the sum; None without a file or if one holds no number, lest the sum seem to fall."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
 
-    A host of 512 cores has thousands of files to be looked for.
+
+class _CoreNumbers:
+    """Numbers of files of cores: those of frequencies, then those of three kinds of heat brakes.
+
+    They are listed again when a core is taken offline or comes back, and each hour: a host of 512 cores has
+    thousands of files to be looked for.
     """
 
-    def __init__(
-        self,
-        files: Callable[[], list[Path]],
-        glance: Callable[[], object],
-        device_of: Callable[[Path], str] | None,
-    ) -> None:
-        """*device_of*: whose driver a file enters; None: no file enters any."""
-        self._listing = Listing(files, Pace.TEN_SECONDS, seconds=3600, glance=glance)
+    def __init__(self, sys: Path) -> None:
+        self._sys = sys
+        online = KeptFile(sys / "devices/system/cpu/online", whole=True)
+        self._listing = Listing(self._list, Pace.TEN_SECONDS, seconds=3600, glance=online.read)
         self._files = NumberFiles(())
-        self._device_of = device_of
         self._spared: frozenset[str] = frozenset()
 
     def spare(self, devices: frozenset[str]) -> None:
         self._spared = devices
         self._files.spare(devices)
 
-    def read(self) -> list[int | None]:
+    def read(self) -> list[list[int | None]]:
+        """Return the numbers of each kind."""
         if self._listing.renew():
-            self._files.close()
-            paths = self._listing.value
-            devices = [self._device_of(path) for path in paths] if self._device_of else ()
-            self._files = NumberFiles(paths, devices)
-            self._files.spare(self._spared)
-        return self._files.read()
+            self._rebuild()
+        numbers = iter(self._files.read())
+        return [[*islice(numbers, len(files))] for files in self._listing.value]
 
-    def total(self) -> int | None:
-        """Return the sum; None without a file or if one holds no number, lest the sum seem to fall."""
-        counts = self.read()
-        whole = [count for count in counts if count is not None]
-        known = counts and len(whole) == len(counts) and sum(whole) < 1 << 64
-        return sum(whole) if known else None
+    def _list(self) -> list[list[Path]]:
+        return [
+            cpu.spread(cpu.frequency_files(self._sys), FREQUENCIES_MAX),
+            cpu.package_throttle_files(self._sys, "package_throttle_count"),
+            cpu.package_throttle_files(self._sys, "package_throttle_total_time_ms"),
+            cpu.core_throttle_files(self._sys),
+        ]
+
+    def _rebuild(self) -> None:
+        self._files.close()
+        frequencies, *counts = self._listing.value
+        others = [path for paths in counts for path in paths]
+        cores = [*map(cpu.core_of, frequencies), *[""] * len(others)]  # a count asks no core
+        self._files = NumberFiles([*frequencies, *others], cores)
+        self._files.spare(self._spared)
 
 
 class HostMinute:
@@ -219,7 +208,7 @@ class HostMinute:
     enters_driver = False
 
     def __init__(self, roots: Roots) -> None:
-        self._stat = KeptFile(roots.proc / "stat")
+        self._stat = KeptFile(roots.proc / "stat", whole=True)
         self._times = CoreTimes()
         self._block = Block("host_60s", DEVICE)
 

@@ -12,10 +12,10 @@ from ..entering import Spares, entering
 from ..hardware import lustre
 from ..hardware.block_devices import parse_network_mounts
 from ..hardware.files import KeptFile, read_bytes
-from ..hardware.lustre import Import, Stat
+from ..hardware.lustre import Stat
 from ..hardware.roots import Roots
 from ..turn import Blind, NoData
-from .columns import block_of, places_of, put
+from .columns import block_of, places_of
 from .folders import DEVICES_MAX
 from .listing import Listing
 
@@ -33,6 +33,17 @@ _STATS: Mapping[str, tuple[str, bool]] = {
     "lustre.closes_operations": ("close", False),
     "lustre.attributes_operations": ("getattr", False),
 }
+
+
+#: In the order of `hardware.lustre.Import`.
+_IMPORT = (
+    "lustre_target.connection_state",
+    "lustre_target.connection_attempts_count",
+    "lustre_target.generation_count",
+    "lustre_target.inflight_count",
+    "lustre_target.timeouts_count",
+    "lustre_target.wait_microseconds",
+)
 
 
 class _Instances:
@@ -80,19 +91,21 @@ class LustreMounts:
     def __init__(self, roots: Roots) -> None:
         self._mounts = KeptFile(roots.proc / "self/mountinfo")
         self._instances = _Instances(roots, ("llite",), "stats", self.pace)
-        self._block = Block("lustre_10s", ())
+        self._listed: tuple[Sequence[str], bytes] = (), b""
+        self._points: list[str] = []
+        self._rows = _Rows(self.name, _STATS)
         self.blind_words = ""
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData without Lustre, Blind when no mount shows anything."""
         texts = self._instances.read()
         self.blind_words = _blind_words("stats", texts)
-        points = mount_points(texts, self._mounts.read())
-        self._block = block_of(self._block, points.values())
-        places = places_of(self._block, _STATS)
-        for row, text in enumerate(texts.values()):
-            places.put(row, _values(lustre.parse_stats(text or b"")))
-        return (self._block,)
+        listed = list(texts), self._mounts.read()
+        if listed != self._listed:
+            self._listed, self._points = listed, list(mount_points(*listed).values())
+        return self._rows.fill(
+            self._points, texts.values(), lambda text: _values(lustre.parse_stats(text))
+        )
 
 
 def _values(stats: Mapping[str, Stat]) -> list[int | None]:
@@ -115,29 +128,47 @@ class LustreTargets(Spares):
 
     def __init__(self, roots: Roots) -> None:
         self._instances = _Instances(roots, ("osc", "mdc"), "import", self.pace, self.is_spared)
-        self._block = Block("lustre_target_10s", ())
+        self._listed: Sequence[str] = ()
+        self._targets: list[str] = []
+        self._rows = _Rows(self.name, _IMPORT)
         self.blind_words = ""
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData without Lustre, Blind when no target shows anything."""
         texts = self._instances.read()
         self.blind_words = _blind_words("import", texts)
-        self._block = block_of(self._block, _unique(texts, lustre.target_of).values())
-        for row, text in enumerate(texts.values()):
-            self._fill(row, lustre.parse_import(text or b""))
-        return (self._block,)
+        listed = list(texts)
+        if listed != self._listed:
+            self._listed = listed
+            self._targets = list(_unique(listed, lustre.target_of).values())
+        return self._rows.fill(self._targets, texts.values(), lustre.parse_import)
 
-    def _fill(self, row: int, told: Import) -> None:
-        values = {
-            "connection_state": told.state,
-            "connection_attempts_count": told.connection_attempts,
-            "generation_count": told.generation,
-            "timeouts_count": told.timeouts,
-            "inflight_count": told.inflight,
-            "wait_microseconds": told.wait_microseconds,
-        }
-        for column, value in values.items():
-            put(self._block, f"lustre_target.{column}", row, value)
+
+class _Rows:
+    """A block with a row for each text; a text that is as it was is not parsed again."""
+
+    def __init__(self, table: str, signals: Iterable[str]) -> None:
+        self._signals = tuple(signals)
+        self._block = Block(table, ())
+        self._places = places_of(self._block, self._signals)
+        self._texts: list[bytes | None] = []
+
+    def fill(
+        self,
+        devices: Sequence[str],
+        texts: Iterable[bytes | None],
+        parse: Callable[[bytes], Sequence[float | None]],
+    ) -> Sequence[Block]:
+        """Return the one block, with what *parse* finds in each text in the order of the signals."""
+        block = block_of(self._block, devices)
+        if block is not self._block:
+            self._block, self._places = block, places_of(block, self._signals)
+            self._texts = [None] * len(devices)
+        for row, text in enumerate(text or b"" for text in texts):
+            if text != self._texts[row]:
+                self._texts[row] = text
+                self._places.put(row, parse(text))
+        return (self._block,)
 
 
 def mount_points(instances: Iterable[str], mountinfo: bytes) -> dict[str, str]:

@@ -9,8 +9,8 @@ from ...ext.counterfiles import WORD
 from ...ext.hostfiles import Glance
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
-from ..entering import Spares, entering
-from ..hardware.files import read_unsigned
+from ..entering import Spares
+from ..hardware.files import Files
 from ..hardware.network import (
     OPERATIONAL_STATES,
     bonds,
@@ -19,9 +19,9 @@ from ..hardware.network import (
 )
 from ..hardware.roots import Roots
 from ..turn import NoData
-from .columns import block_of, clear_row, put
+from .columns import block_of, places_of
 from .folders import DEVICES_MAX, Device, FolderCollector, Plan, Source
-from .listing import Listing
+from .remembering import Remembered
 
 _MEGABIT_BYTES = 125_000
 #: `speed` of an interface that does not know it is -1, or that as an unsigned number.
@@ -96,6 +96,16 @@ def _devices(roots: Roots, choose: Choose) -> list[Device]:
     return [Device(name, f"{folder}/", SOURCES) for name, folder in choose(roots.sys).items()]
 
 
+#: In the order of `Bonds._values`.
+_BOND = (
+    "bond.link_state",
+    "bond.active_slave_number",
+    "bond.slave_failures_events",
+    "bond.slaves_count",
+    "bond.slaves_up_count",
+)
+
+
 class Bonds(Spares):
     """Bonds, and how many of their slaves are up: half the bandwidth is gone and nothing else says so."""
 
@@ -105,41 +115,44 @@ class Bonds(Spares):
 
     def __init__(self, roots: Roots) -> None:
         self._sys = roots.sys
-        self._listing = Listing(
-            lambda: list(bonds(roots.sys))[:DEVICES_MAX],
-            self.pace,
-            seconds=60,
-            glance=Glance(roots.sys / "class/net").look,
-        )
+        self._bonds = Remembered(self._work_out)
         self._block = Block(self.name, ())
+
+    def spare(self, devices: frozenset[str]) -> None:
+        """Ask nothing of these bonds."""
+        super().spare(devices)
+        self._bonds.spare(devices)
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData without a bond."""
-        self._listing.renew()
-        names = self._listing.value
-        if not names:
+        is_new = self._bonds.look()
+        if not self._bonds.value:
             raise NoData("no bond in /sys/class/net")
-        self._block = block_of(self._block, names)
-        for row, name in enumerate(names):
-            if self.is_spared(name):
-                clear_row(self._block, row)
-            else:
-                self._fill(row, name)
+        if is_new:
+            self._block = block_of(self._block, self._bonds.value)
+            places = places_of(self._block, _BOND)
+            for row, values in enumerate(self._bonds.value.values()):
+                places.put(row, values)
         return (self._block,)
 
-    def _fill(self, row: int, interface: str) -> None:
-        with entering(interface, "read bonding/slaves"):
-            bond = read_bond(self._sys, interface)
+    def _work_out(self, files: Files) -> dict[str, tuple[int | None, ...]]:
+        """Return the values of each bond. An interface that comes or goes is an entry of class/net."""
+        files.names(self._sys / "class/net")
+        return {
+            name: (None,) * len(_BOND) if self.is_spared(name) else self._values(name, files)
+            for name in list(bonds(self._sys))[:DEVICES_MAX]
+        }
+
+    def _values(self, interface: str, files: Files) -> tuple[int | None, ...]:
+        bond = read_bond(self._sys, interface, files)
         ups = [slave.up for slave in bond.slaves]
         failures = [slave.failures for slave in bond.slaves if slave.failures is not None]
         whole = len(failures) == len(bond.slaves)
         active = self._sys / "class/net" / bond.active / "ifindex" if bond.active else None
-        values = {
-            "bond.link_state": bond.up,
-            "bond.active_slave_number": read_unsigned(active) if active else None,
-            "bond.slave_failures_events": sum(failures) if whole else None,
-            "bond.slaves_count": len(bond.slaves),
-            "bond.slaves_up_count": None if None in ups else sum(map(bool, ups)),
-        }
-        for name, value in values.items():
-            put(self._block, name, row, value)
+        return (
+            bond.up,
+            files.unsigned(active) if active else None,
+            sum(failures) if whole else None,
+            len(bond.slaves),
+            None if None in ups else sum(map(bool, ups)),
+        )

@@ -9,12 +9,13 @@ from ...ext.hostfiles import CoreTimes, Glance
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
 from ..hardware.cpu import cores_in
-from ..hardware.files import KeptFile, read_text
+from ..hardware.files import Files, KeptFile, read_text
 from ..hardware.numa import hugepage_pools, nodes
 from ..hardware.roots import Roots
 from ..turn import NoData
 from .columns import block_of, put
 from .folders import Device, FolderCollector, Plan, Source
+from .remembering import Remembered
 
 SOURCES: Mapping[str, Source] = {
     "numa.memory_total_bytes": Source("meminfo", KEYED, b"MemTotal:", 1024),
@@ -50,8 +51,9 @@ class NumaTenSeconds(FolderCollector):
                 glance=Glance(folder).look,
             )
         )
-        self._folder = folder
-        self._stat = KeptFile(roots.proc / "stat")
+        self._sys = roots.sys
+        self._cores = Remembered(self._work_out)
+        self._stat = KeptFile(roots.proc / "stat", whole=True)
         self._times = CoreTimes()
 
     def collect(self) -> Sequence[Block]:
@@ -59,10 +61,18 @@ class NumaTenSeconds(FolderCollector):
         (block,) = super().collect()
         self._times.take(self._stat.read())
         shares = self._times.shares()
+        self._cores.look()
         for row, name in enumerate(block.devices):
-            cores = cores_in(read_text(f"{self._folder}/{name}/cpulist")) or ()
+            cores = self._cores.value.get(name, ())
             self._put_shares(block, row, [shares[core].busy for core in cores if core in shares])
         return (block,)
+
+    def _work_out(self, files: Files) -> dict[str, Sequence[int]]:
+        """Return the cores of each node: others when one is taken offline."""
+        return {
+            name: cores_in(files.text(folder / "cpulist")) or ()
+            for name, folder in nodes(self._sys, files).items()
+        }
 
     def _put_shares(self, block: Block, row: int, busy: Sequence[float]) -> None:
         mean = sum(busy) / len(busy) if busy else None

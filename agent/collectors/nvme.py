@@ -11,15 +11,18 @@ from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
 from ..entering import Spares, entering
 from ..hardware import nvme
-from ..hardware.files import read_text, read_unsigned
+from ..hardware.files import Files, read_unsigned
 from ..hardware.nvme import SmartLog
 from ..hardware.roots import Roots
 from ..turn import NoData
-from .columns import block_of, put
+from .columns import block_of, places_of, put
 from .folders import DEVICES_MAX
+from .remembering import Remembered
 
 _ABSENT = "no NVMe controller in /sys/class/nvme"
 
+#: In the order of `_state_of`.
+_CONTROLLER = ("nvme.controller_state", "nvme.namespaces_count", "nvme.queues_count")
 #: Signals of the SMART log, and where they stand in it.
 _SMART: Mapping[str, Callable[[SmartLog], float | None]] = {
     "nvme.critical_warning_flags": attrgetter("critical_warning"),
@@ -50,19 +53,35 @@ class NvmeControllers:
 
     def __init__(self, roots: Roots) -> None:
         self._sys = roots.sys
+        self._controllers = Remembered(self._work_out)
         self._block = Block("nvme_10s", ())
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData without a controller."""
-        found = _controllers(self._sys)
-        self._block = block_of(self._block, found)
-        for row, folder in enumerate(found.values()):
-            state = nvme.parse_state(read_text(folder / "state"))
-            spaces = len(nvme.namespaces(folder)) if state is not None else None
-            put(self._block, "nvme.controller_state", row, state)
-            put(self._block, "nvme.namespaces_count", row, spaces)
-            put(self._block, "nvme.queues_count", row, read_unsigned(folder / "queue_count"))
+        is_new = self._controllers.look()
+        if not self._controllers.value:
+            raise NoData(_ABSENT)
+        if is_new:
+            self._block = block_of(self._block, self._controllers.value)
+            places = places_of(self._block, _CONTROLLER)
+            for row, values in enumerate(self._controllers.value.values()):
+                places.put(row, values)
         return (self._block,)
+
+    def _work_out(self, files: Files) -> dict[str, tuple[int | None, ...]]:
+        found = list(nvme.controllers(self._sys, files).items())[:DEVICES_MAX]
+        return {name: _state_of(folder, files) for name, folder in found}
+
+
+def _state_of(folder: Path, files: Files) -> tuple[int | None, ...]:
+    """Return state, namespaces and queues of a controller."""
+    state = nvme.parse_state(files.text(folder / "state"))
+    spaces = nvme.namespaces(folder, files)
+    return (
+        state,
+        len(spaces) if state is not None else None,
+        files.unsigned(folder / "queue_count"),
+    )
 
 
 class NvmeSmart(Spares):

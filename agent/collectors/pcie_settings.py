@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from ...ext.hostfiles import Glance
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
 from ..entering import Spares, entering
 from ..hardware import pci
-from ..hardware.files import read_text, read_unsigned
+from ..hardware.files import Files
 from ..hardware.pci_config import ConfigClosed, Express, read_express
 from ..hardware.roots import Roots
 from ..turn import NoData
-from .columns import block_of, clear_row, put
+from .columns import block_of, places_of
 from .pcie import ABSENT
+from .remembering import Remembered
 
 _CONFIG_CLOSED = (
     "MaxReadReq, MaxPayload and ACS of PCIe functions are shown to CAP_SYS_ADMIN only; open them with "
@@ -23,6 +26,33 @@ _CONFIG_CLOSED = (
 )
 #: Types of an IOMMU group in the order of their codes (`drivers/iommu/iommu.c`); code 0: no group.
 IOMMU_TYPES = ("", "identity", "DMA", "DMA-FQ", "unmanaged")
+
+
+#: In the order of `PcieMinute._values`.
+_COLUMNS = (
+    "pcie.max_payload_bytes",
+    "pcie.max_payload_supported_bytes",
+    "pcie.max_read_request_bytes",
+    "pcie.relaxed_ordering_state",
+    "pcie.acs_flags",
+    "pcie.aspm_flags",
+    "pcie.iommu_state",
+    "pcie.power_state",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What small files of sysfs show of a function."""
+
+    is_asleep: bool = False
+    has_config: bool = False
+    aspm_flags: int | None = None
+    iommu: int | None = None
+    power: int | None = None
+
+
+_NOTHING = _Shown()
 
 
 class PcieMinute(Spares):
@@ -34,44 +64,61 @@ class PcieMinute(Spares):
 
     def __init__(self, roots: Roots) -> None:
         self._sys = roots.sys
-        self._present: frozenset[tuple[str, int]] = frozenset()
+        self._glance = Glance(roots.sys / "bus/pci/devices")
+        self._glanced = 0
         self._functions: list[pci.Function] = []
+        self._shown = Remembered(self._work_out)
         self._block = Block("pcie_60s", ())
+        self._places = places_of(self._block, _COLUMNS)
+        self._told: dict[int, tuple[object, ...]] = {}  # what stands in each row
         self.blind_words = ""
+
+    def spare(self, devices: frozenset[str]) -> None:
+        """Read nothing of these functions."""
+        super().spare(devices)
+        self._shown.spare(devices)
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData when there is no function to watch."""
-        present = pci.presence(self._sys)
-        if present != self._present:
+        before, self._glanced = self._glanced, self._glance.look()
+        if self._glanced != before:
             self._functions = list(pci.watched_functions(self._sys).values())
+            self._shown = Remembered(self._work_out)
             self._block = block_of(self._block, [f.address for f in self._functions])
-            self._present = present
+            self._places = places_of(self._block, _COLUMNS)
+            self._told.clear()
         if not self._functions:
             raise NoData(ABSENT)
+        self._shown.look()
         self.blind_words = ""
-        for row, function in enumerate(self._functions):
-            if self.is_spared(function.address):
-                clear_row(self._block, row)
-            else:
-                self._put(row, function)
+        for row, (function, shown) in enumerate(
+            zip(self._functions, self._shown.value, strict=True)
+        ):
+            values = self._values(function, shown)
+            if self._told.get(row) != values:
+                self._told[row] = values
+                self._places.put(row, values)
         return (self._block,)
 
-    def _put(self, row: int, function: pci.Function) -> None:
-        folder = function.folder
-        express = Express() if pci.is_asleep(folder) else self._express(function)
-        aspm = aspm_flags(folder)
-        values = {
-            "pcie.max_payload_bytes": express.max_payload_bytes,
-            "pcie.max_payload_supported_bytes": express.max_payload_supported_bytes,
-            "pcie.max_read_request_bytes": express.max_read_request_bytes,
-            "pcie.relaxed_ordering_state": express.relaxed_ordering,
-            "pcie.aspm_flags": express.aspm_flags if aspm is None else aspm,
-            "pcie.acs_flags": express.acs_flags,
-            "pcie.iommu_state": iommu_code(folder),
-            "pcie.power_state": code_of(pci.power_state(folder), pci.POWER_STATES),
-        }
-        for signal, value in values.items():
-            put(self._block, signal, row, value)
+    def _values(self, function: pci.Function, shown: _Shown) -> tuple[float | None, ...]:
+        asked = shown.has_config and not shown.is_asleep
+        express = self._express(function) if asked else Express()
+        return (
+            express.max_payload_bytes,
+            express.max_payload_supported_bytes,
+            express.max_read_request_bytes,
+            express.relaxed_ordering,
+            express.acs_flags,
+            express.aspm_flags if shown.aspm_flags is None else shown.aspm_flags,
+            shown.iommu,
+            shown.power,
+        )
+
+    def _work_out(self, files: Files) -> list[_Shown]:
+        return [
+            _NOTHING if self.is_spared(function.address) else _shown(function.folder, files)
+            for function in self._functions
+        ]
 
     def _express(self, function: pci.Function) -> Express:
         try:
@@ -84,22 +131,31 @@ class PcieMinute(Spares):
         return Express()
 
 
+def _shown(folder: Path, files: Files) -> _Shown:
+    return _Shown(
+        pci.is_asleep(folder, files),
+        (folder / "config").exists(),
+        aspm_flags(folder, files),
+        iommu_code(folder, files),
+        code_of(pci.power_state(folder, files), pci.POWER_STATES),
+    )
+
+
 def code_of(word: str | None, words: Sequence[str]) -> int | None:
     """Return the place of *word* in *words*; None for another."""
     return words.index(word) if word and word in words else None
 
 
-def aspm_flags(folder: Path) -> int | None:
+def aspm_flags(folder: Path, files: Files) -> int | None:
     """Return the link's power states that are allowed (1 L0s, 2 L1); None where sysfs has neither."""
-    l0s, l1 = read_unsigned(f"{folder}/link/l0s_aspm"), read_unsigned(f"{folder}/link/l1_aspm")
+    if not (folder / "link").is_dir():
+        return None
+    l0s, l1 = (files.unsigned(f"{folder}/link/{name}_aspm") for name in ("l0s", "l1"))
     return None if l0s is None and l1 is None else (1 if l0s else 0) | (2 if l1 else 0)
 
 
-def iommu_code(folder: Path) -> int | None:
+def iommu_code(folder: Path, files: Files) -> int | None:
     """Return the code of how the function's addresses are translated; None when it cannot be told."""
-    kind = read_text(f"{folder}/iommu_group/type")
-    if kind is not None:
-        return code_of(kind, IOMMU_TYPES)
-    if os.path.lexists(f"{folder}/iommu_group"):
-        return None  # one that is not shown
-    return 0 if folder.exists() else None
+    if not os.path.lexists(f"{folder}/iommu_group"):
+        return 0 if folder.exists() else None
+    return code_of(files.text(f"{folder}/iommu_group/type"), IOMMU_TYPES)  # of one that is shown

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...ext.counterfiles import SIGNED
 from ...ext.hostfiles import Glance
-from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
-from ..entering import Spares, place_name
 from ..hardware import power
-from ..hardware.numberfiles import NumberFiles
 from ..hardware.roots import Roots
-from ..turn import Blind, NoData
-from .columns import block_of, put
-from .folders import Device, FolderCollector, Plan, Source
-from .listing import Listing
+from .folders import U64_MAX, Device, FolderCollector, Plan, Source
 
-_NO_RAPL = "no RAPL zone in /sys/class/powercap"
 #: Since CVE-2020-8694 the energy counters are the root user's: they give keys away.
 _RAPL_CLOSED = (
     "energy_uj is readable by root only; "
@@ -27,54 +21,36 @@ _RAPL_CLOSED = (
 )
 
 
-class RaplEnergy(Spares):
-    """Energy of each RAPL zone since the agent started."""
-
-    name = "rapl_1s"
-    pace = Pace.SECOND
-    enters_driver = True  # a core of the package is interrupted to read its register
-
-    def __init__(self, roots: Roots) -> None:
-        self._listing = Listing(
-            lambda: power.rapl_zones(roots.sys),
-            self.pace,
-            seconds=60,
+def rapl_1s(roots: Roots) -> FolderCollector:
+    """Energy of each RAPL zone since the agent started. A core of the package is interrupted to read its register."""
+    return FolderCollector(
+        Plan(
+            "rapl_1s",
+            Pace.SECOND,
+            ("rapl_1s",),
+            lambda: [
+                Device(name, f"{folder}/", _energy(folder), answers=_package(name))
+                for name, folder in power.rapl_zones(roots.sys).items()
+            ],
+            "no RAPL zone in /sys/class/powercap",
+            enters_driver=True,
+            list_seconds=60,
             glance=Glance(roots.sys / "class/powercap").look,
+            blind_words=_closed_words,
         )
-        self._files = NumberFiles(())
-        self._meters: list[power.EnergyMeter] = []
-        self._block = Block("rapl_1s", ())
-        self.blind_words = ""
+    )
 
-    def spare(self, devices: frozenset[str]) -> None:
-        """Ask no core of these packages."""
-        super().spare(devices)
-        self._files.spare(devices)
 
-    def collect(self) -> Sequence[Block]:
-        """Return the one block. Raises NoData without RAPL, and Blind when it is not for us to read."""
-        if self._listing.renew():
-            self._rebuild(self._listing.value)
-        if not self._meters:
-            raise NoData(_NO_RAPL)
-        for row, (number, meter) in enumerate(zip(self._files.read(), self._meters, strict=True)):
-            put(self._block, "rapl.energy_joules", row, meter.add(number))
-        denied = self._files.denied_count
-        if denied == len(self._meters):
-            raise Blind(_RAPL_CLOSED)
-        self.blind_words = _RAPL_CLOSED if denied else ""
-        return (self._block,)
+def _energy(zone: Path) -> dict[str, Source]:
+    """Return where a zone's energy stands: beyond the counter's range nothing is a reading."""
+    span = power.energy_range_microjoules(zone) or 0
+    source = Source("energy_uj", scale=1e-6, most=span or U64_MAX, span=span)
+    return {"rapl.energy_joules": source}
 
-    def _rebuild(self, zones: dict[str, Path]) -> None:
-        self._files.close()
-        self._files = NumberFiles(
-            [folder / "energy_uj" for folder in zones.values()],
-            [place_name(_package(name)) for name in zones],
-        )
-        self._files.spare(self._spared)
-        self._block = block_of(self._block, zones)
-        ranges = map(power.energy_range_microjoules, zones.values())
-        self._meters = [power.EnergyMeter(each) for each in ranges]
+
+def _closed_words(refusals: Sequence[tuple[str, int]]) -> str:
+    denied = (errno.EACCES, errno.EPERM)
+    return _RAPL_CLOSED if any(error in denied for _, error in refusals) else ""
 
 
 def _package(zone: str) -> str:

@@ -15,7 +15,7 @@ from ..hardware.roots import Roots
 from ..hardware.services import SERVICES, Service
 from ..hardware.tasks import PROC, Processes
 from ..turn import Blind, NoData
-from .columns import block_of, put
+from .columns import block_of, places_of
 from .tasks import HIDEPID, PROCESSES_MAX, hides_processes
 
 RUNNING, NOT_RUNNING = 1, 2
@@ -23,6 +23,7 @@ RUNNING, NOT_RUNNING = 1, 2
 READS_MAX = 2048
 #: Unit files are on the root filesystem, by the name that it has as a mount point.
 _ROOT = "/"
+_COLUMNS = ("service.running_state", "service.enabled_state", "service.running_seconds")
 _NAMES = frozenset(service.process for service in SERVICES)
 
 
@@ -36,7 +37,7 @@ class Services(Spares):
     def __init__(self, roots: Roots) -> None:
         self._roots = roots
         self._root = roots.proc.parent  # of the host, also where it is mounted below /host
-        self._uptime = KeptFile(roots.proc / "uptime")
+        self._uptime = KeptFile(roots.proc / "uptime", whole=True)
         self._processes = Processes(roots.proc, PROCESSES_MAX, READS_MAX)
         self._block = Block("service_60s", ())
         self.blind_words = ""
@@ -46,7 +47,9 @@ class Services(Spares):
         if self.is_spared(PROC) or self.is_spared(_ROOT):
             self._block.clear()
             return (self._block,) if self._block.rows else ()
-        found = self._found()
+        with entering(_ROOT, "list unit files"):
+            units = services.UnitFiles(self._root)
+        found = self._found(units)
         if not found and self.blind_words:
             raise Blind(self.blind_words)
         if not found:
@@ -54,18 +57,15 @@ class Services(Spares):
                 f"none of {', '.join(s.name for s in SERVICES[:4])}... is installed or runs"
             )
         self._block = block_of(self._block, (service.name for service in found))
-        with entering(_ROOT, "list unit files"):
-            enabled = services.enabled_units(self._root)
+        places = places_of(self._block, _COLUMNS)
         now_seconds = parse_first_decimal(self._uptime.read())
         for row, (service, run) in enumerate(found.items()):
-            put(self._block, "service.running_state", row, self._state(run))
-            is_enabled = not enabled.isdisjoint(service.units)
-            put(self._block, "service.enabled_state", row, is_enabled)
+            is_enabled = not units.enabled.isdisjoint(service.units)
             began = run.since_seconds if run else None
-            if began is None or now_seconds is None:
-                put(self._block, "service.running_seconds", row, None)
-            else:
-                put(self._block, "service.running_seconds", row, max(0.0, now_seconds - began))
+            seconds: float | None = None
+            if began is not None and now_seconds is not None:
+                seconds = max(0.0, now_seconds - began)
+            places.put(row, (self._state(run), is_enabled, seconds))
         return (self._block,)
 
     def _state(self, run: _Run | None) -> int | None:
@@ -74,24 +74,29 @@ class Services(Spares):
             return None if self.blind_words else NOT_RUNNING
         return RUNNING
 
-    def _found(self) -> dict[Service, _Run | None]:
+    def _found(self, units: services.UnitFiles) -> dict[Service, _Run | None]:
         """Return the services that are there, with how they run."""
         starts, by_name = self._starts()
         if not starts:
             raise NoData("no process in /proc")
-        runs = {service: self._run_of(service, starts, by_name) for service in SERVICES}
+        groups = services.groups_of_units(self._roots.sys)
+        runs = {service: self._run_of(service, groups, starts, by_name) for service in SERVICES}
         booted = services.is_booted(self._roots.run)
         with entering(_ROOT, "look for unit files"):
             return {
                 service: run
                 for service, run in runs.items()
-                if run or (booted and services.is_installed(self._root, service))
+                if run or (booted and units.has(service))
             }
 
     def _run_of(
-        self, service: Service, starts: Mapping[int, float], by_name: Mapping[str, float]
+        self,
+        service: Service,
+        groups: Mapping[str, Sequence[str]],
+        starts: Mapping[int, float],
+        by_name: Mapping[str, float],
     ) -> _Run | None:
-        numbers = services.processes_of_unit(self._roots.sys, service)
+        numbers = services.processes_of_unit(groups, service)
         known = [starts[number] for number in numbers or () if number in starts]
         if not known and service.process in by_name:
             known = [by_name[service.process]]

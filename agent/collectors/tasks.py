@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ...ext.hostfiles import Glance
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
 from ..entering import Spares
@@ -14,7 +15,7 @@ from ..hardware.memory import parse_first_decimal
 from ..hardware.roots import Roots
 from ..hardware.tasks import Processes, Task
 from ..turn import NoData
-from .columns import put
+from .columns import places_of
 
 #: More processes are not looked at in a turn, nor more threads of those that hold a GPU.
 PROCESSES_MAX = 16384
@@ -36,6 +37,20 @@ HIDEPID = (
 _HIDDEN = (
     "which GPU processes of other users are blocked is not shown: open it with "
     "AmbientCapabilities=CAP_SYS_PTRACE in the agent's unit"
+)
+
+
+#: In the order in which `BlockedTasks.collect` has them.
+_COLUMNS = (
+    "tasks.processes_count",
+    "tasks.blocked_count",
+    "tasks.blocked_kernel_count",
+    "tasks.zombies_count",
+    "tasks.hung_detected_count",
+    "tasks.blocked_longest_seconds",
+    "tasks.gpu_holders_count",
+    "tasks.blocked_gpu_count",
+    "tasks.blocked_gpu_longest_seconds",
 )
 
 
@@ -63,6 +78,8 @@ class GpuHolders:
 
     def __init__(self, proc: Path, dev: Path) -> None:
         self._proc, self._dev = proc, dev
+        self._glance = Glance(dev)
+        self._glanced: int | None = None
         self._turn = 0
         #: By identity whether the process holds a GPU; None where that is not shown.
         self._holding: dict[tuple[int, int], bool | None] = {}
@@ -81,9 +98,10 @@ class GpuHolders:
     def among(self, processes: Sequence[Task]) -> list[Task]:
         """Return those that hold a GPU. One that is new is asked at once, each other once in some turns."""
         self._turn += 1
-        self.has_gpus = any(
-            name.startswith(_GPU) and name[len(_GPU) :].isdecimal() for name in names_in(self._dev)
-        )
+        before, self._glanced = self._glanced, self._glance.look()
+        if before != self._glanced:
+            numbers = [n[len(_GPU) :] for n in names_in(self._dev) if n.startswith(_GPU)]
+            self.has_gpus = any(number.isdecimal() for number in numbers)
         asked = [task for task in processes if self.has_gpus and not task.is_kernel]
         turns = max(_ASK_TURNS, -(-len(asked) // _ASKS_MAX))
         self._holding = {
@@ -121,10 +139,11 @@ class BlockedTasks(Spares):
     def __init__(self, roots: Roots) -> None:
         self._proc = roots.proc
         self._processes = Processes(roots.proc, PROCESSES_MAX, READS_MAX)
-        self._uptime = KeptFile(roots.proc / "uptime")
+        self._uptime = KeptFile(roots.proc / "uptime", whole=True)
         self._holders = GpuHolders(roots.proc, roots.dev)
         self._since = BlockedSince()
         self._block = Block("tasks_10s", ("host",))
+        self._places = places_of(self._block, _COLUMNS)
         self.blind_words = ""
 
     def collect(self) -> Sequence[Block]:
@@ -144,10 +163,14 @@ class BlockedTasks(Spares):
         self.blind_words = self._hidden_words(processes)
         blocked = {t.identity: t for t in (*processes, *threads) if t.is_blocked}
         seconds = self._since.look(blocked.values(), now_seconds)
-        self._put_counts(processes)
         own = [seconds[i] for i, t in blocked.items() if not t.is_kernel]
-        self._put("blocked_longest_seconds", max(own, default=0.0))
-        self._put_gpu(len(holders), [seconds[t.identity] for t in threads if t.is_blocked])
+        of_gpus = [seconds[t.identity] for t in threads if t.is_blocked]
+        values = (
+            *self._counts(processes),
+            max(own, default=0.0),
+            *self._of_gpus(len(holders), of_gpus),
+        )
+        self._places.put(0, values)
         return (self._block,)
 
     def _hidden_words(self, processes: Sequence[Task]) -> str:
@@ -169,28 +192,19 @@ class BlockedTasks(Spares):
             found += tasks.read_tasks(folder, numbers[: THREADS_MAX - len(found)])
         return found
 
-    def _put_counts(self, processes: Sequence[Task]) -> None:
-        """Put how many there are of each; nothing when not all were seen, for it would be too few."""
-        counts = {
-            "processes_count": self._processes.count,
-            "blocked_count": sum(t.is_blocked and not t.is_kernel for t in processes),
-            "blocked_kernel_count": sum(t.is_blocked and t.is_kernel for t in processes),
-            "zombies_count": sum(t.state == "Z" for t in processes),
-        }
+    def _counts(self, processes: Sequence[Task]) -> tuple[int | None, ...]:
+        """Return how many there are of each; nothing when not all were seen, for it would be too few."""
+        blocked = [task for task in processes if task.is_blocked]
+        of_kernel = sum(task.is_kernel for task in blocked)
+        zombies = sum(task.state == "Z" for task in processes)
+        counts = (self._processes.count, len(blocked) - of_kernel, of_kernel, zombies)
         whole = self._processes.count is not None and self.blind_words != HIDEPID
-        for column, count in counts.items():
-            self._put(column, count if whole else None)
-        detected = read_unsigned(self._proc / "sys/kernel/hung_task_detect_count")
-        self._put("hung_detected_count", detected)
+        detected = read_unsigned(f"{self._proc}/sys/kernel/hung_task_detect_count")
+        return (*(counts if whole else (None,) * 4), detected)
 
-    def _put_gpu(self, holders_count: int, blocked_seconds: Sequence[float]) -> None:
-        """Put what is known of processes with a GPU: nothing without one, or when not all are shown."""
+    def _of_gpus(self, holders: int, blocked_seconds: Sequence[float]) -> tuple[float | None, ...]:
+        """Return what is known of processes with a GPU: nothing without one, or when not all are shown."""
         known = self._holders.has_gpus and self._processes.count is not None
-        known = known and not self.blind_words
-        self._put("gpu_holders_count", holders_count if known else None)
-        self._put("blocked_gpu_count", len(blocked_seconds) if known else None)
-        longest = max(blocked_seconds, default=0.0)
-        self._put("blocked_gpu_longest_seconds", longest if known else None)
-
-    def _put(self, column: str, value: float | None) -> None:
-        put(self._block, f"tasks.{column}", 0, value)
+        if not known or self.blind_words:
+            return (None,) * 3
+        return holders, len(blocked_seconds), max(blocked_seconds, default=0.0)

@@ -15,7 +15,7 @@ from ...fingerprints.wire import agent_pb2 as pb
 from ..clock import SystemClock
 from ..hardware.device_holders import Holder, blocking, every_process, holders, nodes_of
 from ..local.agent_service import RELEASE, STATUS
-from ..local.asking import add_socket_option, ask, release_file, sockets
+from ..local.asking import add_place_options, ask, release_file, sockets
 from ..local.gpu_names import NotAGpu, addresses_of, canonical, known_gpus
 from ..not_in_the_way import SECONDS_DEFAULT
 from ..released import SECONDS_MAX, Released
@@ -202,5 +202,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--status", action="store_true", help="only show what is released, stuck or left alone"
     )
-    add_socket_option(parser)
+    add_place_options(parser)
     return parser

@@ -8,7 +8,7 @@ import sys
 from ...cli import FAILED, OK, USAGE
 from ...fingerprints.wire import agent_pb2 as pb
 from ..local.agent_service import RESUME
-from ..local.asking import add_socket_option, ask, sockets
+from ..local.asking import add_place_options, ask, sockets
 from ..local.gpu_names import NotAGpu, canonical
 from ..transport.unary import CallFailed, NobodyThere
 from .release import ANSWER_SECONDS_MAX, forget
@@ -56,5 +56,5 @@ def _parser() -> argparse.ArgumentParser:
         metavar="GPU",
         help="UUID or PCI address (default: all that it let go of)",
     )
-    add_socket_option(parser)
+    add_place_options(parser)
     return parser

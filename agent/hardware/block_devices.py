@@ -10,7 +10,6 @@ from pathlib import Path
 
 from .files import names_in, read_unsigned
 
-SECTOR_BYTES = 512  # the unit of diskstats, whatever the device's own
 #: Optical and floppy drives: they have a device, but no health that a gang depends on.
 _IGNORED = re.compile(r"(sr|fd)\d+$")
 

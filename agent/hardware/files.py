@@ -27,7 +27,30 @@ def read_text(path: Path | str) -> str | None:
     return None if data is None else data.decode(errors="replace").strip()
 
 
-def names_in(folder: Path) -> list[str]:
+class Files:
+    """How small files are read and folders listed, by those who let somebody else note which."""
+
+    def text(self, path: Path | str, device: str = "") -> str | None:
+        """Return the file's text without white space around it; None when it cannot be read.
+
+        *device*: whose driver is entered by reading it; empty: none's.
+        """
+        del device
+        return read_text(path)
+
+    def unsigned(self, path: Path | str) -> int | None:
+        """Return the whole number that the file holds; None when it holds none."""
+        return parse_unsigned(self.text(path))
+
+    def names(self, folder: Path) -> list[str]:
+        """Return the names in a folder, in order; none when there is no such folder."""
+        return names_in(folder)
+
+
+FILES = Files()
+
+
+def names_in(folder: Path | str) -> list[str]:
     """Return the names in a folder, in order; none when there is no such folder."""
     try:
         return sorted(os.listdir(folder)[:FOLDER_NAMES_MAX])

@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from ...ext.hostfiles import line_numbers
 from .files import names_in, parse_unsigned
 
 #: Codes of `lustre_target.connection_state`, by enum lustre_imp_state; an IDLE one has nothing to do.
@@ -32,7 +34,15 @@ _STAT = re.compile(
     rb"^(\w+) +(\d{1,20}) samples \[\w+\](?: +\d{1,20} +\d{1,20} +(\d{1,20})(?=[ \n]))?",
     re.MULTILINE,
 )
-_FIELD = re.compile(rb"^[ \t]+([a-z_-]+): *(\S+)", re.MULTILINE)
+_STATE = re.compile(rb"^[ \t]+state: *(\S+)", re.MULTILINE)
+#: In the order of `Import`, behind its state.
+_NUMBERS = (
+    b"connection_attempts:",
+    b"generation:",
+    b"inflight:",
+    b"timeouts:",
+    b"avg_waittime:",
+)
 #: A client's instance ends in the address of its superblock, which is another one after each mount.
 _ADDRESS = re.compile(r"-[0-9a-f]{8,16}$")
 _TARGET = re.compile(r"-(osc|mdc)-[0-9a-f]{8,16}$")
@@ -46,8 +56,7 @@ class Stat:
     total: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Import:
+class Import(NamedTuple):
     """A client's connection to a target; None: not shown, or no number."""
 
     state: int | None
@@ -96,18 +105,9 @@ def parse_stats(data: bytes) -> dict[str, Stat]:
 
 def parse_import(data: bytes) -> Import:
     """Return what an `import` file says. Some releases leave zero bytes in it (LU-5567)."""
-    fields = _FIELD.findall(data.replace(b"\0", b""))
-    words = {name.decode(): word.decode(errors="replace") for name, word in reversed(fields)}
+    data = data.replace(b"\0", b"")
+    state = _STATE.search(data)
     return Import(
-        STATES.get(words.get("state", "")),
-        *(
-            parse_unsigned(words.get(name))
-            for name in (
-                "connection_attempts",
-                "generation",
-                "inflight",
-                "timeouts",
-                "avg_waittime",
-            )
-        ),
+        STATES.get(state[1].decode(errors="replace")) if state else None,
+        *line_numbers(data, _NUMBERS, indented=True),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import names_in, parse_unsigned, read_text, read_unsigned
+from .files import FILES, Files, names_in, parse_unsigned, read_text
 
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F]{4}", re.ASCII)
 #: A port has up to 65,536 entries in its GID table; RoCE uses the first few for each address.
@@ -100,23 +100,24 @@ class Bond:
     slaves: tuple[Slave, ...]
 
 
-def read_bond(sys: Path, name: str) -> Bond:
+def read_bond(sys: Path, name: str, files: Files = FILES) -> Bond:
     """Return what is known of the bond; what cannot be read is None or empty."""
-    folder = f"{sys}/class/net/{name}/bonding"
-    names = (read_text(f"{folder}/slaves") or "").split()[:SLAVES_MAX]
+    net = f"{sys}/class/net"
+    folder = f"{net}/{name}/bonding"
+    names = (files.text(f"{folder}/slaves", name) or "").split()[:SLAVES_MAX]
     return Bond(
-        mode=(read_text(f"{folder}/mode") or "").partition(" ")[0],
-        up=parse_mii_status(read_text(f"{folder}/mii_status")),
-        active=read_text(f"{folder}/active_slave") or "",
-        slaves=tuple(_slave(f"{sys}/class/net/{slave}/bonding_slave", slave) for slave in names),
+        mode=(files.text(f"{folder}/mode") or "").partition(" ")[0],
+        up=parse_mii_status(files.text(f"{folder}/mii_status")),
+        active=files.text(f"{folder}/active_slave") or "",
+        slaves=tuple(_slave(f"{net}/{slave}/bonding_slave", slave, files) for slave in names),
     )
 
 
-def _slave(folder: str, name: str) -> Slave:
+def _slave(folder: str, name: str, files: Files) -> Slave:
     return Slave(
         name,
-        parse_mii_status(read_text(f"{folder}/mii_status")),
-        read_unsigned(f"{folder}/link_failure_count"),
+        parse_mii_status(files.text(f"{folder}/mii_status")),
+        files.unsigned(f"{folder}/link_failure_count"),
     )
 
 

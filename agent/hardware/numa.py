@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import names_in, parse_unsigned, read_text
+from .files import FILES, Files, names_in, parse_unsigned, read_text
 
 _POOL = re.compile(r"hugepages-(\d{1,12})kB$", re.ASCII)
 
@@ -19,10 +19,12 @@ class HugepagePool:
     page_bytes: int
 
 
-def nodes(sys: Path) -> dict[str, Path]:
+def nodes(sys: Path, files: Files = FILES) -> dict[str, Path]:
     """Return the folder of each NUMA node, by `node0`, in the order of their numbers."""
     folder = sys / "devices/system/node"
-    numbers = [int(n[4:]) for n in names_in(folder) if n.startswith("node") and _is_number(n[4:])]
+    numbers = [
+        int(n[4:]) for n in files.names(folder) if n.startswith("node") and _is_number(n[4:])
+    ]
     return {f"node{number}": folder / f"node{number}" for number in sorted(numbers)}
 
 

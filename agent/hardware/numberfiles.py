@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from ...ext.counterfiles import CounterFiles
 from ...fingerprints.counters import BLANK_32, BLANK_64
 
 #: Beyond these, a file is opened each time: a large host has hundreds of cores, each with its frequency.
-KEPT_MAX = 64
+KEPT_MAX = 128
 
 
 class NumberFiles:
@@ -33,11 +32,6 @@ class NumberFiles:
             number if valid and number not in (BLANK_32, BLANK_64) else None
             for number, valid in zip(self._numbers, self._valid, strict=True)
         ]
-
-    @property
-    def denied_count(self) -> int:
-        """How many files this process has not been permitted to read, ever."""
-        return sum(error in (errno.EACCES, errno.EPERM) for _, error in self._files.refusals)
 
     def spare(self, devices: frozenset[str]) -> None:
         """Make no call for these devices: their files hold no number."""

@@ -15,7 +15,7 @@ from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import names_in, read_text
+from .files import FILES, Files, names_in, read_text
 from .pci import is_asleep
 
 #: Codes of `nvme.controller_state`: the order of the kernel's enum nvme_ctrl_state. `only-admin` and
@@ -73,10 +73,10 @@ class SmartLog:
     heavy_throttles: int | None
 
 
-def controllers(sys: Path) -> dict[str, Path]:
+def controllers(sys: Path, files: Files = FILES) -> dict[str, Path]:
     """Return the folder of each controller in class/nvme, by name."""
     folder = sys / "class/nvme"
-    return {name: folder / name for name in names_in(folder) if _CONTROLLER.match(name)}
+    return {name: folder / name for name in files.names(folder) if _CONTROLLER.match(name)}
 
 
 def identity(controller: Path) -> int | None:
@@ -91,9 +91,9 @@ def parse_state(text: str | None) -> int | None:
     return STATES.get(text) if text else None
 
 
-def namespaces(controller: Path) -> list[str]:
+def namespaces(controller: Path, files: Files = FILES) -> list[str]:
     """Return the names of the controller's namespaces, or of its paths to them."""
-    return [name for name in names_in(controller) if _NAMESPACE.match(name)]
+    return [name for name in files.names(controller) if _NAMESPACE.match(name)]
 
 
 def sensor_folder(controller: Path) -> Path | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import names_in, parse_unsigned, read_text, read_unsigned
+from .files import FILES, Files, names_in, parse_unsigned, read_text, read_unsigned
 
 DISPLAY = 0x03
 ACCELERATOR = 0x12
@@ -89,19 +89,19 @@ def may_sleep(device: Path) -> bool:
     return read_text(device / "power/control") == "auto"
 
 
-def is_asleep(device: Path) -> bool:
+def is_asleep(device: Path, files: Files = FILES) -> bool:
     """Say whether the device whose folder this is is suspended, or is being, or wakes up.
 
     Asking it anything would wake it, and an agent that asks every ten seconds would keep it awake for ever.
     Neither file touches the device (Documentation/ABI/testing/sysfs-devices-power, sysfs-bus-pci).
     """
-    status = read_text(f"{device}/power/runtime_status") or ""
-    return status.startswith(("suspend", "resum")) or power_state(device) not in (None, "D0")
+    status = files.text(f"{device}/power/runtime_status") or ""
+    return status.startswith(("suspend", "resum")) or power_state(device, files) not in (None, "D0")
 
 
-def power_state(device: Path) -> str | None:
+def power_state(device: Path, files: Files = FILES) -> str | None:
     """Return `D0`, `D3hot` and so on; None where the kernel does not know it, or is older than 5.11."""
-    word = read_text(f"{device}/power_state")
+    word = files.text(f"{device}/power_state")
     return word if word in POWER_STATES else None
 
 

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...fingerprints.counters import span_step
 from .files import names_in, read_text, read_unsigned
 from .pci import chain_to_root, is_address
 
@@ -86,27 +85,3 @@ def _device_name(link: Path) -> str:
         return base if link.is_symlink() else ""
     parents, _ = chain_to_root(path)
     return parents[0] if parents else ""
-
-
-class EnergyMeter:
-    """Joules since the first reading, over the ends of the counter's range.
-
-    What the counter algebra cannot tell (a step back of an unknown range, a gap so long that the step may
-    be more than the range) counts as nothing. So the sum may miss energy, and never invents any.
-    """
-
-    def __init__(self, range_microjoules: int | None) -> None:
-        self._range = range_microjoules or 0
-        self._last: int | None = None
-        self._total = 0
-
-    def add(self, microjoules: int | None) -> float | None:
-        """Take a reading (None: there was none) and return the joules so far; None without one.
-
-        Beyond the counter's range nothing is a reading.
-        """
-        if microjoules is None or (self._range and microjoules > self._range):
-            return None
-        self._total += span_step(self._last, microjoules, self._range) or 0
-        self._last = microjoules
-        return self._total / 1e6

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,21 +67,36 @@ SERVICES = (
 )
 
 
+_UNITS = frozenset(unit for service in SERVICES for unit in service.units)
+
+
 def is_booted(run: Path) -> bool:
     """Say whether systemd runs this host (sd_booted(3)); without it unit files are dead letters."""
     return (run / "systemd/system").is_dir()
 
 
-def is_installed(root: Path, service: Service) -> bool:
-    """Say whether there is a unit file that an operator has not masked (a link to /dev/null)."""
-    for unit in service.units:
-        for folder in UNIT_FOLDERS:
-            path = f"{root}/{folder}/{unit}"
-            if os.path.lexists(path):
-                if not _is_masked(path):
-                    return True
-                break  # the first folder wins, also when it says no
-    return False
+class UnitFiles:
+    """The unit files of the services, and what is wanted at boot, as the folders were listed when this was made."""
+
+    def __init__(self, root: Path) -> None:
+        self._folders: dict[str, frozenset[str]] = {}
+        enabled: set[str] = set()
+        for folder in (f"{root}/{name}" for name in UNIT_FOLDERS):
+            names = names_in(folder)
+            self._folders[folder] = _UNITS.intersection(names)
+            for name in names:
+                if name.endswith((".wants", ".requires")):  # as `systemctl enable` links them
+                    enabled.update(names_in(f"{folder}/{name}"))
+        self.enabled = frozenset(enabled)
+
+    def has(self, service: Service) -> bool:
+        """Say whether there is a unit file that an operator has not masked (a link to /dev/null)."""
+        for unit in service.units:
+            # the first folder wins, also when it says no
+            first = next((folder for folder, names in self._folders.items() if unit in names), "")
+            if first and not _is_masked(f"{first}/{unit}"):
+                return True
+        return False
 
 
 def _is_masked(path: str) -> bool:
@@ -88,16 +104,6 @@ def _is_masked(path: str) -> bool:
         return os.readlink(path) == "/dev/null"
     except OSError:
         return False
-
-
-def enabled_units(root: Path) -> frozenset[str]:
-    """Return the units that something wants at boot, as `systemctl enable` links them."""
-    found: set[str] = set()
-    for folder in UNIT_FOLDERS:
-        for name in names_in(root / folder):
-            if name.endswith((".wants", ".requires")):
-                found.update(names_in(root / folder / name))
-    return frozenset(found)
 
 
 def parse_populated(data: bytes | None) -> bool | None:
@@ -112,17 +118,25 @@ def parse_processes(data: bytes | None) -> list[int]:
     return [number for number in numbers if number]
 
 
-def processes_of_unit(sys: Path, service: Service) -> list[int] | None:
-    """Return processes in the cgroup of the service's unit; None without a cgroup that has any.
+def groups_of_units(sys: Path) -> dict[str, list[str]]:
+    """Return the folders of the control groups of the services' units, by unit."""
+    found: dict[str, list[str]] = {}
+    for tree in _CGROUP_TREES:
+        folder = f"{sys}/fs/cgroup/{tree}/system.slice"
+        for unit in _UNITS.intersection(names_in(folder)):
+            found.setdefault(unit, []).append(f"{folder}/{unit}")
+    return found
+
+
+def processes_of_unit(groups: Mapping[str, Sequence[str]], service: Service) -> list[int] | None:
+    """Return processes in the control groups of the service's unit; None without one that has any.
 
     A unit whose processes are all in cgroups below its own has an empty list.
     """
-    for unit in service.units:
-        for tree in _CGROUP_TREES:
-            folder = f"{sys}/fs/cgroup/{tree}/system.slice/{unit}"
-            found = parse_processes(read_bytes(f"{folder}/cgroup.procs"))
-            if found or parse_populated(read_bytes(f"{folder}/cgroup.events")):
-                return found
+    for folder in (folder for unit in service.units for folder in groups.get(unit, ())):
+        found = parse_processes(read_bytes(f"{folder}/cgroup.procs"))
+        if found or parse_populated(read_bytes(f"{folder}/cgroup.events")):
+            return found
     return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from .cpu import cores_in
-from .files import names_in, parse_unsigned, read_text, read_unsigned
+from .files import Files, names_in, parse_unsigned, read_text, read_unsigned
 
 SMT = {"off": 0, "on": 1, "forceoff": 2, "notsupported": 3, "notimplemented": 4}
 HUGEPAGES = {"never": 0, "madvise": 1, "always": 2}
@@ -62,37 +62,41 @@ def share_of_others(words: Iterable[str | None], wanted: str) -> float | None:
 
 
 def domain_words(
-    sys: Path, file: str, read: Callable[[Path], str | None] = read_text
+    sys: Path,
+    file: str,
+    read: Callable[[Path], str | None] = read_text,
+    names: Callable[[Path], list[str]] = names_in,
 ) -> list[str | None]:
     """Return what a file of each frequency domain says."""
     folder = sys / "devices/system/cpu/cpufreq"
-    return [read(folder / name / file) for name in names_in(folder) if "policy" in name]
+    return [read(folder / name / file) for name in names(folder) if "policy" in name]
 
 
-def turbo(sys: Path) -> int | None:
+def turbo(sys: Path, files: Files) -> int | None:
     """Return 1 if cores may run above their base frequency, 0 if not; None where nothing says it."""
     folder = sys / "devices/system/cpu"
-    braked = read_unsigned(folder / "intel_pstate/no_turbo")
-    boost = read_unsigned(folder / "cpufreq/boost")
+    braked = files.unsigned(folder / "intel_pstate/no_turbo")
+    boost = files.unsigned(folder / "cpufreq/boost")
     if braked in (0, 1):
         return 1 - braked
     return boost if boost in (0, 1) else None
 
 
-def idle_latency_microseconds(sys: Path) -> int | None:
+def idle_latency_microseconds(sys: Path, files: Files) -> int | None:
     """Return the longest wake-up of an idle state that is not disabled, of the first core of each package."""
     latencies: list[int] = []
-    for core in _first_cores(sys / "devices/system/cpu"):
-        for name in names_in(core / "cpuidle"):
-            latency = read_unsigned(core / "cpuidle" / name / "latency")
-            disabled = read_unsigned(core / "cpuidle" / name / "disable")
+    for core in _first_cores(sys / "devices/system/cpu", files):
+        for name in files.names(core / "cpuidle"):
+            latency = files.unsigned(core / "cpuidle" / name / "latency")
+            disabled = files.unsigned(core / "cpuidle" / name / "disable")
             if latency is not None and disabled == 0:
                 latencies.append(latency)
     return max(latencies, default=None)
 
 
-def _first_cores(folder: Path) -> list[Path]:
+def _first_cores(folder: Path, files: Files) -> list[Path]:
     packages: dict[int | None, Path] = {}
+    files.text(folder / "online")  # others when a core is taken offline or comes back
     for name in sorted(names_in(folder), key=lambda name: (len(name), name)):
         if name.startswith("cpu") and name[3:].isdecimal():
             package = read_unsigned(folder / name / "topology/physical_package_id")
@@ -100,14 +104,14 @@ def _first_cores(folder: Path) -> list[Path]:
     return list(packages.values())
 
 
-def peer_memory(sys: Path) -> int | None:
+def peer_memory(sys: Path, files: Files) -> int | None:
     """Return how RDMA reaches GPU memory by a module: 0, 1 nvidia_peermem, 2 nv_peer_mem; None without a GPU driver."""
-    modules = sys / "module"
-    if not (modules / "nvidia").exists():
+    modules = files.names(sys / "module")
+    if "nvidia" not in modules:
         return None
-    if (modules / "nvidia_peermem").exists():
+    if "nvidia_peermem" in modules:
         return 1
-    return 2 if (modules / "nv_peer_mem").exists() else 0
+    return 2 if "nv_peer_mem" in modules else 0
 
 
 def open_module(proc: Path) -> int | None:
@@ -116,17 +120,17 @@ def open_module(proc: Path) -> int | None:
     return None if not text else int("Open Kernel Module" in text)
 
 
-def parse_file_handles(text: str | None) -> tuple[int | None, int | None]:
+def parse_file_handles(text: str | bytes | None) -> tuple[int | None, int | None]:
     """Return file handles in use and the most there may be, of `/proc/sys/fs/file-nr`: `1952 0 9223372036854775807`."""
-    words = (text or "").split()
+    words = text.split() if text else ()
     if len(words) != 3:
         return None, None
     return parse_unsigned(words[0]), parse_unsigned(words[2])
 
 
-def isolated_cores(sys: Path) -> int | None:
+def isolated_cores(sys: Path, files: Files) -> int | None:
     """Return how many cores the scheduler leaves alone."""
-    cores = cores_in(read_text(sys / "devices/system/cpu/isolated"))
+    cores = cores_in(files.text(sys / "devices/system/cpu/isolated"))
     return None if cores is None else len(cores)
 
 

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from ...ext import place
-from .files import parse_unsigned, read_bytes
+from ...ext.hostfiles import task_fields
+from .files import read_bytes
 
 #: By this name /proc is told to the place, and spared.
 PROC = "proc"
 _PROC = PROC.encode()
 
-#: `flags` of a thread of the kernel (include/linux/sched.h).
-_PF_KTHREAD = 0x00200000
-_STATE, _FLAGS, _START = 0, 6, 19  # behind the name; proc(5) counts them from 3
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """A process, as its main thread stands, or a thread. Number and start together are its identity."""
 
     number: int
@@ -53,20 +50,8 @@ class Task:
 
 def parse_task(data: bytes) -> Task | None:
     """Return what a `stat` file says; None for anything else. The name may hold `) R 1` and the like."""
-    head, bracket, rest = data.rpartition(b")")
-    number, _, name = head.partition(b" (")
-    words = rest.split()
-    if not bracket or len(words) <= _START or len(words[_STATE]) != 1:
-        return None
-    pid, flags, start = (
-        parse_unsigned(number),
-        parse_unsigned(words[_FLAGS]),
-        parse_unsigned(words[_START]),
-    )
-    if pid is None or flags is None or start is None:
-        return None
-    state = words[_STATE].decode(errors="replace")
-    return Task(pid, start, state, name.decode(errors="replace"), bool(flags & _PF_KTHREAD))
+    fields = task_fields(data)
+    return None if fields is None else Task(*fields)
 
 
 def task_numbers(folder: Path, tasks_max: int) -> list[str]:

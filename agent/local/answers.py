@@ -12,19 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...fingerprints.catalogue import BY_NAME
 from ...fingerprints.policy import Policy
+from ...fingerprints.policy_table import builtin
 from ...fingerprints.settings import SettingsError
 from ..clock import Clock
 from ..config import AgentConfig
 from ..hardware.files import read_text
 from ..latest import Latest
 from ..registration import version
-from . import verdict
+from . import updating, verdict
 from .findings import Findings
 from .folder import STATUS
 from .kept import Keeper, Kept
 from .permit import Held, Permit
 from .policyfile import LOOK_SECONDS, PolicyFile
+from .resets import Resets
 from .status import (
     RENEW_SECONDS,
     Device,
@@ -41,6 +44,19 @@ SECOND_NS = 1_000_000_000
 KEEP_SECONDS = 60.0
 
 log = logging.getLogger(__name__)
+
+
+def tables(config: AgentConfig) -> frozenset[str] | None:
+    """Return the tables of whose readings something is told on this host; None: any may be.
+
+    An operator's policy may be about any signal, and is tried on readings of before it came.
+    """
+    if config.metrics_listen or config.policy_file:
+        return None
+    signals = (name for row in builtin().rows for name in row.signals)
+    return frozenset(
+        (Resets.table, updating.STATE.table, *(BY_NAME[name].table for name in signals))
+    )
 
 
 class HealthAnswer(NamedTuple):
@@ -99,6 +115,7 @@ class Answers:
         }
         self.document: dict[str, Any] | None = None
         self._told: tuple[object, ...] = ()
+        self._known: tuple[object, ...] = ()  # of what is told, what changes seldom
         self._written_ns = -(1 << 62)
         self._looked_ns = -(1 << 62)
         self._answered: tuple[object, int, HealthAnswer] | None = None
@@ -119,16 +136,8 @@ class Answers:
         changed = self.findings.turn(self._latest.tables, now_ns)
         if self.findings.reported.changed:
             self._keep(now_ns)
-        held = self.permit.held(now_ns)
-        devices = [device_fields(one) for one in self._devices()]
-        told = (
-            held is None,
-            held and held.reason,
-            self._policy.policy.version,
-            self._policy.waits,
-            self._notes(),
-            [(one["device"], one["state"]) for one in devices],
-        )
+        held, devices = self.permit.held(now_ns), self._devices()
+        told = self._known, held and held.reason, [(one.device, one.state) for one in devices]
         due = now_ns - self._written_ns >= RENEW_SECONDS * SECOND_NS
         if changed or due or told != self._told:
             self._told, self._written_ns = told, now_ns
@@ -142,9 +151,11 @@ class Answers:
             self._agree()
         well = self.findings.once_well()
         due = now_ns - self._kept_ns >= KEEP_SECONDS * SECOND_NS
-        if well != self._kept_well or (self.findings.watches_closely and due):
+        if well != self._kept_well or (self.findings.resets.closely and due):
             self._kept_well = well
             self._keep(now_ns)
+        policy = self._policy
+        self._known = policy.policy.version, policy.waits, self._notes()
 
     def _dry_run(self, policy: Policy, now_ns: int) -> None:
         """Judge the readings of now by *policy* before it is in force."""
@@ -190,7 +201,7 @@ class Answers:
         )
         return (*filter(None, ours), *self._refused)
 
-    def _show(self, now_ns: int, held: Held | None, devices: list[dict[str, Any]]) -> None:
+    def _show(self, now_ns: int, held: Held | None, devices: Sequence[Device]) -> None:
         findings = self.findings
         shown = document(
             self._about,
@@ -203,7 +214,7 @@ class Answers:
             policy="; ".join(filter(None, (self._policy.policy.version, self._policy.waits))),
             enforcing=self._enforcing,
             permit=held and {"until_ns": held.until_ns, "reason": held.reason},
-            devices=devices,
+            devices=[device_fields(one) for one in devices],
             cleared=[cleared_fields(one) for one in findings.cleared],
         )
         self.document = shown

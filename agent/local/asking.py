@@ -18,12 +18,26 @@ from .folder import SOCKET, candidates
 Answer = TypeVar("Answer", bound=Message)
 
 
-def add_socket_option(parser: argparse.ArgumentParser) -> None:
-    """Let an operator name another socket than the usual ones."""
-    usual = " or ".join(str(folder / SOCKET) for folder in candidates())
-    parser.add_argument(
-        "--socket", type=Path, metavar="PATH", help=f"where the agent answers (default {usual})"
+def add_place_options(parser: argparse.ArgumentParser) -> None:
+    """Let an operator name another agent than the usual ones: by its run folder, or by the socket in it."""
+    usual = " or ".join(map(str, candidates()))
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
+        "--run-folder",
+        dest="socket",
+        type=_socket_in,
+        metavar="FOLDER",
+        help=f"where the agent answers (default {usual})",
     )
+    place.add_argument(
+        "--socket", type=Path, metavar="PATH", help=f"the same, by its socket: FOLDER/{SOCKET}"
+    )
+
+
+def _socket_in(folder: str) -> Path:
+    if not folder:
+        raise argparse.ArgumentTypeError("expected a folder, as the agent's setting run_folder")
+    return Path(folder) / SOCKET
 
 
 def sockets(option: Path | None) -> tuple[Path, ...]:

@@ -7,7 +7,7 @@ interest changed costs some comparisons of bytes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...fingerprints.policy import Ends, Policy
 from ...fingerprints.wire.telemetry_pb2 import HealthEvent
@@ -16,7 +16,8 @@ from .finding import Cleared, Finding
 from .kept import Kept
 from .reported import Reported
 from .resets import Resets
-from .watching import Watch
+from .table import Looker, Table
+from .watching import Lookup, Watch
 
 #: Findings told at once; of more, the gravest.
 FINDINGS_MAX = 64
@@ -37,12 +38,14 @@ class Findings:
         """*driver*: the version of NVIDIA's driver, "" where there is none."""
         self.findings: tuple[Finding, ...] = ()
         self.left_out = 0
-        self.watches_closely = False  # something stands that a reset would end
         self.dropped_events = 0
         self.cleared: deque[Cleared] = deque(maxlen=CLEARED_MAX)
         self.resets = Resets()
         self.reported = Reported(policy, boot_id, driver)
         self.watches: list[Watch] = []
+        self.tables: list[Table] = []
+        self._holding: list[Watch] = []  # those of whom something is wrong
+        self._inventory: Mapping[str, str] = {}  # as it was told last
         self._addresses: dict[str, str] = {}
         self._waiting: deque[HealthEvent] = deque()
         self.use(policy)
@@ -58,6 +61,10 @@ class Findings:
                     same = old is not None and old.row.when == row.when
                     old = Watch(row, once_well=old.once_well if old and same else set())
                 self.watches.append(old)
+        lookers: list[Looker] = [self.resets, *self.watches]
+        names = dict.fromkeys(each.table for each in lookers)
+        self.tables = [Table(n, [each for each in lookers if each.table == n]) for n in names]
+        self._settle(names)
         self.reported.use(policy)
         self._names = self.reported.names()
         self._hidden_by = {row.name: row.hidden_by for row in policy.rows if row.hidden_by}
@@ -72,7 +79,10 @@ class Findings:
         self._waiting.append(event)
 
     def know(self, addresses: Mapping[str, str]) -> None:
-        """Take the inventory's word for which GPU (UUID) is at which PCI address."""
+        """Take the inventory's word for which GPU (UUID) is at which PCI address: another mapping when that changed."""
+        if addresses is self._inventory:
+            return
+        self._inventory = addresses
         known = {address.lower(): uuid for uuid, address in addresses.items() if address}
         if known != self._addresses:
             self._addresses = known
@@ -99,22 +109,62 @@ class Findings:
         while self._waiting:
             event = self._waiting.popleft()
             self.reported.take(event, self._device_of(event), now_ns)
-        records = self.reported.records.values()
-        self.watches_closely = any(record.ends[0] is Ends.RESET for record in records)
-        if self.resets.look(tables, closely=self.watches_closely):
-            self.reported.changed = True
-        over = [*self.reported.expire(self.resets.of, now_ns)] if records else []
-        for watch in self.watches:
-            over += watch.look(tables, now_ns)
+        records = reported.records
+        if records or self.resets.closely:
+            self._watch_closely(any(each.ends[0] is Ends.RESET for each in records.values()))
+        due = self._due(tables)
+        if self.resets in due and self.resets.look(tables[self.resets.table]):
+            reported.changed = True
+        over = [*reported.expire(self.resets.of, now_ns)] if records else []
+        if due or self._holding:
+            over += self._judge(due, tables, now_ns)
+        if not (over or records or self._holding or self.findings):
+            return False
         self.cleared.extend(over)
         return self._assemble(now_ns) or bool(over)
 
+    def _watch_closely(self, closely: bool) -> None:
+        """Note whether something stands that a reset would end."""
+        if closely != self.resets.closely:
+            self.resets.closely = closely
+            self._settle({self.resets.table})
+
+    def _due(self, tables: Mapping[str, Readings]) -> list[Looker]:
+        """Return whom the tables that were read anew may concern."""
+        due: list[Looker] = []
+        for table in self.tables:
+            readings = tables.get(table.name)
+            if readings is not None and readings is not table.read:
+                due += table.due(readings)
+        return due
+
+    def _judge(
+        self, due: Sequence[Looker], tables: Mapping[str, Readings], now_ns: int
+    ) -> list[Cleared]:
+        """Let the rows that are due look; return what is over."""
+        over: list[Cleared] = []
+        others = Lookup(tables, now_ns)
+        for watch in dict.fromkeys([*due, *self._holding]):
+            if not isinstance(watch, Watch):
+                continue
+            if watch in due:
+                over += watch.look(tables[watch.table], others, now_ns)
+            else:
+                over += watch.unseen(now_ns)
+        self._settle({watch.table for watch in due})
+        return over
+
+    def _settle(self, names: Collection[str]) -> None:
+        """Note who of these tables is to look at all that is read from now on, and who has found something."""
+        for table in self.tables:
+            if table.name in names:
+                table.settle()
+        self._holding = [watch for watch in self.watches if watch.held]
+
     def _assemble(self, now_ns: int) -> bool:
-        standing = [finding for watch in self.watches if watch.held for finding in watch.findings()]
+        standing = [finding for watch in self._holding for finding in watch.findings()]
         if self.reported.records:
             standing += self.reported.findings(self.resets.asks_for_nothing_ns, now_ns)
-        if not standing and not self.findings:
-            return False
         names = {finding.name for finding in standing}
         standing = [one for one in standing if self._hidden_by.get(one.name) not in names]
         before = [finding.told for finding in self.findings]

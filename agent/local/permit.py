@@ -17,7 +17,7 @@ class Held(NamedTuple):
 
 
 class Permit:
-    """What the last message said. `take` is for the client's thread, `held` for any."""
+    """What the last message said. `take` is for one thread at a time, `held` for any."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ...fingerprints.catalogue import BY_NAME
 from ..latest import Readings
 
@@ -21,29 +19,31 @@ class Resets:
     energy is kept over a restart of the agent. Times are boot time.
     """
 
+    #: Of all that is read of it here.
+    table = _EPOCH.table
+    decided_by = (_EPOCH.name,)
+
     def __init__(self) -> None:
         self.at_ns: dict[str, int] = {}
         self.energy_joules: dict[str, float] = {}
         #: GPU -> boot time of the last reading by which its driver asked for no recovery.
         self.asks_for_nothing_ns: dict[str, int] = {}
         self._epochs: dict[str, float] = {}
-        self._read: Readings | None = None
-        self._column: tuple[object, ...] = ()
+        self.closely = False  # something stands that a reset would end
 
-    def look(self, tables: Mapping[str, Readings], *, closely: bool) -> bool:
-        """Take the readings of now; say whether a GPU was reset. *closely*: something stands that it would end."""
-        readings = tables.get(_EPOCH.table)
-        if readings is None or readings is self._read:
-            return False
-        self._read, column_before, self._column = readings, self._column, _epochs(readings)
-        if column_before == self._column and self.energy_joules and not closely:
-            return False
+    @property
+    def restless(self) -> bool:
+        """Whether readings are to be looked at whose epochs are as before."""
+        return self.closely or not self.energy_joules
+
+    def look(self, readings: Readings) -> bool:
+        """Take new readings; say whether a GPU was reset."""
         before = dict(self.at_ns)
         for gpu, epoch in readings.values(_EPOCH.signal_id):
             if epoch > self._epochs.get(gpu, epoch):
                 self._was_reset(gpu, readings.boottime_ns)
             self._epochs[gpu] = epoch
-        if closely or not self.energy_joules:
+        if self.restless:
             self._look_closely(readings)
         return self.at_ns != before
 
@@ -71,11 +71,3 @@ class Resets:
         if device in self._epochs or device in self.at_ns:
             return self.at_ns.get(device, -1)
         return min((self.at_ns.get(gpu, -1) for gpu in self._epochs), default=-1)
-
-
-def _epochs(readings: Readings) -> tuple[object, ...]:
-    """Return whose epochs are read, and these as they lie in memory."""
-    rows, ids = len(readings.devices), readings.signal_ids
-    at = rows * (ids.index(_EPOCH.signal_id) if _EPOCH.signal_id in ids else len(ids))
-    cells, valid = readings.cells[8 * at : 8 * (at + rows)], readings.valid[at : at + rows]
-    return readings.devices, cells, valid

@@ -128,7 +128,6 @@ class StatusFile:
     def write(self, content: bytes) -> bool:
         """Replace the file. Not synced: after a boot nobody wants it. Say whether it was written."""
         try:
-            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             self._replace(content)
         except OSError as error:
             self.last_error = f"{self.path}: {error.strerror}"
@@ -140,8 +139,7 @@ class StatusFile:
         return True
 
     def _replace(self, content: bytes) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        file = os.open(self._new, flags, _MODE)
+        file = self._open()
         try:
             os.fchmod(file, _MODE)  # whatever the umask is: everybody may ask how the host is
             at = 0
@@ -150,6 +148,14 @@ class StatusFile:
         finally:
             os.close(file)
         os.replace(self._new, self.path)
+
+    def _open(self) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            return os.open(self._new, flags, _MODE)
+        except FileNotFoundError:  # the folder is not there yet, or was removed
+            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            return os.open(self._new, flags, _MODE)
 
     def remove(self) -> None:
         """Take the file away, as at an orderly end: who asks then is told that no agent runs."""

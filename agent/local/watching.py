@@ -1,7 +1,6 @@
 """A row of the policy over the last readings: for which devices it holds, and since when.
 
-Pure: readings and clock are handed in. A row is looked at when its first signal was read anew; where that
-signal's cells are those of the time before, and none was wrong then, nothing is unpacked.
+Pure: readings and clock are handed in. `table.py` says when a row is to be looked at.
 """
 
 from __future__ import annotations
@@ -34,65 +33,53 @@ class Held:
     stands: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Watch:
-    """What one row makes of the readings, second after second."""
+    """What one row makes of the readings, time after time.
+
+    `table` is that of its first condition; the row is judged when this is read. `decided_by`: signals of this table,
+    all that the row reads or those of its first condition; none where that reads another table too.
+    """
 
     row: Row
     held: dict[str, Held] = field(default_factory=dict[str, Held])
     once_well: set[str] = field(default_factory=set[str])
-    _read: Readings | None = None  # what the first condition was looked at in
-    #: Of its cells and valid bytes, what `_signals` read.
-    _parts: tuple[tuple[slice, slice], ...] = ()
-    _quiet: bool = False  # by these the row holds for nobody
-    _signals: tuple[
-        str, ...
-    ] = ()  # that decide it, all of one table: of the whole row, or its first condition's
+    table: str = field(init=False)
+    decided_by: tuple[str, ...] = ()
+    _read_ns: int = -1  # of the readings that were looked at last
+    _quiet: bool = False  # by these it holds for nobody
 
     def __post_init__(self) -> None:
-        first, others = self.row.when[0], (*self.row.when[1:], *self.row.unless)
-        self._signals = _signals(first)
-        whole = (*self._signals, *(name for each in others for name in _signals(each)))
-        if len({BY_NAME[name].table for name in whole}) == 1:
-            self._signals = whole
+        first = self.row.when[0]
+        self.table = BY_NAME[first.signal].table
+        for signals in (first.signals, self.row.signals):
+            if {BY_NAME[name].table for name in signals} == {self.table}:
+                self.decided_by = signals
+
+    @property
+    def restless(self) -> bool:
+        """Whether new readings are to be looked at even if they are as before."""
+        return bool(self.held) or not self._quiet
 
     @property
     def _gap_ns(self) -> int:
         return _gap_ns(self.row.when[0].signal)
 
-    def look(self, tables: Mapping[str, Readings], now_ns: int) -> list[Cleared]:
-        """Take the readings of now; return what is over by them."""
-        first = self.row.when[0]
-        readings, before = tables.get(BY_NAME[first.signal].table), self._read
-        if readings is None or (before and readings.boottime_ns == before.boottime_ns):
-            return self._unseen(now_ns) if self.held else []
-        self._read = readings
-        if self._are_alike(before, readings) and self._quiet and not self.held:
-            return []
+    def look(self, readings: Readings, others: Lookup, now_ns: int) -> list[Cleared]:
+        """Take the readings of its table, if they are new; return what is over by them."""
+        if readings.boottime_ns == self._read_ns:
+            return self.unseen(now_ns)
+        self._read_ns = readings.boottime_ns
         if now_ns < self.row.after_boot_seconds * SECOND_NS:
-            self._sorted(readings, Lookup(tables, now_ns))  # who is well is worth knowing
+            self._sorted(readings, others)  # who is well is worth knowing
             return []
-        return list(self._judge(readings, tables, now_ns))
+        if not self.held and not self.row.once_otherwise and others.rule_out(self.row.when[1:]):
+            self._quiet = self.decided_by == self.row.signals
+            return []
+        return list(self._judge(readings, others, now_ns))
 
-    def _are_alike(self, before: Readings | None, readings: Readings) -> bool:
-        """Say whether what decides the row reads as it did before."""
-        if before is None or (before.devices, before.signal_ids) != (
-            readings.devices,
-            readings.signal_ids,
-        ):
-            self._parts = tuple(_parts(readings, self._signals))
-            return False
-        for cells, valid in self._parts:
-            if readings.cells[cells] != before.cells[cells]:
-                return False
-            if readings.valid[valid] != before.valid[valid]:
-                return False
-        return True
-
-    def _judge(
-        self, readings: Readings, tables: Mapping[str, Readings], now_ns: int
-    ) -> Iterator[Cleared]:
-        wrong, well = self._sorted(readings, Lookup(tables, now_ns))
+    def _judge(self, readings: Readings, others: Lookup, now_ns: int) -> Iterator[Cleared]:
+        wrong, well = self._sorted(readings, others)
         for device, value in wrong.items():
             self._is_wrong(device, value, readings.boottime_ns)
         for device in well:
@@ -102,7 +89,7 @@ class Watch:
                     yield Cleared(
                         self._finding(device, held), now_ns, "what was wrong is read no longer"
                     )
-        yield from self._unseen(now_ns)
+        yield from self.unseen(now_ns)
 
     def _sorted(self, readings: Readings, others: Lookup) -> tuple[dict[str, float], list[str]]:
         """Return the devices for which all holds, with the reading, and those for which not all does."""
@@ -118,12 +105,13 @@ class Watch:
                 if row.once_otherwise and len(self.once_well) < DEVICES_MAX:
                     self.once_well.add(device)
                 continue
-            holds = True
+            holds |= not row.once_otherwise or device in self.once_well
             if not others.all_hold(row.when[1:], device) or others.any_holds(row.unless, device):
                 well.append(device)
             elif not row.once_otherwise or device in self.once_well:
                 wrong[device] = value
-        self._quiet = not (wrong if len(self._signals) > len(_signals(first)) else holds)
+        may_hold = bool(wrong) if self.decided_by == row.signals else holds
+        self._quiet = bool(self.decided_by) and not may_hold
         return wrong, well
 
     def _is_wrong(self, device: str, value: float, read_ns: int) -> None:
@@ -140,7 +128,8 @@ class Watch:
         held.well_ns = held.well_ns or read_ns
         return not held.stands or read_ns - held.well_ns >= self.row.leave_seconds * SECOND_NS
 
-    def _unseen(self, now_ns: int) -> list[Cleared]:
+    def unseen(self, now_ns: int) -> list[Cleared]:
+        """Return what is over because it is not read any more."""
         over: list[Cleared] = []
         for device, held in list(self.held.items()):
             if now_ns - max(held.wrong_ns, held.well_ns) > UNSEEN_SECONDS_MAX * SECOND_NS:
@@ -181,11 +170,15 @@ class Lookup:
 
     def of(self, signal: str, device: str) -> float | None:
         """Return the reading of *signal* of *device*, or of the part before its "/"; None: not known."""
+        column = self._column(signal)
+        value = column.get(device)
+        return column.get(device.partition("/")[0]) if value is None else value
+
+    def _column(self, signal: str) -> dict[str, float]:
         column = self._columns.get(signal)
         if column is None:
             column = self._columns[signal] = self._read(signal)
-        value = column.get(device)
-        return column.get(device.partition("/")[0]) if value is None else value
+        return column
 
     def _read(self, signal: str) -> dict[str, float]:
         readings = self._tables.get(BY_NAME[signal].table)
@@ -199,25 +192,19 @@ class Lookup:
         right = self.of(condition.other, device) if condition.other else None
         return left is not None and condition.holds(left, right)
 
+    def rule_out(self, conditions: Iterable[Condition]) -> bool:
+        """Say whether one of *conditions* holds for no device at all."""
+        return any(
+            not each.other
+            and not any(each.holds(value, None) for value in self._column(each.signal).values())
+            for each in conditions
+        )
+
     def all_hold(self, conditions: Iterable[Condition], device: str) -> bool:
         return all(self._holds(condition, device) for condition in conditions)
 
     def any_holds(self, conditions: Iterable[Condition], device: str) -> bool:
         return any(self._holds(condition, device) for condition in conditions)
-
-
-def _signals(condition: Condition) -> tuple[str, ...]:
-    return (condition.signal, condition.other) if condition.other else (condition.signal,)
-
-
-def _parts(readings: Readings, signals: Iterable[str]) -> Iterator[tuple[slice, slice]]:
-    """Yield where what *signals* read lies: in the cells, and in the valid bytes."""
-    rows = len(readings.devices)
-    for name in signals:
-        signal_id = BY_NAME[name].signal_id
-        if signal_id in readings.signal_ids:
-            at = readings.signal_ids.index(signal_id) * rows
-            yield slice(8 * at, 8 * (at + rows)), slice(at, at + rows)
 
 
 def _gap_ns(signal: str) -> int:

@@ -22,6 +22,8 @@ class Arranging:
     def __init__(self, ward: Ward, crew: Crew) -> None:
         self._ward, self._crew = ward, crew
         self._warm_ns = self._warm_failures = 0
+        #: Whether there is nothing to arrange until something happens: no time that passes changes anything.
+        self.is_settled = False
 
     def not_warm(self, now_ns: int) -> None:
         """Making ready failed or hung: the next standby does without, for a while."""
@@ -41,7 +43,16 @@ class Arranging:
             actions += self._lane(lane, now_ns)
         for sick in list(self._ward.sick.values()):
             actions += self._solo(sick, now_ns)
-        return actions + self._standby(now_ns)
+        actions += self._standby(now_ns)
+        self.is_settled = self._ward.is_empty and self._is_complete()
+        return actions
+
+    def _is_complete(self) -> bool:
+        """Every lane has its process, and a standby waits, as ready as it can be."""
+        is_warm = [
+            each.warmed or GPU not in self._crew.lanes for each in self._crew.of(Role.STANDBY)
+        ]
+        return any(is_warm) and all(map(self._crew.of_lane, self._crew.lanes))
 
     def _lane(self, lane: Lane, now_ns: int) -> list[Action]:
         ward, process = self._ward, self._crew.of_lane(lane.name)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import select
 import socket
 import time
+from contextlib import suppress
 
 from ...ext import place, process
 from ..clock import Clock
@@ -28,10 +30,11 @@ log = logging.getLogger(__name__)
 class Mouth:
     """Sends whole messages without ever blocking for long."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        """*connection* does not block."""
-        self._connection = connection
+    def __init__(self, connection: socket.socket, bell: int) -> None:
+        """Neither *connection* blocks nor *bell*, an eventfd that wakes the daemon."""
+        self._connection, self._bell = connection, bell
         self._left = b""
+        self.is_heard = True  # else the daemon is gone
         self._poll = select.poll()
         self._poll.register(connection, select.POLLOUT)
 
@@ -45,6 +48,13 @@ class Mouth:
         self._send()
         return True
 
+    def say_at_once(self, message: bytes) -> bool:
+        """Send it and wake the daemon, which takes what is only said at its next second."""
+        sent = self.say(message)
+        with suppress(BlockingIOError):  # it has rung more often than can be counted
+            os.eventfd_write(self._bell, 1)
+        return sent
+
     def _send(self) -> None:
         while self._left:
             try:
@@ -52,7 +62,8 @@ class Mouth:
             except BlockingIOError:
                 if not self._poll.poll(SEND_MILLISECONDS_MAX):
                     return
-            except OSError:  # nobody listens any more: the next read says so
+            except OSError:
+                self.is_heard = False
                 return
 
 
@@ -64,49 +75,59 @@ def cost(look_at_memory: bool) -> tuple[float, int]:
     return time.process_time(), int(share_bytes() or 0) if look_at_memory else 0
 
 
-def serve(lanes: Lanes, connection: socket.socket, clock: Clock) -> bool:
+def serve(lanes: Lanes, connection: socket.socket, clock: Clock, bell: int) -> bool:
     """Be a sampler until the daemon says to end, or is gone. True: only another process can go on."""
     connection.setblocking(False)
+    mouth = Mouth(connection, bell)
     sampler = Sampler(
         lanes,
         clock,
-        Mouth(connection).say,
+        mouth.say,
         cost,
         lambda lane: process.name(f"gangline-{lane}".encode()),
+        mouth.say_at_once,
     )
     inbox, readable = Inbox(), select.poll()
     readable.register(connection, select.POLLIN)
-    while not sampler.ended:
-        if _rest(sampler, connection, readable, clock) and not _hear(sampler, connection, inbox):
+    while not sampler.ended and mouth.is_heard:
+        if _rest(sampler, readable, clock) and not _hear(sampler, connection, inbox):
             break
         sampler.tick()
     return sampler.anew
 
 
-def _rest(sampler: Sampler, connection: socket.socket, readable: select.poll, clock: Clock) -> bool:
-    """Wait for the next turn, or an order: True."""
+def _rest(sampler: Sampler, readable: select.poll, clock: Clock) -> bool:
+    """Wait for the next turn, or an order: True. Who has work of its own meanwhile is not at the socket: it is called."""
     until_ns = sampler.next_ns()
     if until_ns is None:
         return bool(readable.poll())
     for resting in sampler.resting:
         place.collector(resting.name.encode())
         try:
-            resting.rest(until_ns, connection.fileno())
+            resting.rest(until_ns)
         except Exception:
             log.exception("a collector's rest failed", extra={"cause": "sampler.rest"})
-        place.leave()
         place.collector(b"")
-    return bool(readable.poll(max(0.0, (until_ns - clock.boottime_ns()) / 1e6)))
+    if place.called():
+        return True
+    left_ns = until_ns - clock.boottime_ns()
+    return left_ns > 0 and bool(readable.poll(left_ns / 1e6))
 
 
 def _hear(sampler: Sampler, connection: socket.socket, inbox: Inbox) -> bool:
-    """Obey the orders that have come. False: the daemon is gone, or does not speak as it should."""
-    try:
-        data = connection.recv(RECEIVE_BYTES)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    """Obey all orders that have come. False: the daemon is gone, or does not speak as it should."""
+    while True:
+        try:
+            data = connection.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not data or not _obey(sampler, inbox, data):
+            return False
+
+
+def _obey(sampler: Sampler, inbox: Inbox, data: bytes) -> bool:
     inbox.feed(data)
     try:
         for kind, body in inbox:
@@ -114,4 +135,4 @@ def _hear(sampler: Sampler, connection: socket.socket, inbox: Inbox) -> bool:
     except (CodecError, UnicodeDecodeError, KeyError):
         log.exception("an order is none", extra={"cause": "sampler.order"})
         return False
-    return bool(data)
+    return True

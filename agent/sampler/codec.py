@@ -6,37 +6,33 @@ What a table's rows and columns are is said when it changed; otherwise cells and
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ...ext import rounds
 from ...fingerprints.block import Block
 from ...fingerprints.wire import telemetry_pb2
 from ..turn import Outcome, Turn
 
-#: Of one message: 4,096 rows of 200 signals and their names stay far below it.
-MESSAGE_BYTES_MAX = 16 << 20
+CodecError = rounds.CodecError
+#: Who is slow, as a rule.
+NOBODY = rounds.NOBODY
+MESSAGE_BYTES_MAX = rounds.MESSAGE_BYTES_MAX
 #: Of a device's name.
 NAME_BYTES_MAX = 1024
-#: Of a turn's words, as bytes: `turn.WORDS_CHARACTERS_MAX` characters.
+#: Of the words with which a new inventory is asked for.
 WORDS_BYTES_MAX = 4096
 #: Devices that a task may name.
 DEVICES_MAX = 65_535
 
 _HEAD = struct.Struct("<IB")
-_ROUND = struct.Struct("<QdQIHH")
-_TURN = struct.Struct("<HBBHQd")
 _SHAPE = struct.Struct("<BIH")
 _TASK = struct.Struct("<QHH")
 _LENGTH = struct.Struct("<H")
-_OUTCOMES = tuple(Outcome)
-_ROUND_KIND, _EVENT_KIND, _INVENTORY_KIND, _TASK_KIND, _WARM_KIND, _END_KIND = range(1, 7)
-
-
-class CodecError(ValueError):
-    """What came is not what the other side of this house says."""
+# the first is rounds.ROUND_KIND
+_EVENT_KIND, _INVENTORY_KIND, _TASK_KIND, _WARM_KIND, _END_KIND = range(2, 7)
 
 
 class Timed(NamedTuple):
@@ -54,7 +50,7 @@ class Round(NamedTuple):
     memory_bytes: int  # its share (PSS); 0: not known
     dropped: int  # messages that found no room, since its start
     turns: Sequence[Timed] = ()
-    slow: frozenset[str] = frozenset()  # devices that would make their neighbours wait
+    slow: frozenset[str] = NOBODY  # devices that would make their neighbours wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,128 +147,62 @@ def _text(words: str) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-class RoundEncoder:
+class RoundEncoder(rounds.Writer):
     """A sampler's side: remembers whose rows and columns the daemon knows. A block's are never others."""
 
     def __init__(self, collectors: Sequence[str]) -> None:
         """*collectors*: the same names in the same order as the decoder's."""
-        self._index = {name: at for at, name in enumerate(collectors)}
-        self._told: dict[tuple[int, int], Block] = {}
-
-    def forget(self) -> None:
-        """The last message was not sent: tell all rows and columns again."""
-        self._told.clear()
-
-    def encode(self, told: Round) -> bytes:
-        """Return the message of a round. Raises CodecError when it is too long for one."""
-        parts: list[bytes | bytearray] = [
-            _ROUND.pack(
-                *(told.grid_ns, told.cpu_seconds, told.memory_bytes, told.dropped),
-                *(len(told.turns), len(told.slow)),
-            ),
-            *map(_text, sorted(told.slow)),
-        ]
-        for timed in told.turns:
-            self._turn(timed, parts)
-        return _message(_ROUND_KIND, b"".join(parts))
-
-    def _turn(self, timed: Timed, parts: list[bytes | bytearray]) -> None:
-        turn = timed.turn
-        at = self._index[turn.collector]
-        words = turn.words.encode("utf-8", "replace")[:WORDS_BYTES_MAX]
-        count = len(turn.blocks)
-        parts += (
-            _TURN.pack(at, turn.outcome, count, len(words), timed.began_ns, turn.seconds),
-            words,
-        )
-        for number, block in enumerate(turn.blocks):
-            known = self._told.get((at, number)) is block
-            self._told[at, number] = block
-            parts += (b"\0" if known else b"\1" + _shape(block), block.cells, block.valid)
+        super().__init__(collectors, _shape_bytes, _names_bytes)
 
 
-def _shape(block: Block) -> bytes:
+def _shape_bytes(block: Block) -> bytes:
     table, columns = block.table.encode(), len(block.signal_ids)
     ids = struct.pack(f"<{columns}H", *block.signal_ids)
     head = _SHAPE.pack(len(table), block.rows, columns)
     return head + table + ids + b"".join(map(_text, block.devices))
 
 
-class Decoder:
+def _names_bytes(names: frozenset[str]) -> bytes:
+    return b"".join(map(_text, sorted(names)))
+
+
+class Decoder(rounds.Reader):
     """The daemon's side: bytes in, messages out. The blocks of a round are refilled by the next."""
 
     def __init__(self, collectors: Sequence[str]) -> None:
-        self._names = tuple(collectors)
-        self._blocks: dict[tuple[int, int], Block] = {}
-        self._inbox = Inbox()
+        super().__init__(
+            collectors, tuple(Outcome), (Round, Timed, Turn), _shaped, _names_of, _said
+        )
 
-    def feed(self, data: bytes) -> None:
-        """Take what was read from the socket."""
-        self._inbox.feed(data)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a whole message waits."""
-        return self._inbox.waiting
-
-    def next(self) -> Said | None:
-        """Return the next whole message, or None. Raises CodecError, after which nothing is of use."""
-        found = self._inbox.next()
-        if found is None:
-            return None
-        kind, body = found
-        try:
-            return self._said(kind, body)
-        except (struct.error, UnicodeDecodeError) as error:
-            raise CodecError(f"kind {kind}, {len(body)} bytes: {error}") from error
-
-    def _said(self, kind: int, body: bytes) -> Said:
-        if kind == _ROUND_KIND:
-            return self._round(_Reader(body))
+def _said(kind: int, body: bytes) -> Inventory | telemetry_pb2.HealthEvent:
+    """Return what is said beside rounds."""
+    try:
         if kind == _INVENTORY_KIND:
             return Inventory(body.decode())
         if kind == _EVENT_KIND:
-            try:
-                return telemetry_pb2.HealthEvent.FromString(body)
-            except Exception as error:  # protobuf's DecodeError is not the same class everywhere
-                raise CodecError(f"an event of {len(body)} bytes: {error}") from error
-        raise CodecError(f"expected a round, an event or a wish, got kind {kind}")
-
-    def _round(self, reader: _Reader) -> Round:
-        grid_ns, cpu_seconds, memory_bytes, dropped, count, slow_count = reader.unpack(_ROUND)
-        slow = frozenset(reader.text() for _ in range(slow_count))
-        turns = [self._turn(reader) for _ in range(count)]
-        reader.end()
-        return Round(grid_ns, cpu_seconds, memory_bytes, dropped, turns, slow)
-
-    def _turn(self, reader: _Reader) -> Timed:
-        at, outcome, count, words, began_ns, seconds = reader.unpack(_TURN)
-        if at >= len(self._names) or outcome >= len(_OUTCOMES):
-            raise CodecError(f"no collector {at}, or no outcome {outcome}")
-        if not 0.0 <= seconds < math.inf:
-            raise CodecError(f"a turn of {seconds} seconds")
-        said = reader.words(words) if words else ""
-        blocks = [self._block(reader, (at, number)) for number in range(count)]
-        return Timed(began_ns, Turn(self._names[at], blocks, seconds, _OUTCOMES[outcome], said))
-
-    def _block(self, reader: _Reader, place: tuple[int, int]) -> Block:
-        if reader.take(1) == b"\1":
-            self._blocks[place] = _shaped(reader)
-        block = self._blocks.get(place)
-        if block is None:
-            raise CodecError(f"cells of a table without rows and columns: block {place}")
-        block.cells[:] = reader.take(len(block.cells))
-        block.valid[:] = reader.take(len(block.valid))
-        return block
+            return telemetry_pb2.HealthEvent.FromString(body)
+    except Exception as error:  # protobuf's DecodeError is not the same class everywhere
+        raise CodecError(f"kind {kind}, {len(body)} bytes: {error}") from error
+    raise CodecError(f"expected a round, an event or a wish, got kind {kind}")
 
 
-def _shaped(reader: _Reader) -> Block:
+def _names_of(data: bytes) -> frozenset[str]:
+    return frozenset(_Reader(data).texts())
+
+
+def _shaped(shape: bytes, cell_bytes: int) -> Block:
+    """Return the block of a shape; after it come so many bytes at most."""
+    reader = _Reader(shape)
     name, rows, columns = reader.unpack(_SHAPE)
     table = reader.words(name)
     ids = reader.unpack(struct.Struct(f"<{columns}H"))
-    if not columns or rows * (2 + columns * 9) > reader.left:
-        raise CodecError(f"table {table}: {rows} rows of {columns} signals in {reader.left} bytes")
-    return Block(table, [reader.text() for _ in range(rows)], ids)
+    if not columns or rows * 2 > reader.left or rows * columns * 9 > cell_bytes:
+        raise CodecError(f"table {table}: {rows} rows of {columns} signals in {cell_bytes} bytes")
+    devices = list(reader.texts())
+    if len(devices) != rows:
+        raise CodecError(f"table {table}: {rows} rows, {len(devices)} names")
+    return Block(table, devices, ids)
 
 
 class Inbox:
@@ -283,13 +213,6 @@ class Inbox:
 
     def feed(self, data: bytes) -> None:
         self._data += data
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a whole message waits, or one that is none."""
-        if len(self._data) < _HEAD.size:
-            return False
-        return len(self._data) >= _HEAD.size + int(_HEAD.unpack_from(self._data)[0])
 
     def next(self) -> tuple[int, bytes] | None:
         """Return (kind, body), or None while the next message is not whole. Raises CodecError."""
@@ -340,6 +263,11 @@ class _Reader:
         if length > NAME_BYTES_MAX:
             raise CodecError(f"a name of {length} bytes; at most {NAME_BYTES_MAX}")
         return self.take(length).decode("utf-8", "surrogateescape")
+
+    def texts(self) -> Iterator[str]:
+        """Yield all names up to the end."""
+        while self.left:
+            yield self.text()
 
     def end(self) -> None:
         if self.left:

@@ -53,6 +53,11 @@ class Process:
         """Its lane; of a standby that of the GPUs, whose driver it has made ready."""
         return self.task.lane if self.task else GPU
 
+    @property
+    def is_of_use(self) -> bool:
+        """Whether it does something, or waits for it: it is neither left behind nor to end."""
+        return self.role is not Role.ABANDONED and self.role is not Role.ENDING
+
     def may_hold(self, device: str | None) -> bool:
         """Say whether it may have a handle of a GPU, or, for None, of any or of their driver."""
         if device is None:  # one that was warm has the driver open, whatever it does now

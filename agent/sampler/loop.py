@@ -14,10 +14,10 @@ from ..listening import Listening, Teller
 from ..pace import Schedule
 from ..turn import Collector, Resting, Sparing, StartAnew, Timing, Warming, take_turn
 from .codec import (
+    NOBODY,
     CodecError,
     End,
     Order,
-    Round,
     RoundEncoder,
     Task,
     Timed,
@@ -30,8 +30,8 @@ from .lanes import Lanes
 SECOND_NS = 1_000_000_000
 #: The schedule's name for the message of each second, be there a turn in it or not: who says nothing is stuck.
 BEAT = ""
-#: What a process costs in memory is looked at this often: it is not free.
-MEMORY_ROUNDS = 60
+#: What a process costs in memory is looked at in every so many rounds: the kernel walks all its pages for it.
+MEMORY_ROUNDS = 300
 
 log = logging.getLogger(__name__)
 
@@ -93,12 +93,14 @@ class Sampler:
         say: Callable[[bytes], bool],
         cost: Callable[[bool], tuple[float, int]] = lambda _: (0.0, 0),
         renamed: Callable[[str], None] = lambda _: None,
+        say_at_once: Callable[[bytes], bool] | None = None,
     ) -> None:
-        """*say* sends a message, or returns False when there is no room. *cost*: CPU seconds and, when it is told
-        so, bytes of memory (0: as before). *renamed* is told what this sampler has become."""
+        """*say* sends a message, or returns False when there is no room; *say_at_once* wakes the daemon for it.
+        *cost*: CPU seconds and, when it is told so, bytes of memory (0: as before). *renamed* is told what this
+        sampler has become."""
         self._lanes, self._clock, self._say = lanes, clock, say
         self._cost, self._renamed = cost, renamed
-        self._teller = _Telling(clock, say)
+        self._teller = _Telling(clock, say_at_once or say)
         every = [each.name for collectors in lanes.values() for each in collectors]
         self._encoder = RoundEncoder(every)
         self._task: Task | None = None
@@ -165,7 +167,6 @@ class Sampler:
         except Exception:
             cause = f"collector.{collector.name}.sampler"
             log.exception("collector %s fails", collector.name, extra={"cause": cause})
-        place.leave()
         place.collector(b"")
 
     def tick(self) -> None:
@@ -180,24 +181,22 @@ class Sampler:
             log.warning("%s: another sampler goes on", why, extra={"cause": "sampler.anew"})
             self.ended = self.anew = True
             return
+        place.collector(b"")
         self._rounds += 1
         self._tell(turns, now_ns // SECOND_NS * SECOND_NS, self._rounds % MEMORY_ROUNDS == 2)
 
     def _turn(self, collector: Collector) -> Timed:
         place.collector(collector.name.encode())
         began_ns = self._clock.boottime_ns()
-        turn = take_turn(collector, self._clock)
-        place.leave()  # one that raised in the middle of a call has returned from it
-        place.collector(b"")
-        return Timed(began_ns, turn)
+        return Timed(began_ns, take_turn(collector, self._clock))
 
     def _tell(self, turns: Sequence[Timed], grid_ns: int, look_at_memory: bool) -> None:
         seconds, memory = self._cost(look_at_memory)
         self._memory_bytes = memory or self._memory_bytes
-        slow = frozenset[str]().union(*[each.slow_devices() for each in self._timing])
-        told = Round(grid_ns, seconds, self._memory_bytes, self._dropped, turns, slow)
+        slow = NOBODY.union(*[each.slow_devices() for each in self._timing])
+        counts = (grid_ns, seconds, self._memory_bytes, self._dropped)
         try:
-            sent = self._say(self._encoder.encode(told))
+            sent = self._say(self._encoder.encode(*counts, turns, slow))
         except CodecError:
             log.exception("a round cannot be sent", extra={"cause": "sampler.round"})
             sent = False

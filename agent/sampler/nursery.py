@@ -60,6 +60,7 @@ class Nursery:
         self._lanes, self._clock = lanes, clock
         self._memory = mmap.mmap(-1, place.SIZE_BYTES * slots)
         self._control: socket.socket | None = None
+        self._bell = -1
         self.pid = 0
 
     def slot(self, number: int) -> memoryview:
@@ -77,16 +78,18 @@ class Nursery:
         self._filling = process.Filling()
         gc.freeze()  # a collection in a child would write to, and so copy, every page of ours
         parent = os.getpid()
+        bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             self.pid = _fork()
         except OSError:
             here.close()
             there.close()
+            os.close(bell)
             raise
         if not self.pid:
-            _forever(lambda: Tending(there, self._lanes, self._clock, self.slot).run(parent))
+            _forever(lambda: Tending(there, self._lanes, self._clock, self.slot, bell).run(parent))
         there.close()
-        self._control = here
+        self._control, self._bell = here, bell
 
     def fork(self, serial: int, slot: int) -> socket.socket:
         """Have a sampler forked, and return the way to it. OSError when the nursery is not there."""
@@ -138,9 +141,15 @@ class Nursery:
             found.append(Report(serial, number if kind == _BORN else 0, words))
         return None
 
+    def hush(self) -> None:
+        """Take note that a sampler has rung; what it said is to be read after this."""
+        if self._bell >= 0:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+
     def descriptors(self) -> list[int]:
-        """Return what to poll for reports."""
-        return [] if self._control is None else [self._control.fileno()]
+        """Return what to poll: for reports, and for samplers that have something to say at once."""
+        return [] if self._control is None else [self._control.fileno(), self._bell]
 
     def kill_all(self) -> None:
         """End the nursery and all that it forked."""
@@ -152,7 +161,8 @@ class Nursery:
     def _bury(self) -> None:
         if self._control is not None:
             self._control.close()
-            self._control = None
+            os.close(self._bell)
+            self._control, self._bell = None, -1
         pid, self.pid = self.pid, 0
         if pid:
             with suppress(ProcessLookupError):
@@ -186,8 +196,10 @@ class Tending:
         lanes: Lanes,
         clock: Clock,
         slot: Callable[[int], memoryview],
+        bell: int,
     ) -> None:
         self._control, self._lanes, self._clock, self._slot = control, lanes, clock, slot
+        self._bell = bell
         self._serials: dict[int, int] = {}  # by process id
 
     def run(self, parent: int) -> int:
@@ -197,7 +209,7 @@ class Tending:
         if os.getppid() != parent:
             return 0
         wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        _let_go({0, 1, 2, self._control.fileno(), wake, waker})
+        _let_go({0, 1, 2, self._control.fileno(), self._bell, wake, waker})
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # they are the daemon's: it says when to end
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -269,7 +281,7 @@ class Tending:
         for descriptor in own:
             os.close(descriptor)
         place.use(self._slot(slot))
-        anew = serve(self._lanes, socket.socket(fileno=connection), self._clock)
+        anew = serve(self._lanes, socket.socket(fileno=connection), self._clock, self._bell)
         return ANEW_CODE if anew else 0
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import index_of
 from ...fingerprints.wire import telemetry_pb2
 from .actions import Tell
 from .lanes import GPU
-from .ward import DeviceState
+from .ward import DeviceState, State
 
 _HUNG = index_of("probe.hung_seconds")
 _STATE = index_of("probe.state")
@@ -61,9 +61,17 @@ class ProbeTables:
         self._probe = Block("probe_1s", ())
         self._gpu = Block("gpu_1s_probe", ())
 
-    def blocks(self, states: Sequence[DeviceState], key_of: Callable[[str], str]) -> list[Block]:
-        """Return both as of now; a row that is twice is shown as its worst."""
-        rows = {row_of(each): each for each in sorted(states, key=lambda each: each.hung_seconds)}
+    def blocks(
+        self,
+        states: Sequence[DeviceState],
+        released: Iterable[str | None],
+        key_of: Callable[[str], str],
+    ) -> list[Block]:
+        """Return both as of now; a row that is twice is shown as its worst. *released*: GPUs, or None for all."""
+        all_states = [*map(_let_go, released), *states]
+        if not all_states:
+            return []
+        rows = {row_of(e): e for e in sorted(all_states, key=lambda each: each.hung_seconds)}
         gpus = {
             key_of(each.device): each for each in rows.values() if each.lane == GPU and each.device
         }
@@ -76,6 +84,10 @@ class ProbeTables:
         for row, state in enumerate(gpus.values()):
             self._gpu.put_float(0, row, state.hung_seconds)
         return [block for block in (self._probe, self._gpu) if block.rows]
+
+
+def _let_go(device: str | None) -> DeviceState:
+    return DeviceState(GPU, device or "", "", State.RELEASED, "", 0.0, 0, 0, "")
 
 
 def _with_rows(block: Block, names: Sequence[str]) -> Block:

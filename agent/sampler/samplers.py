@@ -11,6 +11,7 @@ from ...fingerprints.block import Block
 from ...fingerprints.wire import telemetry_pb2
 from ..clock import Clock
 from ..listening import Teller
+from ..pace import Meeting
 from ..turn import Outcome, Sparing, Turn
 from . import actions, codec
 from .actions import Action, Tell
@@ -25,8 +26,8 @@ from .supervisor import Supervisor
 from .ward import DeviceState, State, Unit
 
 SECOND_NS = 1_000_000_000
-#: Read at once from one sampler; a round that is longer takes several reads.
-RECEIVE_BYTES = 1 << 16
+#: Read from one sampler; one that has still more to say is heard on when the others have been.
+PIECES_MAX = 64
 #: A socket that was closed by a process of which nobody says that it ended.
 CLOSED_NS_MAX = SECOND_NS
 #: A nursery that has not forked for so long is replaced, and all its samplers with it: on a host short of memory or of
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 class Link(Protocol):
     """The way to a sampler: what is needed of a socket that does not block."""
 
-    def recv(self, size: int, /) -> bytes: ...
+    def recv_into(self, room: codec.Decoder, /) -> int: ...
     def send(self, data: bytes, /) -> int: ...
     def fileno(self) -> int: ...
     def close(self) -> None: ...
@@ -59,6 +60,7 @@ class Nursery(Protocol):
     def excuse(self, pid: int, cpu_seconds: float) -> Excuse | None: ...
     def start_ticks(self, pid: int) -> int: ...
     def reports(self) -> list[Report] | None: ...
+    def hush(self) -> None: ...
     def descriptors(self) -> list[int]: ...
     def kill_all(self) -> None: ...
 
@@ -120,6 +122,8 @@ class Samplers:
         self._overlay = Overlay()
         self._tables = ProbeTables()
         self._seen: dict[int, place.Seen] = {}  # where each was at the last `take`
+        self._meeting = Meeting()
+        self._awaited = False  # some lane's turns of this second
         self._spent_seconds = 0.0  # by samplers that have ended
         self._nursery_ns = -NURSERY_NS_MIN
         self._started = False
@@ -150,28 +154,50 @@ class Samplers:
         self._children.clear()
 
     def descriptors(self) -> list[int]:
-        """Return what to poll: when one can be read, `take` has something to do."""
-        links = [child.descriptor for child in self._children.values() if not child.closed_ns]
-        return [*self._nursery.descriptors(), *links] if self._started else []
+        """Return what to poll: when one can be read, `take` has something to do before the next second.
+
+        A lane speaks each second, and is heard then: it rings when it cannot wait, and is polled while it is waited for.
+        """
+        if not self._started:
+            return []
+        heard_anyway = () if self._awaited else self._supervisor.lane_serials
+        links = [
+            child.descriptor
+            for child in self._children.values()
+            if not child.closed_ns and child.serial not in heard_anyway
+        ]
+        return [*self._nursery.descriptors(), *links]
+
+    @property
+    def later_ns(self) -> int:
+        """How long after a second has begun `take` finds in all likelihood what each lane says of it."""
+        return self._meeting.later_ns
 
     def take(self, now_ns: int, ready: Collection[int] | None = None) -> list[codec.Timed]:
         """Return the turns that have come, at most one round of each sampler, and look after all of them.
 
         Their blocks are the caller's until the next `take`; call again while `more`. *ready*: of `descriptors`,
-        those that can be read; None: they may all be.
+        those that can be read; None: they may all be. Lanes are heard either way.
         """
         if not self._started:
             return []
+        own = self._nursery.descriptors()
+        called = ready is None or not own or any(each in ready for each in own)
+        if called:
+            self._nursery.hush()  # before what it rang for is read
         turns: list[codec.Timed] = []
+        lanes = self._supervisor.lane_serials
         for child in list(self._children.values()):
             if child.outbox:
                 self._flush(child)
-            if ready is None or child.descriptor in ready:
+            if ready is None or child.serial in lanes or child.descriptor in ready:
                 self._read(child, now_ns)
                 self._decode(child, now_ns, turns)
             elif child.more:
                 self._decode(child, now_ns, turns)
-        self._hear_nursery(now_ns, turns, ready)
+        if called:
+            self._hear_nursery(now_ns, turns)
+        self._see_to_children(now_ns)
         children = self._children.items()
         self._seen = {serial: place.read(child.memory) for serial, child in children}
         if self._inherited:
@@ -191,7 +217,9 @@ class Samplers:
 
     def waiting(self, grid_ns: int) -> bool:
         """Say whether the turns of this second, of a lane that has somebody to take them, have not come."""
-        return self._started and next(self._late(grid_ns), None) is not None
+        self._awaited = self._started and next(self._late(grid_ns), None) is not None
+        self._meeting.came(grid_ns, in_time=not self._awaited)
+        return self._awaited
 
     def late(self, now_ns: int, grid_ns: int) -> None:
         """Note who is waited for in vain."""
@@ -204,7 +232,7 @@ class Samplers:
 
     def blocks(self) -> list[Block]:
         """Return `probe_1s` and `gpu_1s_probe` as of now."""
-        return self._tables.blocks(self.states(), self._key_of)
+        return self._tables.blocks(self.states(), self.released(), self._key_of)
 
     # ---- what others ask
 
@@ -273,18 +301,19 @@ class Samplers:
                 yield lane, child
 
     def _read(self, child: _Child, now_ns: int) -> None:
-        while not child.closed_ns:
+        pieces = 0
+        while pieces < PIECES_MAX and not child.closed_ns:
             try:
-                data = child.link.recv(RECEIVE_BYTES)
+                size = child.link.recv_into(child.decoder)
             except BlockingIOError:
-                break
+                return
             except OSError:
-                data = b""
-            if not data:
+                size = 0
+            if not size:
                 child.closed_ns = now_ns
-            child.decoder.feed(data)
-            if len(data) < RECEIVE_BYTES:
-                break
+            if not child.decoder.came(size):
+                return
+            pieces += 1
 
     def _decode(self, child: _Child, now_ns: int, turns: list[codec.Timed]) -> None:
         child.more = False
@@ -312,26 +341,24 @@ class Samplers:
     def _round(
         self, child: _Child, told: codec.Round, now_ns: int, turns: list[codec.Timed]
     ) -> None:
-        child.cpu_seconds, child.dropped = told.cpu_seconds, told.dropped
-        child.memory_bytes = told.memory_bytes or child.memory_bytes
-        child.grid_ns = max(child.grid_ns, told.grid_ns)
+        grid_ns, child.cpu_seconds, memory_bytes, child.dropped, these, slow = told
+        child.memory_bytes = memory_bytes or child.memory_bytes
+        child.grid_ns = max(child.grid_ns, grid_ns)
         process = self._supervisor.processes.get(child.serial)
         if process is None:
             return
+        seconds = 0.0  # asked for of a solo sampler only
         if process.role is Role.LANE:
-            self._overlay.lay(told.turns, now_ns)
-            turns += told.turns
-        elif process.role is Role.SOLO and self._supervisor.state_of(process) is State.SLOW:
-            self._overlay.keep(told.turns, now_ns)
-        seconds = sum(timed.turn.seconds for timed in told.turns)
-        self._do(self._supervisor.heard(now_ns, child.serial, seconds, told.slow), now_ns)
+            self._overlay.lay(these, now_ns)
+            turns += these
+        elif process.role is Role.SOLO:
+            seconds = sum(timed.turn.seconds for timed in these)
+            if self._supervisor.state_of(process) is State.SLOW:
+                self._overlay.keep(these, now_ns)
+        self._do(self._supervisor.heard(now_ns, child.serial, seconds, slow), now_ns)
 
-    def _hear_nursery(
-        self, now_ns: int, turns: list[codec.Timed], ready: Collection[int] | None
-    ) -> None:
-        descriptors = self._nursery.descriptors()
-        silent = ready is not None and descriptors and descriptors[0] not in ready
-        reports = [] if silent else self._nursery.reports()
+    def _hear_nursery(self, now_ns: int, turns: list[codec.Timed]) -> None:
+        reports = self._nursery.reports()
         for report in reports or ():
             child = self._children.get(report.serial)
             if child is not None and report.words:
@@ -340,13 +367,15 @@ class Samplers:
                 self._ended(child, report.words, now_ns)
             elif child is not None:
                 child.pid = report.pid
-        overdue = any(
-            not child.pid and now_ns - child.asked_ns > FORK_NS_MAX
-            for child in self._children.values()
-        )
-        if reports is None or overdue:
+        if reports is None:
             self._start_nursery(now_ns)
-        for child in list(self._children.values()):
+
+    def _see_to_children(self, now_ns: int) -> None:
+        """Look after those that were not born in time, and those that have closed their socket."""
+        unusual = [each for each in self._children.values() if each.closed_ns or not each.pid]
+        if any(not each.pid and now_ns - each.asked_ns > FORK_NS_MAX for each in unusual):
+            self._start_nursery(now_ns)
+        for child in unusual:
             if child.closed_ns and now_ns - child.closed_ns > CLOSED_NS_MAX:
                 self._nursery.kill(child.serial)
                 self._ended(child, "closed its socket", now_ns)
@@ -463,6 +492,7 @@ class Samplers:
         try:
             while child.outbox and not child.closed_ns:
                 child.outbox = child.outbox[child.link.send(child.outbox) :]
+                place.call(child.memory)  # it may be resting in a collector, away from its socket
         except BlockingIOError:
             return
         except OSError:  # it has ended; the nursery says how

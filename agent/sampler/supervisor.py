@@ -120,7 +120,9 @@ class Supervisor:
         for process in list(self._crew.processes.values()):
             if (place := seen.get(process.serial)) is not None:
                 actions += self._look_at(process, place, now_ns)
-        return actions + self._arranging.arrange(now_ns)
+        if actions or not self._arranging.is_settled:
+            actions += self._arranging.arrange(now_ns)
+        return actions
 
     def late(self, now_ns: int, lane: str, seen: Seen) -> list[Action]:
         """A lane's turns did not come in time: note the device that it is in, which may be slow."""
@@ -147,7 +149,7 @@ class Supervisor:
     ) -> list[Action]:
         """A round of turns has come; together they took *seconds*, and would have longer but for devices cut short."""
         process = self._crew.processes.get(serial)
-        if process is None or process.role in (Role.ABANDONED, Role.ENDING):
+        if process is None or not process.is_of_use:
             return []
         process.heard_ns, process.rounds = now_ns, process.rounds + 1
         self._crew.works()
@@ -273,8 +275,15 @@ class Supervisor:
         """Return the one that samples the lane, if any does."""
         return self._crew.of_lane(lane)
 
+    @property
+    def lane_serials(self) -> set[int]:
+        """Return who samples the lanes."""
+        return {lane.serial for lane in self._crew.lanes.values()}
+
     def states(self, now_ns: int) -> list[DeviceState]:
         """Return what is not well, and for a minute what is well again."""
+        if self._ward.is_empty and not self._hanging:
+            return []
         hanging = [e for e in self._hanging if (e.lane, e.device, "") not in self._ward.sick]
         return [*self._ward.states(now_ns), *hanging]
 
@@ -284,7 +293,7 @@ class Supervisor:
             max(max(place.entered_ns, self._woke_ns) + self._deadline_of(place), now_ns + LOOK_NS)
             for serial, place in seen.items()
             if (process := self._crew.processes.get(serial))
-            and process.role not in (Role.ABANDONED, Role.ENDING)
+            and process.is_of_use
             and place.entered_ns
             and now_ns - place.entered_ns >= YOUNG_NS
         ]
@@ -297,9 +306,10 @@ class Supervisor:
         return max(self._deadline_ns, OPENING_DEADLINE_NS) if opening else self._deadline_ns
 
     def _look_at(self, process: Process, place: Seen, now_ns: int) -> list[Action]:
-        age_ns = now_ns - max(place.entered_ns, self._woke_ns) if place.entered_ns else 0
         if place.calls != process.calls:
             process.calls, process.calls_ns = place.calls, now_ns
+        if not place.entered_ns and now_ns - process.heard_ns < SILENT_NS and process.is_of_use:
+            return []
         if process.role is Role.ABANDONED:
             sick = self._sick_of(process)
             if sick is not None and place.entered_ns:
@@ -307,6 +317,7 @@ class Supervisor:
             return []
         if process.role is Role.ENDING:
             return self._see_end(process, place, now_ns)
+        age_ns = now_ns - max(place.entered_ns, self._woke_ns) if place.entered_ns else 0
         if age_ns >= self._deadline_ns and (excuse := self._excuse(process.serial)):
             if excuse is Excuse.STOPPED and age_ns >= SILENT_NS:
                 return self._replace(process, now_ns)
@@ -417,6 +428,7 @@ class Supervisor:
         words = f"the driver hangs as a whole: {names} did not answer, last in {place.call}"
         sick = self._ward.take_in(whole, State.LEFT_ALONE, place, now_ns, words)
         sick.since_ns = min(each.since_ns for each in lately)
+        sick.began_ns = min(each.began_ns for each in lately)
         is_first = not sick.tries
         sick.postpone(now_ns)
         if is_first:  # are they two by themselves, their neighbours are back within two seconds
@@ -445,10 +457,10 @@ class Supervisor:
             return []
         ended = self._crew.end(process, now_ns)
         self._ward.discharge(sick, now_ns)
-        words = f"answers again after {(now_ns - sick.since_ns) / 1e9:.0f} s"
+        words = f"answers again after {(now_ns - sick.began_ns) / 1e9:.0f} s"
         place = Seen(sick.since_ns, 0, sick.collector, sick.unit[1], sick.call)
         what: What = "driver_answers" if sick.is_whole else "answers"
-        told = _tell(what, sick.unit, place, words, now_ns - sick.since_ns)
+        told = _tell(what, sick.unit, place, words, now_ns - sick.began_ns)
         return [ended, told, *self._arranging.arrange(now_ns)]
 
     def _sick_of(self, process: Process) -> Sick | None:

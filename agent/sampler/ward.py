@@ -42,6 +42,7 @@ class State(IntEnum):
     LEFT_ALONE = 3  # nobody enters it until it is tried again
     SLOW = 4  # it answers, too slowly for its neighbours
     TRIED = 5  # a process of its own tries it now
+    RELEASED = 6  # of a GPU: somebody asked that it be let go of; no unit's state, only told
 
 
 @dataclass(slots=True)
@@ -50,7 +51,8 @@ class Sick:
 
     unit: Unit
     state: State
-    since_ns: int  # when the call began that did not return
+    since_ns: int  # when the call began that did not return, at its last trial
+    began_ns: int  # and when the first did
     tries: int = 0
     next_ns: int = 0
     collector: str = ""
@@ -153,7 +155,8 @@ class Ward:
             before = self._well.pop(unit, None)
             again = before is not None and now_ns - before.well_ns < FORGET_NS
             tries = before.tries if before is not None and again else 0
-            sick = self.sick[unit] = Sick(unit, state, now_ns, tries)
+            began_ns = place.entered_ns if place is not None and place.entered_ns else now_ns
+            sick = self.sick[unit] = Sick(unit, state, now_ns, began_ns, tries)
         sick.state, sick.words = state, words
         if place is not None:
             sick.note(place, now_ns)
@@ -190,6 +193,11 @@ class Ward:
             if lane == whole[0] and device and whole[2] in ("", each.collector)
             if now_ns - each.since_ns < TOGETHER_NS and each.state is not State.SLOW
         ]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is unwell, released, or remembered."""
+        return not (self.sick or self.released or self._well)
 
     def expire(self, now_ns: int) -> None:
         """Forget what was released or well for long enough."""

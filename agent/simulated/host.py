@@ -14,7 +14,7 @@ from ...fingerprints.catalogue import TABLES
 from ...fingerprints.wire import telemetry_pb2
 from ..clock import Clock
 from ..framing import Framer
-from ..own import Own
+from ..own import OWN_SECONDS, Own
 from ..registration import Registration
 from ..spool.events import EventQueue
 from ..spool.spool import Spool
@@ -77,6 +77,7 @@ class SimulatedHost:
         self._registration.update(Inventory(devices, LABELS))
         self._framer = Framer(self.spool.run_id, boot_id)
         self._own = Own((), _counts(self))
+        self._told = 0  # the own blocks' last turn, counted from the boot
 
     def request(self) -> telemetry_pb2.RegisterNodeRequest:
         """Return what the host registers with, as of now."""
@@ -97,7 +98,9 @@ class SimulatedHost:
     ) -> None:
         """Spool one frame and queue the events; the client sends them when it can. Never raises."""
         sequence = self.spool.next_sequence()
-        frame = self._framer.frame(sequence, boottime_ns, wall_ns, [*blocks, *self._own.blocks()])
+        frame = self._framer.frame(
+            sequence, boottime_ns, wall_ns, [*blocks, *self._own_blocks(boottime_ns)]
+        )
         self.spool.append(sequence, frame)
         for event in events:
             # Unique across runs too: the next run's XID is another event.
@@ -105,6 +108,10 @@ class SimulatedHost:
             event.boottime_ns, event.wall_time_ns = boottime_ns, wall_ns
             self.events.put(event)
         self.client.notify()
+
+    def _own_blocks(self, boottime_ns: int) -> Sequence[Block]:
+        before, self._told = self._told, boottime_ns // (OWN_SECONDS * 1_000_000_000)
+        return self._own.blocks() if self._told != before else ()
 
     def close(self, seconds_max: float) -> None:
         """End the client within *seconds_max* and let go of the folder."""
@@ -114,9 +121,9 @@ class SimulatedHost:
 
 
 def _counts(host: SimulatedHost) -> Callable[[], dict[str, float | None]]:
-    """Return what returns the signals of `agent_1s`. CPU and memory are of a process that all
+    """Return what returns the signals of `agent_10s`. CPU and memory are of a process that all
     hosts share: they say nothing of one agent, and are missing."""
-    missing: dict[str, float | None] = dict.fromkeys(s.name for s in TABLES["agent_1s"])
+    missing: dict[str, float | None] = dict.fromkeys(s.name for s in TABLES["agent_10s"])
     return lambda: (
         missing
         | {

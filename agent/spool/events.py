@@ -184,6 +184,11 @@ class EventQueue:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    @property
+    def waiting(self) -> bool:
+        """Some event has no receipt. Holds nobody up, also while one is being written."""
+        return bool(self._lines)
+
     def pending(self, count_max: int) -> list[HealthEvent]:
         """Return the oldest events without a receipt, at most *count_max*; last those that are told again."""
         with self._lock:

@@ -19,7 +19,7 @@ from .segments import Segments
 WAIT_SECONDS_MAX = 20.0
 #: and when they are more than this together.
 HEAD_BYTES_MAX = 1 << 20
-SEGMENT_BYTES = 1 << 16
+SEGMENT_BYTES = 1 << 18
 #: The newest segment stays when all of it went on: with it and one frame more than may wait here.
 _FOLDER_BYTES_MAX = 4 * HEAD_BYTES_MAX
 _RUN_NAME = "run"
@@ -97,10 +97,6 @@ class Head:
         for first, last in disk.spans():
             self.segments.forget(first, last)
         return self.segments.holds(disk.next)
-
-    def takes(self, record_bytes: int) -> bool:
-        """Say whether there is room for one more record among those that wait."""
-        return self.segments.waiting_bytes + record_bytes <= HEAD_BYTES_MAX
 
     def remove(self) -> None:
         """Be gone, with all that is here. Never raises."""

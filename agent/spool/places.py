@@ -11,13 +11,15 @@ from pathlib import Path
 
 from ...fingerprints.frames import deflated
 from .folder import sync_folder
-from .head import WAIT_SECONDS_MAX, Head
+from .head import HEAD_BYTES_MAX, WAIT_SECONDS_MAX, Head
 from .segment import RECORD_OVERHEAD_BYTES, Segment
 from .segments import Segments
 
 #: Present while every sequence that was given out is on disk: there if there is no head, else in the head,
 #: so that an older agent, which knows of no head, takes the disk's numbers for incomplete.
 UNBROKEN_NAME = "unbroken"
+#: A head that somebody removed is noticed within so long; what has come to wait there by then is lost with it.
+LOOK_SECONDS = 5.0
 
 
 class Places:
@@ -31,6 +33,7 @@ class Places:
         self.last_error = ""
         self._seconds = seconds
         self._heard = seconds()  # when a receipt freed the head last, or it began to fill
+        self._look_at = 0.0  # whether the head is there
         self._unbroken = False
 
     def __iter__(self) -> Iterator[Segments]:
@@ -82,10 +85,13 @@ class Places:
         self.disk.dropped_frames += head.segments.dropped_frames
         self.head, self._unbroken = None, False
 
-    def _head_there(self) -> Head | None:
+    def _head_there(self, now: float) -> Head | None:
         """Return the head, made anew if somebody removed it: logind does when its user logs out."""
         head = self.head
-        if head is not None and not head.is_there():
+        if head is None or now < self._look_at:
+            return head
+        self._look_at = now + LOOK_SECONDS
+        if not head.is_there():
             try:
                 head.begin_anew()
             except OSError as error:
@@ -103,25 +109,30 @@ class Places:
 
     def _keep_in_head(self, sequence: int, frame: bytes) -> bool:
         """Keep a frame in memory, once those that waited there for too long are on the disk."""
-        head = self._head_there()
+        now = self._seconds()
+        head = self._head_there(now)
         if head is None:
             return False
-        now, size = self._seconds(), RECORD_OVERHEAD_BYTES + len(frame)
-        if not head.segments.waiting_frames:
+        waiting = head.segments.waiting_bytes
+        if not waiting:
             self._heard = now
         elif now - self._heard >= WAIT_SECONDS_MAX:
             self._spill(head)
-        if not head.takes(size):
+            waiting = head.segments.waiting_bytes
+        size = RECORD_OVERHEAD_BYTES + len(frame)
+        if waiting + size > HEAD_BYTES_MAX:
             self._spill(head, whatever=True)
+            if size > HEAD_BYTES_MAX:
+                return False
         try:
-            if head.takes(size):
-                head.segments.append(sequence, frame)
-                self._mark_unbroken()
-                return True
+            head.segments.append(sequence, frame)
         except OSError as error:
             self.last_error = f"{head.folder}: {error.strerror}"
+            self._look_at = now  # it may have been removed
             self._spill(head, whatever=True)
-        return False
+            return False
+        self._mark_unbroken()
+        return True
 
     def _spill(self, head: Head, *, whatever: bool = False) -> None:
         """Let what waits in memory go on to the disk, oldest first, while the disk takes it.

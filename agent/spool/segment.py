@@ -46,10 +46,6 @@ def first_of(name: str) -> int | None:
     return int(digits) if digits.isdigit() and int(digits) <= FIRST_SEQUENCE_MAX else None
 
 
-def _pack(sequence: int, frame: bytes) -> bytes:
-    return _RECORD.pack(len(frame), _checksum(sequence, frame), sequence) + frame
-
-
 def _checksum(sequence: int, frame: bytes) -> int:
     return zlib.crc32(frame, zlib.crc32(sequence.to_bytes(8, "little")))
 
@@ -77,6 +73,7 @@ class Segment:
         self.first = first
         self.ends: array[int] = array("Q")
         self.forgotten = bytearray()  # one byte a frame: 1 once it has its receipt
+        self.size_bytes = 0
         self.waiting_frames = 0
         self.waiting_bytes = 0
         self._frames: list[bytes] = []
@@ -86,17 +83,14 @@ class Segment:
         """The sequence after the last one here."""
         return self.first + len(self.ends)
 
-    @property
-    def size_bytes(self) -> int:
-        return self.ends[-1] if self.ends else 0
-
     def append(self, frame: bytes) -> None:
         """Take the frame with sequence `next`. A segment on disk raises OSError, unchanged."""
         self._frames.append(frame)
         self._index(RECORD_OVERHEAD_BYTES + len(frame))
 
     def _index(self, record_bytes: int) -> None:
-        self.ends.append(self.size_bytes + record_bytes)
+        self.size_bytes += record_bytes
+        self.ends.append(self.size_bytes)
         self.forgotten.append(0)
         self.waiting_frames += 1
         self.waiting_bytes += record_bytes
@@ -187,17 +181,17 @@ class FileSegment(Segment):
         """Write the record to the page cache: it survives our death, not the machine's."""
         if self._descriptor < 0:
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-        record = memoryview(_pack(self.next, frame))
-        at = self.size_bytes
+        sequence, size = self.next, RECORD_OVERHEAD_BYTES + len(frame)
+        record = _RECORD.pack(len(frame), _checksum(sequence, frame), sequence), frame
         try:
-            while record:
-                written = os.pwrite(self._descriptor, record, at)
-                at += written
-                record = record[written:]
+            written = os.pwritev(self._descriptor, record, self.size_bytes)
+            while written < size:  # a signal, or a file system that is nearly full
+                rest = b"".join(record)[written:]
+                written += os.pwrite(self._descriptor, rest, self.size_bytes + written)
         except OSError:
             self._undo()
             raise
-        self._index(RECORD_OVERHEAD_BYTES + len(frame))
+        self._index(size)
 
     def _undo(self) -> None:
         """Give half a record's space back. If even that fails, the next start cuts it off."""

@@ -41,11 +41,17 @@ class Segments:
 
     @property
     def waiting_frames(self) -> int:
-        return sum(segment.waiting_frames for segment in self._all)
+        frames = 0
+        for segment in self._all:
+            frames += segment.waiting_frames
+        return frames
 
     @property
     def waiting_bytes(self) -> int:
-        return sum(segment.waiting_bytes for segment in self._all)
+        size = 0
+        for segment in self._all:
+            size += segment.waiting_bytes
+        return size
 
     # What is found at the start ------------------------------------------------------------
 
@@ -100,8 +106,8 @@ class Segments:
         """Return the newest segment if the record fits it, else a new one. Raises OSError."""
         newest = self._all[-1] if self._all else None
         if newest is not None:
-            fits = newest.size_bytes + size <= self.segment_bytes or not newest.ends
-            if isinstance(newest, FileSegment) and newest.next == sequence and fits:
+            fits = newest.size_bytes + size <= self.segment_bytes or not newest.size_bytes
+            if fits and isinstance(newest, FileSegment) and newest.next == sequence:
                 return newest
             newest.close()
         segment = FileSegment.create(self.folder, sequence)
@@ -152,6 +158,8 @@ class Segments:
 
     def prune(self) -> None:
         """Remove the segments of which nothing waits any more."""
+        if len(self._all) == 1 and self._all[0].on_disk:
+            return  # it stays
         newest = self._newest_file()
         for segment in [s for s in self._all if not s.waiting_frames and s is not newest]:
             self._remove(segment)

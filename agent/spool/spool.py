@@ -153,8 +153,7 @@ class Spool:
 
     def next_sequence(self) -> int:
         """Return the sequence that the next `append` must carry."""
-        with self._lock:
-            return self._next
+        return self._next
 
     def append(self, sequence: int, frame: _Bytes) -> None:
         """Keep a frame; never raises.

@@ -81,6 +81,7 @@ class Call:
     method: str
     out: bytearray = field(default_factory=bytearray)
     out_ends: bool = False
+    streams: bool = False  # messages come on it: its answer has begun, as it should
     received: bytearray = field(default_factory=bytearray)
     answer: Message | None = None
     status: str = ""
@@ -98,6 +99,7 @@ class Call:
         if headers.get(b"grpc-encoding", b"identity") != b"identity":
             raise SessionError("the answer is compressed, which nobody asked for")
         self.take_status(headers)
+        self.streams = self.method == STREAM and not self.status
 
     def take_status(self, headers: Mapping[bytes, bytes]) -> None:
         """Note grpc-status and grpc-message, which is percent-encoded UTF-8."""

@@ -2,7 +2,7 @@
 
 It dials, registers, streams what the spool holds and reports events, and after any failure comes
 back with jitter. It never raises, never holds up who samples, and forgets only what has a receipt.
-What is said when is `conversation`'s and `outflow`'s; here are the socket and the thread.
+What is said when is `conversation`'s and `outflow`'s, the socket is `line`'s; here is the thread.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import random
-import select
 import socket
 import threading
 from collections.abc import Callable
@@ -27,13 +26,11 @@ from .conversation import (
     RefusedError,
     SpooledFrames,
 )
+from .line import Line
 from .outflow import Backoff
 from .session import Session
 
 CONNECT_SECONDS_MAX = 5.0
-RECEIVE_BYTES_MAX = 1 << 16
-#: What waits for the socket; more is the echo of a peer that asks and does not read.
-OUT_BYTES_MAX = 8 << 20
 WORDS_CHARACTERS_MAX = 300
 #: A peer that vanished is noticed after so long, by the kernel: by unacknowledged data while
 #: something is on its way (TCP_USER_TIMEOUT), by keepalive probes while nothing is.
@@ -99,7 +96,7 @@ class Client:
     ) -> None:
         """*register* makes the request anew for each connection (run id and boot id are filled in
         from *spool*); *live_hertz* is how often a frame is made; *permitted* as a `Conversation`
-        has it, called in the client's thread. Raises TargetError."""
+        has it, called by one thread at a time: the client's or who notifies. Raises TargetError."""
         self._address = parse_target(target, allow_plaintext=allow_plaintext)
         self.target = target
         self.connected = False
@@ -116,6 +113,7 @@ class Client:
         self._closing = threading.Event()
         self._close_by = 0.0
         self._register_again = False
+        self._line: Line | None = None  # while there is a connection
         self._differences = True  # but on the stream after one that the aggregator could not follow
         self._thread = threading.Thread(target=self._run, name="gangline-client", daemon=True)
 
@@ -124,9 +122,12 @@ class Client:
         self._thread.start()
 
     def notify(self) -> None:
-        """Say that a frame or an event was added. Never blocks, never raises."""
-        with suppress(OSError, ValueError):  # closed
-            os.eventfd_write(self._wake, 1)
+        """Say that a frame or an event was added: it goes now, or the thread is woken. Never blocks, never raises."""
+        line = self._line
+        others = self._closing.is_set() or self._register_again  # the thread's to do
+        if line is None or others or not line.send_at_rest():
+            with suppress(OSError, ValueError):  # closed
+                os.eventfd_write(self._wake, 1)
 
     def reregister(self) -> None:
         """Send RegisterNode again on the connection that is, as after a change of the inventory."""
@@ -185,57 +186,28 @@ class Client:
                 permitted=self._permitted,
             )
             self._register_again = False
+            line = Line(connection, conversation, self._wake, self._seconds, self._live_hertz)
             try:
-                self._talk(connection, conversation)
+                with line:
+                    self._line = line
+                    self._talk(line)
             finally:
-                self.connected = False
+                self._line, self.connected = None, False
 
-    def _talk(self, connection: socket.socket, conversation: Conversation) -> None:
-        poll, wanted = select.poll(), 0
-        poll.register(self._wake, select.POLLIN)
-        out = b""
-        ready: list[tuple[int, int]] = []
+    def _talk(self, line: Line) -> None:
         while True:
             now = self._seconds()
-            done = False
             if self._register_again:
                 self._register_again = False
-                conversation.register_again()
-            if self._closing.is_set():
-                done, more = conversation.finish(now, len(out))
-            else:
-                more = conversation.step(now, len(out))
-            out = _send(connection, out + more)
-            if len(out) > OUT_BYTES_MAX:
-                raise SessionError(f"the aggregator reads nothing: {len(out)} bytes wait for it")
-            if self._closing.is_set() and ((done and not out) or now >= self._close_by):
+                line.conversation.register_again()
+            done = line.say(now, finishing=self._closing.is_set())
+            if self._closing.is_set() and (done or now >= self._close_by):
                 return
-            # Woken by nobody, it is time to look, whatever a clock says.
-            rest = conversation.rest_seconds(now) if ready and not out else 0.0
-            before, wanted = wanted, _wanted(resting=rest > 0, sending=bool(out))
-            if wanted != before:
-                poll.register(connection, wanted)
-            ready = self._wait(poll, conversation.wait_seconds(now), rest, now)
-            for descriptor, _ in ready:
-                if descriptor == self._wake:
-                    os.eventfd_read(self._wake)
-                elif data := _receive(connection):
-                    self._take(conversation, data)
+            left = max(self._close_by - now, 0.0) if self._closing.is_set() else None
+            if line.wait(now, left):
+                self._heard(line.conversation)
 
-    def _wait(
-        self, poll: select.poll, seconds: float | None, rest: float, now: float
-    ) -> list[tuple[int, int]]:
-        """Wait until a socket is ready or the time is over; return the ready descriptors."""
-        if rest:
-            seconds = rest if seconds is None else min(seconds, rest)
-        if self._closing.is_set():
-            left = max(self._close_by - now, 0.0)
-            seconds = left if seconds is None else min(seconds, left)
-        # Rounded up, or the last millisecond before a deadline would spin.
-        return poll.poll(None if seconds is None else int(seconds * 1000) + 1)
-
-    def _take(self, conversation: Conversation, data: bytes) -> None:
-        conversation.receive(data, self._seconds())
+    def _heard(self, conversation: Conversation) -> None:
         if conversation.registered and not self.connected:
             self.connected = True
             self.reconnects += 1
@@ -255,29 +227,3 @@ def _configure(connection: socket.socket) -> None:
         (socket.TCP_USER_TIMEOUT, PEER_SILENCE_SECONDS_MAX * 1000),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _wanted(*, resting: bool, sending: bool) -> int:
-    """Return what poll is to look for on the socket."""
-    if resting:
-        return select.POLLRDHUP  # only its end
-    return select.POLLIN | (select.POLLOUT if sending else 0)
-
-
-def _send(connection: socket.socket, out: bytes) -> bytes:
-    """Send what the socket takes; return the rest. Raises OSError."""
-    try:
-        return out[connection.send(out) :] if out else out
-    except BlockingIOError:
-        return out
-
-
-def _receive(connection: socket.socket) -> bytes:
-    """Return what is there, b"" if nothing is. Raises OSError; SessionError at the end."""
-    try:
-        data = connection.recv(RECEIVE_BYTES_MAX)
-    except BlockingIOError:
-        return b""
-    if not data:
-        raise SessionError("the aggregator closed the connection")
-    return data

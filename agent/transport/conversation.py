@@ -19,7 +19,7 @@ from ...fingerprints.wire.telemetry_pb2 import (
     TelemetryBatch,
 )
 from .calls import EVENTS, REGISTER, STREAM, Answer, Ended, SessionError
-from .outflow import Frames, Outflow, Outgoing
+from .outflow import Frames, Outflow, Outgoing, joined
 from .session import Session
 
 #: A unary call without an answer for so long ends the connection.
@@ -34,7 +34,7 @@ EVENTS_PER_REPORT_MAX = 64
 CONTEXT_BYTES_MAX = 1 << 18
 #: While live frames come at their pace and no more of them than this wait for a receipt, nothing is read:
 #: receipts of several frames are taken with one waking, which the next frame's sending is.
-REST_FRAMES_MAX = 4
+REST_FRAMES_MAX = 8
 #: So many periods after a frame the next one is late, and the receipt is no longer waited for with it.
 REST_PERIODS = 1.5
 #: While more than this waits for the socket or the peer's windows, no further frame is taken from the disk.
@@ -82,6 +82,8 @@ class SpooledFrames(Frames, Protocol):
 class QueuedEvents(Protocol):
     """What is asked of `events.EventQueue`."""
 
+    @property
+    def waiting(self) -> bool: ...
     def pending(self, count_max: int) -> list[HealthEvent]: ...
     def receipt(self, event_ids: Sequence[str]) -> None: ...
     def refused(self, event_ids: Sequence[str], reason: str) -> None: ...
@@ -164,7 +166,7 @@ class Conversation:
         self._session.call(REGISTER, request)
 
     def _send_events(self, now: float) -> None:
-        if EVENTS in self._asked or now < self._report_at:
+        if not self._events.waiting or EVENTS in self._asked or now < self._report_at:
             return
         if not (events := self._events.pending(self._report_max)):
             return
@@ -174,9 +176,25 @@ class Conversation:
 
     def _send_frames(self, outflow: Outflow, now: float) -> None:
         for going in outflow.take(now, with_backlog=not self._finishing):
-            self._session.send(self._stream, self._batch(going))
-            if not going.backlog:
-                self._sent_at = now
+            self._send_frame(going, now)
+
+    def step_at_rest(self, now: float) -> bytes:
+        """Return the bytes of the frame that was added last, if that is all there is to do; none if it is not.
+
+        Whoever waits as long as `wait_seconds` says looks how long we are kept waiting. Raises SessionError.
+        """
+        outflow = self._outflow
+        if outflow is None or self._must_register or self._events.waiting:
+            return b""
+        if (going := outflow.take_newest(now)) is None:
+            return b""
+        self._send_frame(going, now)
+        return self._session.data_to_send()
+
+    def _send_frame(self, going: Outgoing, now: float) -> None:
+        self._session.send(self._stream, self._batch(going))
+        if not going.backlog:
+            self._sent_at = now
 
     def _batch(self, going: Outgoing) -> TelemetryBatch:
         """Return a live frame as differences to the one before, if the aggregator takes them."""
@@ -204,14 +222,19 @@ class Conversation:
                 waits.append(1 / self._live_hertz)
         return max(min(waits), 0.0) if waits else None
 
+    @property
+    def receipts_due(self) -> bool:
+        """No further frame may be on its way before something is read."""
+        outflow = self._outflow
+        return outflow is not None and outflow.in_flight >= _frames_at_rest(outflow)
+
     def rest_seconds(self, now: float) -> float:
         """How long the socket need not be read, unless it is closed: 0 while anything else than
         receipts of a few live frames is to be expected, or they are late."""
         outflow = self._outflow
         if outflow is None or self._asked or self._finishing or not self.proven:
             return 0.0
-        room = min(REST_FRAMES_MAX, outflow.credit_frames - 1)
-        if outflow.in_flight > room or outflow.has_backlog:
+        if outflow.in_flight > _frames_at_rest(outflow) or outflow.has_backlog:
             return 0.0
         return max(self._sent_at + REST_PERIODS / self._live_hertz - now, 0.0)
 
@@ -232,13 +255,20 @@ class Conversation:
 
     def receive(self, data: bytes, now: float) -> None:
         """Take bytes from the socket. Raises SessionError, whatever they are; nothing else."""
-        for answer in self._session.receive(data):
-            if isinstance(answer, Ended):
-                self._take_end(answer, now)
-            else:
-                self._take(answer, now)
+        durable: list[tuple[int, int]] = []
+        try:
+            for answer in self._session.receive(data):
+                if isinstance(answer, Ended):
+                    self._take_end(answer, now)
+                else:
+                    durable += self._take(answer, now)
+        finally:
+            for first, last in joined(durable):
+                self._spool.receipt(first, last)
+                self.proven = True
 
-    def _take(self, answer: Answer, now: float) -> None:
+    def _take(self, answer: Answer, now: float) -> list[tuple[int, int]]:
+        """Take an answer; return the ranges of frames that are durable by it."""
         self._asked.pop(answer.method, None)
         message = answer.message
         if isinstance(message, RegisterNodeResponse | IngestAck):
@@ -246,11 +276,12 @@ class Conversation:
         if isinstance(message, RegisterNodeResponse):
             self._take_registration(message, now)
         elif isinstance(message, IngestAck) and self._outflow is not None:
-            self._take_receipts(self._outflow, message, now)
+            return self._take_receipts(self._outflow, message, now)
         elif answer.method == EVENTS:
             self._events.receipt(self._reported)
             self._report_max = EVENTS_PER_REPORT_MAX
             self._report_retry_seconds = EVENTS_RETRY_SECONDS_MIN
+        return []
 
     def _take_registration(self, response: RegisterNodeResponse, now: float) -> None:
         self._name = response.session
@@ -264,17 +295,14 @@ class Conversation:
         else:
             self._outflow.grant(response.credit_frames)
 
-    def _take_receipts(self, outflow: Outflow, ack: IngestAck, now: float) -> None:
+    def _take_receipts(self, outflow: Outflow, ack: IngestAck, now: float) -> list[tuple[int, int]]:
         outflow.grant(ack.credit_frames)
         outflow.heard(now)
-        for durable in ack.durable:
-            for first, last in outflow.settle(durable.first, durable.last, now):
-                self._spool.receipt(first, last)
-                self.proven = True
         for refused in ack.refused:
             if outflow.settle(refused.sequence, refused.sequence, now):
                 self._spool.refused(refused.sequence, refused.reason)
                 self.proven = True
+        return [each for span in ack.durable for each in outflow.settle(span.first, span.last, now)]
 
     def _take_end(self, ended: Ended, now: float) -> None:
         self._asked.pop(ended.method, None)
@@ -298,3 +326,8 @@ class Conversation:
         if len(self._reported) == 1:
             self._events.refused(self._reported, words)
         self._report_max = 1
+
+
+def _frames_at_rest(outflow: Outflow) -> int:
+    """Return how many frames may be on their way while nothing is read."""
+    return min(REST_FRAMES_MAX, outflow.credit_frames - 1)

@@ -18,6 +18,11 @@ class FrameLengths:
         self._head = b""
         self._left = 0  # of the frame that its head announced
 
+    @property
+    def between_frames(self) -> bool:
+        """All that came was whole frames."""
+        return not self._left and not self._head
+
     def check(self, data: bytes) -> None:
         """Raises FrameTooLong, whatever the bytes are; nothing else."""
         at = 0

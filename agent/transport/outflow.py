@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 #: Of the aggregator's credit, backlog may use one part in this many; the rest is for live frames.
 BACKLOG_CREDIT_SHARE = 2
@@ -34,8 +33,7 @@ class Frames(Protocol):
     def pending(self, after: int, count_max: int) -> list[tuple[int, bytes]]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """A frame to be sent now."""
 
     sequence: int
@@ -102,10 +100,26 @@ class Outflow:
         if not self._in_flight:
             self._waiting_since = now
         live = self._take_live()
-        self._in_flight.update(outgoing.sequence for outgoing in live)
+        self._in_flight.update([outgoing.sequence for outgoing in live])
         backlog = self._take_backlog(now) if with_backlog else []
-        self._in_flight.update(outgoing.sequence for outgoing in backlog)
+        self._in_flight.update([outgoing.sequence for outgoing in backlog])
         return live + backlog
+
+    def take_newest(self, now: float) -> Outgoing | None:
+        """Return the frame that was added last, if nothing else waits to be sent; it then counts as sent."""
+        sequence = self._live_after + 1
+        if sequence != self._frames.next_sequence() - 1 or self._backlog_after < self._backlog_last:
+            return None
+        if len(self._in_flight) >= self.credit_frames:
+            return None
+        rows = self._frames.pending(self._live_after, 1)
+        if not rows:
+            return None
+        if not self._in_flight:
+            self._waiting_since = now
+        self._live_after = sequence
+        self._in_flight.add(sequence)
+        return Outgoing(sequence, rows[0][1], backlog=False)
 
     def _take_live(self) -> list[Outgoing]:
         newest = self._frames.next_sequence() - 1
@@ -149,21 +163,22 @@ class Outflow:
 
         Only these may be forgotten: a receipt for what was never sent is somebody's mistake.
         """
-        settled = sorted(sequence for sequence in self._in_flight if first <= sequence <= last)
+        settled = [sequence for sequence in self._in_flight if first <= sequence <= last]
         if settled:
             self._in_flight.difference_update(settled)
             self._waiting_since = now
-        return _ranges(settled)
+        return joined((sequence, sequence) for sequence in settled)
 
 
-def _ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
-    ranges: list[tuple[int, int]] = []
-    for sequence in sequences:
-        if ranges and ranges[-1][1] == sequence - 1:
-            ranges[-1] = (ranges[-1][0], sequence)
+def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return *spans* (first, last) ascending, those in one that follow one another without a gap."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if found and found[-1][1] == first - 1:
+            found[-1] = found[-1][0], last
         else:
-            ranges.append((sequence, sequence))
-    return ranges
+            found.append((first, last))
+    return found
 
 
 class Backoff:

@@ -200,7 +200,7 @@ class Fleet:
         if event.name == "collector.outcome":
             self.sources.words(host, event.device, event.code, event.message)
         elif event.name in HANG_EVENTS:
-            self.hangs.take(host, event)
+            self.hangs.take(host, event, time_ns)
         elif time_ns >= int(self._booted_ns[host]) - BOOT_SLACK_NS:
             # Else it waited on disk through a reboot, which has cleared it.
             at = self._moment(host, event, received_ns, time_ns)
@@ -245,7 +245,7 @@ class Fleet:
             rows = table.advance()
             if table.name == "gpu_1s" and rows.size:
                 self.activity.advance(rows, table, self.tables["gpu_10s"])
-            if table.name == "collector_1s" and rows.size:
+            if table.name == "collector_10s" and rows.size:
                 self.sources.advance(rows, table)
         self.resets.advance(self._boottime_ns)
         self.seen.advance(self.tables)

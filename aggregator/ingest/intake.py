@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from ...fingerprints.catalogue import FORMER_TABLES
 from ...fingerprints.frames import Frame, FrameError, Stamp, decode
 from ...fingerprints.streaming import CONTEXT_BYTES_MAX, Receiver, StreamError
 from ...fingerprints.wire import telemetry_pb2 as wire
@@ -288,7 +289,14 @@ class EventLane:
 
 
 def _decode(message: wire.TelemetryBatch, differences: Receiver) -> Frame:
-    """Return the frame, whichever way it came."""
+    """Return the frame, whichever way it came, with the names that tables have now."""
+    frame = _decoded(message, differences)
+    for block in frame.blocks:
+        block.table = FORMER_TABLES.get(block.table, block.table)
+    return frame
+
+
+def _decoded(message: wire.TelemetryBatch, differences: Receiver) -> Frame:
     if not message.differences:
         return decode(message.frame)
     try:

@@ -22,6 +22,7 @@ from .rules import agent as rules_agent
 from .rules import clock as rules_clock
 from .rules import fabric as rules_fabric
 from .rules import gpu as rules_gpu
+from .rules import hangs as rules_hangs
 from .rules import host as rules_host
 from .rules import jobs as rules_jobs
 from .rules import kernel as rules_kernel
@@ -68,7 +69,7 @@ RULES: tuple[Callable[[Present], Iterator[Symptom]], ...] = (
     rules_xid.standing_sxids,
     rules_kernel.standing_events,
     rules_agent.new_hosts,
-    rules_agent.hung_devices,
+    rules_hangs.hung_devices,
     rules_agent.failing_collectors,
     rules_agent.stuck_counters,
     rules_agent.lost_frames,

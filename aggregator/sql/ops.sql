@@ -30,7 +30,12 @@ COMMENT ON VIEW ops.scores_now IS 'the last score of each host';
 CREATE OR REPLACE VIEW ops.heard AS
 SELECT host, greatest(s.heard, r.last_reading) AS heard, r.last_reading
 FROM main.hosts AS h LEFT JOIN ops.scores_now AS s USING (host)
-LEFT JOIN (SELECT host, max(time) AS last_reading FROM readings.collector_1s GROUP BY host) AS r
+LEFT JOIN (
+    SELECT host, max(time) AS last_reading
+    FROM (
+        SELECT host, time FROM readings.host_1s UNION ALL SELECT host, time FROM readings.collector_10s
+    ) GROUP BY host
+) AS r
     USING (host);
 COMMENT ON VIEW ops.heard IS 'when each host was last heard, by the aggregator''s clock';
 

@@ -193,8 +193,11 @@ def evidence(judged: Iterable[ScoreOf]) -> Any:
 #: The parameter, microseconds since 1970, comes twice.
 LAST_SCORES = """
 WITH heard AS (
-    SELECT host, max(time) AS heard FROM readings.collector_1s WHERE time > make_timestamp(?)
-    GROUP BY host
+    SELECT host, max(time) AS heard
+    FROM (
+        SELECT host, time FROM readings.host_1s UNION ALL SELECT host, time FROM readings.collector_10s
+    )
+    WHERE time > make_timestamp(?) GROUP BY host
 ),
 gpus AS (SELECT host, count(*) AS gpus FROM devices WHERE kind = 'gpu' GROUP BY host),
 because AS (

@@ -4,51 +4,6 @@
 # source: gangline/fingerprints/wire/agent.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-from google.protobuf import descriptor as _descriptor
-from google.protobuf import descriptor_pool as _descriptor_pool
-from google.protobuf import runtime_version as _runtime_version
-from google.protobuf import symbol_database as _symbol_database
-from google.protobuf.internal import builder as _builder
-_runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC,
-    7,
-    35,
-    1,
-    '',
-    'gangline/fingerprints/wire/agent.proto'
-)
-# @@protoc_insertion_point(imports)
+from gangline.fingerprints.wire import messages as _messages
 
-_sym_db = _symbol_database.Default()
-
-
-
-
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&gangline/fingerprints/wire/agent.proto\x12\x0bgangline.v1\"<\n\x0eReleaseRequest\x12\x0c\n\x04gpus\x18\x01 \x03(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0b\n\x03why\x18\x03 \x01(\t\"c\n\x0fReleaseResponse\x12*\n\x08released\x18\x01 \x03(\x0b\x32\x18.gangline.v1.ReleasedGpu\x12$\n\x07holders\x18\x02 \x03(\x0b\x32\x13.gangline.v1.Holder\"\x1d\n\rResumeRequest\x12\x0c\n\x04gpus\x18\x01 \x03(\t\"!\n\x0eResumeResponse\x12\x0f\n\x07resumed\x18\x01 \x03(\t\"\x12\n\x10GetStatusRequest\"\xd9\x01\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\r\x12*\n\x08released\x18\x03 \x03(\x0b\x32\x18.gangline.v1.ReleasedGpu\x12+\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\x1a.gangline.v1.DeviceTrouble\x12\x17\n\x0f\x64river_updating\x18\x05 \x01(\x08\x12\x14\n\x0c\x64river_words\x18\x06 \x01(\t\x12\x17\n\x0f\x61\x62\x61ndoned_count\x18\x07 \x01(\r\"E\n\x0bReleasedGpu\x12\x13\n\x0bpci_address\x18\x01 \x01(\t\x12\x14\n\x0cseconds_left\x18\x02 \x01(\x01\x12\x0b\n\x03why\x18\x03 \x01(\t\"@\n\x06Holder\x12\x13\n\x0bpci_address\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\r\x12\r\n\x05words\x18\x03 \x01(\t\"\x93\x01\n\rDeviceTrouble\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0c\n\x04lane\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x04 \x01(\t\x12\x14\n\x0chung_seconds\x18\x05 \x01(\x01\x12\x17\n\x0f\x61\x62\x61ndoned_count\x18\x06 \x01(\r\x12\x18\n\x10next_try_seconds\x18\x07 \x01(\x01\x32\xe3\x01\n\x0c\x41gentService\x12\x44\n\x07Release\x12\x1b.gangline.v1.ReleaseRequest\x1a\x1c.gangline.v1.ReleaseResponse\x12\x41\n\x06Resume\x12\x1a.gangline.v1.ResumeRequest\x1a\x1b.gangline.v1.ResumeResponse\x12J\n\tGetStatus\x12\x1d.gangline.v1.GetStatusRequest\x1a\x1e.gangline.v1.GetStatusResponseb\x06proto3')
-
-_globals = globals()
-_builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gangline.fingerprints.wire.agent_pb2', _globals)
-if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_RELEASEREQUEST']._serialized_start=55
-  _globals['_RELEASEREQUEST']._serialized_end=115
-  _globals['_RELEASERESPONSE']._serialized_start=117
-  _globals['_RELEASERESPONSE']._serialized_end=216
-  _globals['_RESUMEREQUEST']._serialized_start=218
-  _globals['_RESUMEREQUEST']._serialized_end=247
-  _globals['_RESUMERESPONSE']._serialized_start=249
-  _globals['_RESUMERESPONSE']._serialized_end=282
-  _globals['_GETSTATUSREQUEST']._serialized_start=284
-  _globals['_GETSTATUSREQUEST']._serialized_end=302
-  _globals['_GETSTATUSRESPONSE']._serialized_start=305
-  _globals['_GETSTATUSRESPONSE']._serialized_end=522
-  _globals['_RELEASEDGPU']._serialized_start=524
-  _globals['_RELEASEDGPU']._serialized_end=593
-  _globals['_HOLDER']._serialized_start=595
-  _globals['_HOLDER']._serialized_end=659
-  _globals['_DEVICETROUBLE']._serialized_start=662
-  _globals['_DEVICETROUBLE']._serialized_end=809
-  _globals['_AGENTSERVICE']._serialized_start=812
-  _globals['_AGENTSERVICE']._serialized_end=1039
-# @@protoc_insertion_point(module_scope)
+DESCRIPTOR = _messages.file_of(b'\n&gangline/fingerprints/wire/agent.proto\x12\x0bgangline.v1\"<\n\x0eReleaseRequest\x12\x0c\n\x04gpus\x18\x01 \x03(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0b\n\x03why\x18\x03 \x01(\t\"c\n\x0fReleaseResponse\x12*\n\x08released\x18\x01 \x03(\x0b\x32\x18.gangline.v1.ReleasedGpu\x12$\n\x07holders\x18\x02 \x03(\x0b\x32\x13.gangline.v1.Holder\"\x1d\n\rResumeRequest\x12\x0c\n\x04gpus\x18\x01 \x03(\t\"!\n\x0eResumeResponse\x12\x0f\n\x07resumed\x18\x01 \x03(\t\"\x12\n\x10GetStatusRequest\"\xd9\x01\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\r\x12*\n\x08released\x18\x03 \x03(\x0b\x32\x18.gangline.v1.ReleasedGpu\x12+\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\x1a.gangline.v1.DeviceTrouble\x12\x17\n\x0f\x64river_updating\x18\x05 \x01(\x08\x12\x14\n\x0c\x64river_words\x18\x06 \x01(\t\x12\x17\n\x0f\x61\x62\x61ndoned_count\x18\x07 \x01(\r\"E\n\x0bReleasedGpu\x12\x13\n\x0bpci_address\x18\x01 \x01(\t\x12\x14\n\x0cseconds_left\x18\x02 \x01(\x01\x12\x0b\n\x03why\x18\x03 \x01(\t\"@\n\x06Holder\x12\x13\n\x0bpci_address\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\r\x12\r\n\x05words\x18\x03 \x01(\t\"\x93\x01\n\rDeviceTrouble\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0c\n\x04lane\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x04 \x01(\t\x12\x14\n\x0chung_seconds\x18\x05 \x01(\x01\x12\x17\n\x0f\x61\x62\x61ndoned_count\x18\x06 \x01(\r\x12\x18\n\x10next_try_seconds\x18\x07 \x01(\x01\x32\xe3\x01\n\x0c\x41gentService\x12\x44\n\x07Release\x12\x1b.gangline.v1.ReleaseRequest\x1a\x1c.gangline.v1.ReleaseResponse\x12\x41\n\x06Resume\x12\x1a.gangline.v1.ResumeRequest\x1a\x1b.gangline.v1.ResumeResponse\x12J\n\tGetStatus\x12\x1d.gangline.v1.GetStatusRequest\x1a\x1e.gangline.v1.GetStatusResponseb\x06proto3', __name__, globals())

@@ -4,41 +4,6 @@
 # source: gangline/fingerprints/wire/permit.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-from google.protobuf import descriptor as _descriptor
-from google.protobuf import descriptor_pool as _descriptor_pool
-from google.protobuf import runtime_version as _runtime_version
-from google.protobuf import symbol_database as _symbol_database
-from google.protobuf.internal import builder as _builder
-_runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC,
-    7,
-    35,
-    1,
-    '',
-    'gangline/fingerprints/wire/permit.proto'
-)
-# @@protoc_insertion_point(imports)
+from gangline.fingerprints.wire import messages as _messages
 
-_sym_db = _symbol_database.Default()
-
-
-
-
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'gangline/fingerprints/wire/permit.proto\x12\x0bgangline.v1\"\x12\n\x10GetPermitRequest\"5\n\x12GrantPermitRequest\x12\x0f\n\x07seconds\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"%\n\x13RevokePermitRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"j\n\x0b\x46leetPermit\x12\x14\n\x0cseconds_left\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x17\n\x0fwithheld_reason\x18\x03 \x01(\t\x12\x1c\n\x14granted_wall_time_ns\x18\x04 \x01(\x04\x32\xeb\x01\n\rPermitService\x12\x44\n\tGetPermit\x12\x1d.gangline.v1.GetPermitRequest\x1a\x18.gangline.v1.FleetPermit\x12H\n\x0bGrantPermit\x12\x1f.gangline.v1.GrantPermitRequest\x1a\x18.gangline.v1.FleetPermit\x12J\n\x0cRevokePermit\x12 .gangline.v1.RevokePermitRequest\x1a\x18.gangline.v1.FleetPermitb\x06proto3')
-
-_globals = globals()
-_builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gangline.fingerprints.wire.permit_pb2', _globals)
-if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_GETPERMITREQUEST']._serialized_start=56
-  _globals['_GETPERMITREQUEST']._serialized_end=74
-  _globals['_GRANTPERMITREQUEST']._serialized_start=76
-  _globals['_GRANTPERMITREQUEST']._serialized_end=129
-  _globals['_REVOKEPERMITREQUEST']._serialized_start=131
-  _globals['_REVOKEPERMITREQUEST']._serialized_end=168
-  _globals['_FLEETPERMIT']._serialized_start=170
-  _globals['_FLEETPERMIT']._serialized_end=276
-  _globals['_PERMITSERVICE']._serialized_start=279
-  _globals['_PERMITSERVICE']._serialized_end=514
-# @@protoc_insertion_point(module_scope)
+DESCRIPTOR = _messages.file_of(b'\n\'gangline/fingerprints/wire/permit.proto\x12\x0bgangline.v1\"\x12\n\x10GetPermitRequest\"5\n\x12GrantPermitRequest\x12\x0f\n\x07seconds\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"%\n\x13RevokePermitRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"j\n\x0b\x46leetPermit\x12\x14\n\x0cseconds_left\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x17\n\x0fwithheld_reason\x18\x03 \x01(\t\x12\x1c\n\x14granted_wall_time_ns\x18\x04 \x01(\x04\x32\xeb\x01\n\rPermitService\x12\x44\n\tGetPermit\x12\x1d.gangline.v1.GetPermitRequest\x1a\x18.gangline.v1.FleetPermit\x12H\n\x0bGrantPermit\x12\x1f.gangline.v1.GrantPermitRequest\x1a\x18.gangline.v1.FleetPermit\x12J\n\x0cRevokePermit\x12 .gangline.v1.RevokePermitRequest\x1a\x18.gangline.v1.FleetPermitb\x06proto3', __name__, globals())

@@ -4,45 +4,6 @@
 # source: gangline/fingerprints/wire/podresources.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-from google.protobuf import descriptor as _descriptor
-from google.protobuf import descriptor_pool as _descriptor_pool
-from google.protobuf import runtime_version as _runtime_version
-from google.protobuf import symbol_database as _symbol_database
-from google.protobuf.internal import builder as _builder
-_runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC,
-    7,
-    35,
-    1,
-    '',
-    'gangline/fingerprints/wire/podresources.proto'
-)
-# @@protoc_insertion_point(imports)
+from gangline.fingerprints.wire import messages as _messages
 
-_sym_db = _symbol_database.Default()
-
-
-
-
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-gangline/fingerprints/wire/podresources.proto\x12\x13gangline.kubelet.v1\"\x19\n\x17ListPodResourcesRequest\"T\n\x18ListPodResourcesResponse\x12\x38\n\rpod_resources\x18\x01 \x03(\x0b\x32!.gangline.kubelet.v1.PodResources\"l\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12;\n\ncontainers\x18\x03 \x03(\x0b\x32\'.gangline.kubelet.v1.ContainerResources\"\x9b\x01\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x36\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32%.gangline.kubelet.v1.ContainerDevices\x12?\n\x11\x64ynamic_resources\x18\x05 \x03(\x0b\x32$.gangline.kubelet.v1.DynamicResource\"=\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\"{\n\x0f\x44ynamicResource\x12\x12\n\nclaim_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63laim_namespace\x18\x03 \x01(\t\x12;\n\x0f\x63laim_resources\x18\x04 \x03(\x0b\x32\".gangline.kubelet.v1.ClaimResource\"L\n\rClaimResource\x12\x13\n\x0b\x64river_name\x18\x02 \x01(\t\x12\x11\n\tpool_name\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x04 \x01(\tb\x06proto3')
-
-_globals = globals()
-_builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gangline.fingerprints.wire.podresources_pb2', _globals)
-if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_LISTPODRESOURCESREQUEST']._serialized_start=70
-  _globals['_LISTPODRESOURCESREQUEST']._serialized_end=95
-  _globals['_LISTPODRESOURCESRESPONSE']._serialized_start=97
-  _globals['_LISTPODRESOURCESRESPONSE']._serialized_end=181
-  _globals['_PODRESOURCES']._serialized_start=183
-  _globals['_PODRESOURCES']._serialized_end=291
-  _globals['_CONTAINERRESOURCES']._serialized_start=294
-  _globals['_CONTAINERRESOURCES']._serialized_end=449
-  _globals['_CONTAINERDEVICES']._serialized_start=451
-  _globals['_CONTAINERDEVICES']._serialized_end=512
-  _globals['_DYNAMICRESOURCE']._serialized_start=514
-  _globals['_DYNAMICRESOURCE']._serialized_end=637
-  _globals['_CLAIMRESOURCE']._serialized_start=639
-  _globals['_CLAIMRESOURCE']._serialized_end=715
-# @@protoc_insertion_point(module_scope)
+DESCRIPTOR = _messages.file_of(b'\n-gangline/fingerprints/wire/podresources.proto\x12\x13gangline.kubelet.v1\"\x19\n\x17ListPodResourcesRequest\"T\n\x18ListPodResourcesResponse\x12\x38\n\rpod_resources\x18\x01 \x03(\x0b\x32!.gangline.kubelet.v1.PodResources\"l\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12;\n\ncontainers\x18\x03 \x03(\x0b\x32\'.gangline.kubelet.v1.ContainerResources\"\x9b\x01\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x36\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32%.gangline.kubelet.v1.ContainerDevices\x12?\n\x11\x64ynamic_resources\x18\x05 \x03(\x0b\x32$.gangline.kubelet.v1.DynamicResource\"=\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\"{\n\x0f\x44ynamicResource\x12\x12\n\nclaim_name\x18\x02 \x01(\t\x12\x17\n\x0f\x63laim_namespace\x18\x03 \x01(\t\x12;\n\x0f\x63laim_resources\x18\x04 \x03(\x0b\x32\".gangline.kubelet.v1.ClaimResource\"L\n\rClaimResource\x12\x13\n\x0b\x64river_name\x18\x02 \x01(\t\x12\x11\n\tpool_name\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x04 \x01(\tb\x06proto3', __name__, globals())

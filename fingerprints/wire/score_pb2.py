@@ -4,69 +4,8 @@
 # source: gangline/fingerprints/wire/score.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-from google.protobuf import descriptor as _descriptor
-from google.protobuf import descriptor_pool as _descriptor_pool
-from google.protobuf import runtime_version as _runtime_version
-from google.protobuf import symbol_database as _symbol_database
-from google.protobuf.internal import builder as _builder
-_runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC,
-    7,
-    35,
-    1,
-    '',
-    'gangline/fingerprints/wire/score.proto'
-)
-# @@protoc_insertion_point(imports)
-
-_sym_db = _symbol_database.Default()
-
-
+from gangline.fingerprints.wire import messages as _messages
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
-
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&gangline/fingerprints/wire/score.proto\x12\x0bgangline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa9\x02\n\x0c\x43ontribution\x12\x0e\n\x06signal\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x0c\n\x04unit\x18\x04 \x01(\t\x12\x0e\n\x06normal\x18\x05 \x01(\t\x12\x18\n\x10log_hazard_delta\x18\x06 \x01(\x01\x12\x1d\n\x15relative_speed_factor\x18\x07 \x01(\x01\x12\x13\n\x0bscore_delta\x18\x08 \x01(\x01\x12\'\n\x06reason\x18\t \x01(\x0e\x32\x17.gangline.v1.ReasonCode\x12\r\n\x05words\x18\n \x01(\t\x12\x30\n\x0cobserve_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0c\x65vidence_sql\x18\x0c \x01(\t\"\x8e\x04\n\tNodeScore\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x02\x12*\n\x07horizon\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bscore_lower\x18\x04 \x01(\x02\x12\x13\n\x0bscore_upper\x18\x05 \x01(\x02\x12\'\n\x05state\x18\x06 \x01(\x0e\x32\x18.gangline.v1.HealthState\x12\x17\n\x0fhazard_per_hour\x18\x07 \x01(\x01\x12\x16\n\x0erelative_speed\x18\x08 \x01(\x01\x12\'\n\x06reason\x18\t \x01(\x0e\x32\x17.gangline.v1.ReasonCode\x12\x14\n\x0creason_words\x18\n \x01(\t\x12\x13\n\x0b\x63lears_when\x18\x0b \x01(\t\x12\x11\n\tsimulated\x18\x0c \x01(\x08\x12+\n\x08\x64\x61ta_age\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x0c\x63ompute_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07version\x18\x0f \x01(\x04\x12\x30\n\rcontributions\x18\x10 \x03(\x0b\x32\x19.gangline.v1.Contribution\x12+\n\x07sources\x18\x11 \x03(\x0b\x32\x1a.gangline.v1.SourceOutcome\"?\n\rSourceOutcome\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\r\n\x05words\x18\x03 \x01(\t\"D\n\x13GetNodeScoreRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1f\n\x04view\x18\x02 \x01(\x0e\x32\x11.gangline.v1.View\"_\n\x15ListNodeScoresRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x1f\n\x04view\x18\x03 \x01(\x0e\x32\x11.gangline.v1.View\"\x9a\x01\n\x16ListNodeScoresResponse\x12+\n\x0bnode_scores\x18\x01 \x03(\x0b\x32\x16.gangline.v1.NodeScore\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x10\n\x08\x64\x65graded\x18\x04 \x01(\x08\x12\x17\n\x0f\x64\x65graded_reason\x18\x05 \x01(\t\"Y\n\x11ScoreNodesRequest\x12\x1a\n\x12\x64ictionary_version\x18\x01 \x01(\x04\x12\x13\n\x0bnode_bitmap\x18\x02 \x01(\x0c\x12\x13\n\x0bscore_floor\x18\x03 \x01(\x02\"\xce\x02\n\x12ScoreNodesResponse\x12\x1a\n\x12\x64ictionary_version\x18\x01 \x01(\x04\x12\x15\n\rscore_version\x18\x02 \x01(\x04\x12\x16\n\nnode_index\x18\x03 \x03(\rB\x02\x10\x01\x12\x11\n\x05score\x18\x04 \x03(\x02\x42\x02\x10\x01\x12\x1b\n\x0fhazard_per_hour\x18\x05 \x03(\x02\x42\x02\x10\x01\x12\x1a\n\x0erelative_speed\x18\x06 \x03(\x02\x42\x02\x10\x01\x12\r\n\x05state\x18\x07 \x01(\x0c\x12\x0e\n\x06\x62ucket\x18\x08 \x01(\x0c\x12\x0e\n\x06reason\x18\t \x01(\x0c\x12\x16\n\x0e\x61llowed_bitmap\x18\n \x01(\x0c\x12/\n\x0bvalid_until\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64\x65graded\x18\x0c \x01(\x08\x12\x17\n\x0f\x64\x65graded_reason\x18\r \x01(\t\"1\n\x18GetNodeDictionaryRequest\x12\x15\n\rknown_version\x18\x01 \x01(\x04\"0\n\x0eNodeDictionary\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05names\x18\x02 \x03(\t*\xa5\x01\n\x0bHealthState\x12\x1c\n\x18HEALTH_STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07HEALTHY\x10\x01\x12\t\n\x05WATCH\x10\x02\x12\x0c\n\x08\x44\x45GRADED\x10\x03\x12\x0b\n\x07SUSPECT\x10\x04\x12\r\n\tUNHEALTHY\x10\x05\x12\r\n\tPROBATION\x10\x06\x12\x0f\n\x0bMAINTENANCE\x10\x07\x12\t\n\x05STALE\x10\x08\x12\x0b\n\x07UNKNOWN\x10\t*\xd9\x03\n\nReasonCode\x12\x1b\n\x17REASON_CODE_UNSPECIFIED\x10\x00\x12\x14\n\x10REASON_XID_FATAL\x10\x01\x12\x14\n\x10REASON_ECC_TREND\x10\x02\x12\x18\n\x14REASON_NVLINK_ERRORS\x10\x03\x12\x14\n\x10REASON_RAIL_DOWN\x10\x04\x12\x1b\n\x17REASON_THERMAL_THROTTLE\x10\x05\x12\x14\n\x10REASON_POWER_CAP\x10\x06\x12\x14\n\x10REASON_STRAGGLER\x10\x07\x12\x12\n\x0eREASON_STORAGE\x10\x08\x12\x10\n\x0cREASON_LEMON\x10\t\x12\x1a\n\x16REASON_STALE_TELEMETRY\x10\n\x12\x11\n\rREASON_POLICY\x10\x0b\x12\x0f\n\x0bREASON_PCIE\x10\x0c\x12\x14\n\x10REASON_HBM_REMAP\x10\r\x12\x16\n\x12REASON_DRIVER_HUNG\x10\x0e\x12\x11\n\rREASON_FABRIC\x10\x0f\x12\x13\n\x0fREASON_HOST_CPU\x10\x10\x12\x10\n\x0cREASON_BLIND\x10\x11\x12\x13\n\x0fREASON_IDENTITY\x10\x12\x12\x10\n\x0cREASON_CLOCK\x10\x13\x12\x14\n\x10REASON_DATA_LOST\x10\x14*1\n\x04View\x12\x14\n\x10VIEW_UNSPECIFIED\x10\x00\x12\t\n\x05\x42\x41SIC\x10\x01\x12\x08\n\x04\x46ULL\x10\x02\x32\xdb\x02\n\x0cScoreService\x12H\n\x0cGetNodeScore\x12 .gangline.v1.GetNodeScoreRequest\x1a\x16.gangline.v1.NodeScore\x12Y\n\x0eListNodeScores\x12\".gangline.v1.ListNodeScoresRequest\x1a#.gangline.v1.ListNodeScoresResponse\x12M\n\nScoreNodes\x12\x1e.gangline.v1.ScoreNodesRequest\x1a\x1f.gangline.v1.ScoreNodesResponse\x12W\n\x11GetNodeDictionary\x12%.gangline.v1.GetNodeDictionaryRequest\x1a\x1b.gangline.v1.NodeDictionaryb\x06proto3')
-
-_globals = globals()
-_builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gangline.fingerprints.wire.score_pb2', _globals)
-if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_SCORENODESRESPONSE'].fields_by_name['node_index']._loaded_options = None
-  _globals['_SCORENODESRESPONSE'].fields_by_name['node_index']._serialized_options = b'\020\001'
-  _globals['_SCORENODESRESPONSE'].fields_by_name['score']._loaded_options = None
-  _globals['_SCORENODESRESPONSE'].fields_by_name['score']._serialized_options = b'\020\001'
-  _globals['_SCORENODESRESPONSE'].fields_by_name['hazard_per_hour']._loaded_options = None
-  _globals['_SCORENODESRESPONSE'].fields_by_name['hazard_per_hour']._serialized_options = b'\020\001'
-  _globals['_SCORENODESRESPONSE'].fields_by_name['relative_speed']._loaded_options = None
-  _globals['_SCORENODESRESPONSE'].fields_by_name['relative_speed']._serialized_options = b'\020\001'
-  _globals['_HEALTHSTATE']._serialized_start=1868
-  _globals['_HEALTHSTATE']._serialized_end=2033
-  _globals['_REASONCODE']._serialized_start=2036
-  _globals['_REASONCODE']._serialized_end=2509
-  _globals['_VIEW']._serialized_start=2511
-  _globals['_VIEW']._serialized_end=2560
-  _globals['_CONTRIBUTION']._serialized_start=121
-  _globals['_CONTRIBUTION']._serialized_end=418
-  _globals['_NODESCORE']._serialized_start=421
-  _globals['_NODESCORE']._serialized_end=947
-  _globals['_SOURCEOUTCOME']._serialized_start=949
-  _globals['_SOURCEOUTCOME']._serialized_end=1012
-  _globals['_GETNODESCOREREQUEST']._serialized_start=1014
-  _globals['_GETNODESCOREREQUEST']._serialized_end=1082
-  _globals['_LISTNODESCORESREQUEST']._serialized_start=1084
-  _globals['_LISTNODESCORESREQUEST']._serialized_end=1179
-  _globals['_LISTNODESCORESRESPONSE']._serialized_start=1182
-  _globals['_LISTNODESCORESRESPONSE']._serialized_end=1336
-  _globals['_SCORENODESREQUEST']._serialized_start=1338
-  _globals['_SCORENODESREQUEST']._serialized_end=1427
-  _globals['_SCORENODESRESPONSE']._serialized_start=1430
-  _globals['_SCORENODESRESPONSE']._serialized_end=1764
-  _globals['_GETNODEDICTIONARYREQUEST']._serialized_start=1766
-  _globals['_GETNODEDICTIONARYREQUEST']._serialized_end=1815
-  _globals['_NODEDICTIONARY']._serialized_start=1817
-  _globals['_NODEDICTIONARY']._serialized_end=1865
-  _globals['_SCORESERVICE']._serialized_start=2563
-  _globals['_SCORESERVICE']._serialized_end=2910
-# @@protoc_insertion_point(module_scope)
+DESCRIPTOR = _messages.file_of(b'\n&gangline/fingerprints/wire/score.proto\x12\x0bgangline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa9\x02\n\x0c\x43ontribution\x12\x0e\n\x06signal\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x0c\n\x04unit\x18\x04 \x01(\t\x12\x0e\n\x06normal\x18\x05 \x01(\t\x12\x18\n\x10log_hazard_delta\x18\x06 \x01(\x01\x12\x1d\n\x15relative_speed_factor\x18\x07 \x01(\x01\x12\x13\n\x0bscore_delta\x18\x08 \x01(\x01\x12\'\n\x06reason\x18\t \x01(\x0e\x32\x17.gangline.v1.ReasonCode\x12\r\n\x05words\x18\n \x01(\t\x12\x30\n\x0cobserve_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0c\x65vidence_sql\x18\x0c \x01(\t\"\x8e\x04\n\tNodeScore\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x02\x12*\n\x07horizon\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bscore_lower\x18\x04 \x01(\x02\x12\x13\n\x0bscore_upper\x18\x05 \x01(\x02\x12\'\n\x05state\x18\x06 \x01(\x0e\x32\x18.gangline.v1.HealthState\x12\x17\n\x0fhazard_per_hour\x18\x07 \x01(\x01\x12\x16\n\x0erelative_speed\x18\x08 \x01(\x01\x12\'\n\x06reason\x18\t \x01(\x0e\x32\x17.gangline.v1.ReasonCode\x12\x14\n\x0creason_words\x18\n \x01(\t\x12\x13\n\x0b\x63lears_when\x18\x0b \x01(\t\x12\x11\n\tsimulated\x18\x0c \x01(\x08\x12+\n\x08\x64\x61ta_age\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x0c\x63ompute_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07version\x18\x0f \x01(\x04\x12\x30\n\rcontributions\x18\x10 \x03(\x0b\x32\x19.gangline.v1.Contribution\x12+\n\x07sources\x18\x11 \x03(\x0b\x32\x1a.gangline.v1.SourceOutcome\"?\n\rSourceOutcome\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\r\n\x05words\x18\x03 \x01(\t\"D\n\x13GetNodeScoreRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1f\n\x04view\x18\x02 \x01(\x0e\x32\x11.gangline.v1.View\"_\n\x15ListNodeScoresRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x1f\n\x04view\x18\x03 \x01(\x0e\x32\x11.gangline.v1.View\"\x9a\x01\n\x16ListNodeScoresResponse\x12+\n\x0bnode_scores\x18\x01 \x03(\x0b\x32\x16.gangline.v1.NodeScore\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x10\n\x08\x64\x65graded\x18\x04 \x01(\x08\x12\x17\n\x0f\x64\x65graded_reason\x18\x05 \x01(\t\"Y\n\x11ScoreNodesRequest\x12\x1a\n\x12\x64ictionary_version\x18\x01 \x01(\x04\x12\x13\n\x0bnode_bitmap\x18\x02 \x01(\x0c\x12\x13\n\x0bscore_floor\x18\x03 \x01(\x02\"\xce\x02\n\x12ScoreNodesResponse\x12\x1a\n\x12\x64ictionary_version\x18\x01 \x01(\x04\x12\x15\n\rscore_version\x18\x02 \x01(\x04\x12\x16\n\nnode_index\x18\x03 \x03(\rB\x02\x10\x01\x12\x11\n\x05score\x18\x04 \x03(\x02\x42\x02\x10\x01\x12\x1b\n\x0fhazard_per_hour\x18\x05 \x03(\x02\x42\x02\x10\x01\x12\x1a\n\x0erelative_speed\x18\x06 \x03(\x02\x42\x02\x10\x01\x12\r\n\x05state\x18\x07 \x01(\x0c\x12\x0e\n\x06\x62ucket\x18\x08 \x01(\x0c\x12\x0e\n\x06reason\x18\t \x01(\x0c\x12\x16\n\x0e\x61llowed_bitmap\x18\n \x01(\x0c\x12/\n\x0bvalid_until\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64\x65graded\x18\x0c \x01(\x08\x12\x17\n\x0f\x64\x65graded_reason\x18\r \x01(\t\"1\n\x18GetNodeDictionaryRequest\x12\x15\n\rknown_version\x18\x01 \x01(\x04\"0\n\x0eNodeDictionary\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05names\x18\x02 \x03(\t*\xa5\x01\n\x0bHealthState\x12\x1c\n\x18HEALTH_STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07HEALTHY\x10\x01\x12\t\n\x05WATCH\x10\x02\x12\x0c\n\x08\x44\x45GRADED\x10\x03\x12\x0b\n\x07SUSPECT\x10\x04\x12\r\n\tUNHEALTHY\x10\x05\x12\r\n\tPROBATION\x10\x06\x12\x0f\n\x0bMAINTENANCE\x10\x07\x12\t\n\x05STALE\x10\x08\x12\x0b\n\x07UNKNOWN\x10\t*\xd9\x03\n\nReasonCode\x12\x1b\n\x17REASON_CODE_UNSPECIFIED\x10\x00\x12\x14\n\x10REASON_XID_FATAL\x10\x01\x12\x14\n\x10REASON_ECC_TREND\x10\x02\x12\x18\n\x14REASON_NVLINK_ERRORS\x10\x03\x12\x14\n\x10REASON_RAIL_DOWN\x10\x04\x12\x1b\n\x17REASON_THERMAL_THROTTLE\x10\x05\x12\x14\n\x10REASON_POWER_CAP\x10\x06\x12\x14\n\x10REASON_STRAGGLER\x10\x07\x12\x12\n\x0eREASON_STORAGE\x10\x08\x12\x10\n\x0cREASON_LEMON\x10\t\x12\x1a\n\x16REASON_STALE_TELEMETRY\x10\n\x12\x11\n\rREASON_POLICY\x10\x0b\x12\x0f\n\x0bREASON_PCIE\x10\x0c\x12\x14\n\x10REASON_HBM_REMAP\x10\r\x12\x16\n\x12REASON_DRIVER_HUNG\x10\x0e\x12\x11\n\rREASON_FABRIC\x10\x0f\x12\x13\n\x0fREASON_HOST_CPU\x10\x10\x12\x10\n\x0cREASON_BLIND\x10\x11\x12\x13\n\x0fREASON_IDENTITY\x10\x12\x12\x10\n\x0cREASON_CLOCK\x10\x13\x12\x14\n\x10REASON_DATA_LOST\x10\x14*1\n\x04View\x12\x14\n\x10VIEW_UNSPECIFIED\x10\x00\x12\t\n\x05\x42\x41SIC\x10\x01\x12\x08\n\x04\x46ULL\x10\x02\x32\xdb\x02\n\x0cScoreService\x12H\n\x0cGetNodeScore\x12 .gangline.v1.GetNodeScoreRequest\x1a\x16.gangline.v1.NodeScore\x12Y\n\x0eListNodeScores\x12\".gangline.v1.ListNodeScoresRequest\x1a#.gangline.v1.ListNodeScoresResponse\x12M\n\nScoreNodes\x12\x1e.gangline.v1.ScoreNodesRequest\x1a\x1f.gangline.v1.ScoreNodesResponse\x12W\n\x11GetNodeDictionary\x12%.gangline.v1.GetNodeDictionaryRequest\x1a\x1b.gangline.v1.NodeDictionaryb\x06proto3', __name__, globals())

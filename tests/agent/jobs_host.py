@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from gangline.agent.collectors.gpu_held import Holding, held_of
+from gangline.agent.collectors.gpu_held import Holding, Listing, held_of
 from gangline.agent.collectors.gpu_jobs import GpuJobs
 from gangline.agent.collectors.telling import ANEW
 from gangline.agent.hardware.owners import HOST_PID_NAMESPACE
@@ -139,7 +139,7 @@ class JobsHost:
             h if isinstance(h, Holding) else Holding(GPU, h, None, None, 1 << 30) for h in holdings
         ]
         answer = {GPU, OTHER_GPU, *(row.gpu for row in rows)} if gpus is None else gpus
-        self._held.put(sorted(answer), rows)
+        self._held.put(Listing(tuple(sorted(answer)), tuple(rows)))
 
     def turn(self, collector: GpuJobs, *holdings: Holding | int, **more: Iterable[str]) -> Turn:
         """Take a turn, a second after the one before, over what is listed."""

@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gangline.agent.config import AgentConfig
 from gangline.agent.latest import Latest, Readings
+from gangline.agent.local.answers import tables
 from gangline.agent.local.findings import Findings
 from gangline.fingerprints.block import Block, is_float
 from gangline.fingerprints.catalogue import BY_NAME
@@ -26,7 +28,7 @@ class Host:
 
     policy: Policy = field(default_factory=builtin)
     now_ns: int = START
-    latest: Latest = field(default_factory=Latest)
+    latest: Latest = field(default_factory=lambda: Latest(tables(AgentConfig())))
 
     def __post_init__(self) -> None:
         self.findings = Findings(self.policy, BOOT)
@@ -56,6 +58,11 @@ class Host:
             self.now_ns += round(step_seconds * SECOND)
             self.judge()
         return self.names()
+
+    def table(self, name: str) -> Readings:
+        """Return what a table reads now."""
+        self.latest.take(self.now_ns, [_block(name, self._cells[name])])
+        return self.latest.tables[name]
 
     def judge(self) -> bool:
         for table, devices in self._cells.items():

@@ -40,7 +40,7 @@ def test_the_agent_answers_is_killed_and_ends_in_order(tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = {name: tmp_path / name for name in ("spool_folder", "events_folder", "state_folder")}
     settings |= {"run_folder": run, "aggregator": f"127.0.0.1:{free_port()}", "enforcing": "xid79"}  # type: ignore[dict-item]
-    settings["collectors_off"] = "inventory"  # type: ignore[assignment]
+    settings |= {"collectors_off": "inventory", "spool_head_folder": tmp_path}  # type: ignore[dict-item]
     arguments = ["agent", *(part for k, v in settings.items() for part in ("--set", f"{k}={v}"))]
     with Process(arguments, tmp_path / "log") as agent:
         until((run / "status.json").exists, "a status file")
@@ -97,6 +97,7 @@ def test_a_permit_reaches_the_host_and_leaves_it(tmp_path: Path) -> None:
     folders = {n: tmp_path / n for n in ("spool_folder", "events_folder", "state_folder")}
     settings = {**folders, "run_folder": run, "dev_root": kernel.parent, "enforcing": "xid79"}
     settings |= {"aggregator": f"127.0.0.1:{port}", "collectors_off": "inventory"}
+    settings["spool_head_folder"] = tmp_path
     agent = ["agent", *(part for k, v in settings.items() for part in ("--set", f"{k}={v}"))]
     serve = ["aggregator", "--listen", f"127.0.0.1:{port}", "--set", f"data={tmp_path / 'data'}"]
     with Process(serve, tmp_path / "aggregator.log"), Process(agent, tmp_path / "agent.log"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,10 +21,12 @@ from hypothesis import strategies as st
 from gangline import cli
 from gangline.agent.commands import check
 from gangline.agent.config import AgentConfig
+from gangline.agent.latest import Latest
 from gangline.agent.listening import Teller
 from gangline.agent.local import folder, verdict
-from gangline.agent.local.answers import Answers
+from gangline.agent.local.answers import Answers, tables
 from gangline.agent.local.verdict import StatusError
+from gangline.fingerprints.block import Block
 from gangline.fingerprints.policy_table import builtin
 from gangline.fingerprints.settings import SettingsError
 from gangline.fingerprints.wire.telemetry_pb2 import (
@@ -186,25 +189,29 @@ _JSON = st.recursive(
 @given(st.sampled_from(sorted(status())), _JSON)
 def test_a_field_of_anything(key: str, value: Any) -> None:
     """Any one field may hold anything: the rest is read, or the whole refused, and never enforced by it."""
-    _try(status(**{key: value}))
+    assert faults_of(status(**{key: value})) == []
 
 
 @given(st.sampled_from(sorted(finding())), _JSON)
 def test_a_findings_field_of_anything(key: str, value: Any) -> None:
     """The same for the fields of a finding."""
-    _try(status(findings=[finding(**{key: value})]))
+    assert faults_of(status(findings=[finding(**{key: value})])) == []
 
 
-def _try(document: dict[str, Any]) -> None:
+def faults_of(document: dict[str, Any]) -> list[str]:
+    """Return what is wrong with how the document is taken: words that a terminal cannot show, a drain without right."""
     try:
         shown = verdict.parse(json.dumps(document).encode())
     except StatusError as error:
-        assert str(error).isprintable()
-        return
-    assert verdict.summary(shown, NOW).isprintable()
-    for one in verdict.enforced(shown, NOW):
-        assert one["problem"] == "node" and one["severity"] == "fatal" and shown["permit"]
-        assert verdict.reason(one).startswith("gangline:v1;act=drain;cause=")
+        said, barred = [str(error)], []
+    else:
+        barred = verdict.enforced(shown, NOW)
+        said = [verdict.summary(shown, NOW), *map(verdict.reason, barred)]
+        if barred and not shown["permit"]:
+            said.append("enforced without a permit\n")
+    right = {("node", "fatal")}
+    wrong = [one["name"] for one in barred if (one["problem"], one["severity"]) not in right]
+    return [words for words in said if not words or not words.isprintable()] + wrong
 
 
 # The command ---------------------------------------------------------------------------------
@@ -424,6 +431,28 @@ def answers(host: Host, tmp_path: Path, **settings: Any) -> Answers:
     made = Answers(config, host.latest, host, BOOT, gpus=lambda: {GPU: "0000:9b:00.0"})
     host.findings = made.findings
     return made
+
+
+def test_what_nobody_on_the_host_asks_for_is_not_kept(tmp_path: Path) -> None:
+    """The tables of a host, copied each second for metrics that nobody had turned on; with them, or with a policy of
+    the operator's own, any signal may be asked for."""
+    read = [Block("gpu_1s", ["GPU-a"]), Block("net_1s", ["eth0"])]
+    some, every = Latest(tables(AgentConfig())), Latest()
+    for latest in (some, every):
+        latest.take(0, read)
+    assert some.tables.keys() == {"gpu_1s"} and every.tables.keys() == {"gpu_1s", "net_1s"}
+    assert tables(AgentConfig(metrics_listen="127.0.0.1:9400")) is None
+    assert tables(AgentConfig(policy_file=str(tmp_path / "policy.toml"))) is None
+
+
+def test_the_status_file_is_written_also_when_its_folder_was_removed(tmp_path: Path) -> None:
+    """Somebody cleaned up /run: the host's prologs took the agent for dead."""
+    host = Host()
+    made = answers(host, tmp_path)
+    second(host, made)
+    shutil.rmtree(tmp_path / "run")
+    second(host, made, 12)
+    assert (tmp_path / "run/status.json").exists()
 
 
 def second(host: Host, made: Answers, seconds: int = 1) -> None:

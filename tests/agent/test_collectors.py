@@ -162,7 +162,7 @@ def test_rapl_that_only_root_may_read_is_blind() -> None:
         zones = list((host.roots.sys / "class/powercap").glob("intel-rapl*"))
         for zone in zones:
             (zone / "energy_uj").chmod(0)
-        collector = power.RaplEnergy(host.roots)
+        collector = power.rapl_1s(host.roots)
         with as_nobody():
             turn = take_turn(collector, StoppedClock())
         assert turn.outcome is Outcome.BLIND
@@ -242,7 +242,7 @@ def test_a_filesystem_below_a_folder_of_somebody_else(tmp_path: Path) -> None:
 def test_a_zone_without_a_cap_is_no_missing_zone(tmp_path: Path) -> None:
     """AMD's RAPL measures and cannot be capped: `no RAPL zone` stood beside its energy."""
     host = hosts.unpack("h200-roce", tmp_path)
-    assert take_turn(power.RaplEnergy(host.roots), StoppedClock()).outcome is Outcome.OK
+    assert take_turn(power.rapl_1s(host.roots), StoppedClock()).outcome is Outcome.OK
     assert (
         "no RAPL zone with a power cap"
         in take_turn(power.rapl_10s(host.roots), StoppedClock()).words

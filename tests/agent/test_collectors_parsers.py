@@ -9,7 +9,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gangline.agent.collectors.disk import values_of
 from gangline.agent.hardware import block_devices, cpu, memory, pci
 from gangline.agent.hardware.files import (
     KEY_BYTES_MAX,
@@ -19,9 +18,9 @@ from gangline.agent.hardware.files import (
     parse_unsigned,
     read_text,
 )
-from gangline.agent.hardware.power import EnergyMeter
+from gangline.ext.counterfiles import Meter
 from gangline.ext.hostfiles import CoreTimes, HostTimes, diskstats, line_numbers, pressure
-from gangline.fingerprints.counters import BLANK_32
+from gangline.fingerprints.counters import BLANK_32, Nature, classify, counted
 
 U64_MAX = (1 << 64) - 1
 #: Bytes, with the words that the parsers look for mixed in, so that they get past the first step.
@@ -47,7 +46,7 @@ def test_no_text_makes_a_parser_raise_or_invent(data: bytes) -> None:
     assert load is None or 0 <= load < float("inf")
     memory.parse_vmstat(data, b"oom_kill")
     for counts in diskstats(data, {b"vda": "vda"}).values():
-        assert all(value is None or 0 <= value <= U64_MAX for value in values_of(counts))
+        assert all(value is None or 0 <= value <= U64_MAX for value in counts)
     for mount in block_devices.parse_mountinfo(data):
         assert mount.point.startswith("/") and mount.type in block_devices.LOCAL_FILESYSTEMS
 
@@ -182,8 +181,8 @@ def test_diskstats_of_an_old_and_a_new_kernel() -> None:
     torn = b"   8 16 sdb 1 2 3 4\n"
     disks = diskstats(old + new + torn, {b"sda": "a", b"sdb": "b", b"nvme0n1": "n"})
     eleven = (1, 3 * 512, 4, 5, 7 * 512, 8, 9, 10, 11)
-    assert values_of(disks["a"]) == (*eleven, *[None] * 5)
-    assert values_of(disks["n"]) == (*eleven, 12, 14 * 512, 15, 16, 17)
+    assert disks["a"] == [*eleven, *[None] * 5]
+    assert disks["n"] == [*eleven, 12, 14 * 512, 15, 16, 17]
     assert "b" not in disks
 
 
@@ -217,41 +216,35 @@ RANGES = st.sampled_from([262143328850, 65712999613, 65532610987]) | st.integers
 @given(RANGES, st.lists(st.integers(0, 1 << 50), max_size=30))
 def test_energy_is_unwrapped_at_its_own_range(range_uj: int, steps: list[int]) -> None:
     """RAPL's range is no power of two; unwrapping at 2^32 gave a gigawatt for a second."""
-    meter = EnergyMeter(range_uj)
+    meter = Meter(range_uj)
     raw = total = 0
     assert meter.add(raw) == 0
     for step in (step % (range_uj // 8) for step in steps):
         total += step
         raw = (raw + step) % range_uj
         assume(raw != BLANK_32)
-        assert meter.add(raw) == total / 1e6
+        assert meter.add(raw) == total
 
 
 @given(st.none() | RANGES, st.lists(st.none() | st.integers(0, U64_MAX), max_size=30))
 def test_energy_is_never_invented(range_uj: int | None, readings: list[int | None]) -> None:
     """A driver that was loaded again, a zone that answered garbage: the sum never falls, and in no
     step rises by more than lay between the two readings on the way up or over the end."""
-    meter, before, last = EnergyMeter(range_uj), 0.0, None
+    meter, total, last = Meter(range_uj or 0), 0, None
     for reading in readings:
-        joules = meter.add(reading)
-        assert (joules is None) == (reading is None or 0 < (range_uj or 0) < reading)
-        if joules is None or reading is None:
+        step = counted(last, reading, Nature(span=range_uj or 0))
+        sum_now = meter.add(reading)
+        if reading is None or classify(reading) is not None or 0 < (range_uj or 0) < reading:
+            assert sum_now is None
             continue
-        rise = 0 if last is None else max(reading - last, (range_uj or 0) // 8)
-        assert 0 <= joules - before <= rise / 1e6 + 1e-6 * max(1.0, joules)
-        before, last = joules, reading
+        total, last = total + (step or 0), reading
+        assert sum_now == total
 
 
 def test_energy_without_a_range_or_a_reading() -> None:
     """Less energy than there was, never more; a missed reading is missing, not zero."""
-    meter = EnergyMeter(None)
-    assert [meter.add(n) for n in (5_000_000, None, 6_000_000, 1_000_000, 2_000_000)] == [
-        0.0,
-        None,
-        1.0,
-        1.0,
-        2.0,
-    ]
+    meter = Meter()
+    assert [meter.add(n) for n in (5, None, 6, 1, 2, BLANK_32)] == [0, None, 1, 1, 2, None]
 
 
 def test_chain_to_the_root_and_nearness(tmp_path: Path) -> None:

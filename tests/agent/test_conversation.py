@@ -308,3 +308,32 @@ def test_while_all_is_well_nothing_is_read_but_every_few_frames(talk: Talk) -> N
     talk.events.put(HealthEvent(event_id="xid-1"))
     talk.step(9.2)
     assert talk.conversation.rest_seconds(9.2) == 0.0, "an event waits for its answer"
+
+
+def test_at_rest_the_newest_frame_goes_if_it_is_all_there_is(talk: Talk) -> None:
+    """All else may take a disk, or a call that is waited for: the client's thread does that."""
+    assert talk.conversation.step_at_rest(0.0) == b"", "not registered"
+    talk.append(1)
+    talk.registered(0.0)
+    talk.append(1)
+    assert talk.conversation.step_at_rest(1.0) == b"", "there is backlog"
+    talk.step(1.0)
+    talk.receipt(1, 2, 1.0, head=True)
+    assert talk.conversation.step_at_rest(1.5) == b"", "no frame"
+    talk.append(1)
+    talk.server.receive(talk.conversation.step_at_rest(2.0))
+    assert talk.frames()[-1] == 3
+    talk.append(2)
+    assert talk.conversation.step_at_rest(3.0) == b"", "two frames"
+    talk.step(3.0)
+    assert talk.conversation.receipts_due, "three of four that may be on their way"
+    talk.receipt(3, 5, 3.1)
+    assert not talk.conversation.receipts_due
+    talk.append(1)
+    talk.conversation.register_again()
+    assert talk.conversation.step_at_rest(4.0) == b"", "the inventory is another"
+    talk.step(4.0)
+    talk.events.put(HealthEvent(event_id="xid-1"))
+    talk.append(1)
+    assert talk.conversation.step_at_rest(5.0) == b"", "an event waits"
+    assert talk.frames() == [2, 1, 3, 4, 5, 6]

@@ -230,15 +230,15 @@ def test_the_agent_tells_of_itself() -> None:
     made.spool.dropped_frames, made.events.dropped_events = 3, 4
     made.client.reconnects = 5
     made.run(1)
-    ((_, own),) = made.tables("agent_1s")
-    values = {s.column: cell(own, 0, i) for i, s in enumerate(TABLES["agent_1s"])}
+    ((_, own),) = made.tables("agent_10s")
+    values = {s.column: cell(own, 0, i) for i, s in enumerate(TABLES["agent_10s"])}
     assert values["spool_bytes"] == 77.0
     assert (values["spool_dropped_frames"], values["dropped_events"]) == (3, 4)
     assert values["reconnects_count"] == 5
     memory, seconds = values["memory_bytes"], values["cpu_seconds"]
     assert memory is not None and 1 << 20 < memory < 1 << 34
     assert seconds is not None and 0 < seconds < 1e5
-    ((_, turns),) = made.tables("collector_1s")
+    ((_, turns),) = made.tables("collector_10s")
     assert (turns.devices, [v for _, v in turns.values(0)]) == (("numa",), [0.0, 0, 0])
 
 
@@ -258,7 +258,7 @@ def test_one_broken_sensor_ends_nothing_and_its_outcome_is_told_once() -> None:
     event = made.events.events[0]
     assert (event.name, event.device_kind) == ("collector.outcome", "collector")
     assert (event.boottime_ns, event.wall_time_ns) == (START, START + 1_700_000_000 * SECOND)
-    _, turns = made.tables("collector_1s")[-1]
+    _, turns = made.tables("collector_10s")[-1]
     assert [cell(turns, row, 1) for row in range(2)] == [Outcome.ERROR, Outcome.OK]
 
 
@@ -298,7 +298,7 @@ def test_a_stall_is_counted_in_the_signal_of_every_collector_that_missed_turns()
     made.run(5)
     made.clock.now_ns += 25 * SECOND
     made.run(20)
-    _, turns = made.tables("collector_1s")[-1]
+    _, turns = made.tables("collector_10s")[-1]
     skipped = {device: cell(turns, row, 2) for row, device in enumerate(turns.devices)}
     assert skipped == {"host": 25, "numa": 2}
 
@@ -327,11 +327,11 @@ def test_a_table_left_out_is_said_and_counted(records: pytest.LogCaptureFixture)
     many = Numa(name="net", table="net_1s", pace=Pace.SECOND)
     many._block = Block("net_1s", [f"eth{n}" for n in range(5000)])
     made = Fixture(many)
-    made.run(2)
+    made.run(11)
     assert "5000 rows" in records.text
-    _, own = made.tables("agent_1s")[-1]
-    column = [s.name for s in TABLES["agent_1s"]].index("agent.left_out_count")
-    assert cell(own, 0, column) == 1  # as of the frame before
+    _, own = made.tables("agent_10s")[-1]
+    column = [s.name for s in TABLES["agent_10s"]].index("agent.left_out_count")
+    assert cell(own, 0, column) == 10  # as of the frame before
 
 
 def test_six_hours_leave_memory_and_spool_bounded_and_every_sample_on_the_grid(

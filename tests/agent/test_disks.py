@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.agent.collectors.disk import COUNTERS, Disks, Filesystems, values_of
+from gangline.agent.collectors.disk import COUNTERS, Disks, Filesystems
 from gangline.agent.collectors.nvme import NvmeControllers, NvmeSmart
 from gangline.agent.hardware import block_devices, nvme
 from gangline.agent.inventory import kernel
@@ -42,7 +42,7 @@ def test_a_line_of_diskstats_is_its_columns_or_nothing(words: list[str]) -> None
     """14 columns of Linux 4.18, 17 of 5.5, more some day; one that is no number costs the line."""
     line = f" 259 0 nvme0n1 {' '.join(words)}\n".encode("latin-1")
     counts = diskstats(line, {b"nvme0n1": "nvme0n1"}).get("nvme0n1")
-    disk = dict(zip(COUNTERS, values_of(counts), strict=True)) if counts else {}
+    disk = dict(zip(COUNTERS, counts, strict=True)) if counts else {}
     if not counts or disk["disk.reads_operations"] is None:
         whole = all(w.isdecimal() and int(w) <= U64_MAX for w in words[:17])
         large = any(w.isdecimal() and int(w) * 512 > U64_MAX for w in words[2:14])

@@ -15,7 +15,7 @@ from gangline.aggregator.fleet.meanings import ENDINGS
 from gangline.aggregator.judgement.rules.kernel import KINDS
 from gangline.aggregator.verdicts import State
 from gangline.fingerprints import policy_table
-from gangline.fingerprints.policy import Severity
+from gangline.fingerprints.policy import Policy, Severity
 from gangline.fingerprints.policy_table import builtin
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 from tests.agent.local_world import ADDRESS, BOOT, GPU, SECOND, START, Host
@@ -357,7 +357,7 @@ def hung(host: Watched, seconds: int) -> dict[str, tuple[str, ...]]:
     for _ in range(seconds):
         host.run(1)
         local.now_ns = host.world.now_ns
-        local.latest.take(local.now_ns, tables.blocks(host.samplers.states(), str))
+        local.latest.take(local.now_ns, tables.blocks(host.samplers.states(), (), str))
         local.findings.turn(local.latest.tables, local.now_ns)
     found = local.findings.findings
     return {
@@ -501,6 +501,8 @@ _OFTEN = {
     "gpu.pcie_width_max_lanes": (16,),
     "gpu.performance_state": (0, 8),
     "gpu.utilization_ratio": (0.0, 0.9),
+    "nvlink.link_state": (0, 1),
+    "gpu.mig_mode_state": (0, 1),
 }
 
 
@@ -522,11 +524,66 @@ def test_what_reads_as_before_is_not_looked_at_again_and_nothing_is_missed_by_it
         value = values[choice % len(values)]
         for each in (host, thorough):
             each.read(device, {name: value})
+            if often is _OF_A_RESET and choice == 2:
+                each.event("gpu.xid", 95, device)
         for _ in range(seconds):
-            for watch in thorough.findings.watches:
-                watch._quiet = False
-            thorough.findings.resets._column = ()
+            for table in thorough.findings.tables:
+                table.restless = table.lookers
             host.after(1)
             thorough.after(1)
             assert host.findings.findings == thorough.findings.findings
             assert host.findings.resets.at_ns == thorough.findings.resets.at_ns
+
+
+def test_a_second_that_reads_as_the_one_before_concerns_nobody() -> None:
+    """Each row was looked at each second, on every healthy host of the fleet."""
+    host = Host()
+    for device, _, alike, _ in READINGS.values():
+        host.read(device, alike)
+    for device, well, *_ in ONCE.values():
+        host.read(device, well)
+    host.read(GPU, {"gpu.energy_joules": 5e6, "gpu.counter_epoch_count": 0})
+    host.after(60)
+    host.read(GPU, {"gpu.energy_joules": 6e6})
+    tables = {each.name: each for each in host.findings.tables}
+    for name in ("gpu_1s", "gpu_1s_changes", "rdma_1s", "nvlink_10s_changes", "filesystem_60s"):
+        assert not tables[name].due(host.table(name))
+    host.read(GPU, {"gpu.lost_state": 1})
+    found = {each.row.name for each in tables["gpu_1s"].due(host.table("gpu_1s"))}  # type: ignore[attr-defined]
+    assert found == {"gpu_lost"}
+
+
+def test_a_limit_that_is_read_with_another_table_may_change_by_itself() -> None:
+    """A row's limit is another signal, of another table: the reading stood still and the limit fell."""
+    host = Host(_with_row('when = ["gpu.pcie_width_lanes > gpu.utilization_ratio"]'))
+    host.read(GPU, {"gpu.pcie_width_lanes": 0.5, "gpu.utilization_ratio": 0.9})
+    assert host.after(60) == []
+    host.read(GPU, {"gpu.utilization_ratio": 0.1})
+    assert host.after(10) == ["new"]
+
+
+def test_who_was_well_is_known_also_of_an_idle_host() -> None:
+    """The links were wide while nothing ran; the first job met the narrow one, and its row knew of no better days."""
+    wide = 'when = ["gpu.pcie_width_lanes < 16", "gpu.utilization_ratio >= 0.5"]\nonce_otherwise = true'
+    host = Host(_with_row(wide))
+    host.read(GPU, {"gpu.pcie_width_lanes": 16.0, "gpu.utilization_ratio": 0.0})
+    assert host.after(20) == []
+    host.read(GPU, {"gpu.pcie_width_lanes": 8.0, "gpu.utilization_ratio": 0.9})
+    assert host.after(10) == ["new"]
+
+
+def _with_row(lines: str) -> Policy:
+    text = f"""
+        version = "2"
+        rollout_share = 1.0
+        [[row]]
+        name = "new"
+        {lines}
+        severity = "hazard"
+        words = "is so"
+        action = "none"
+        scope = "gpu"
+        clears = "reading"
+        source = "assumed"
+    """
+    return policy_table.laid_over(policy_table.parse(text), builtin())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from gangline.agent.collectors.gpu_fast import PERIOD_NS, GpuFast, Samples
 from gangline.agent.collectors.gpu_session import session_of
 from gangline.agent.hardware.roots import Roots
 from gangline.agent.turn import NoData
-from gangline.ext import nvml_gpm
+from gangline.ext import nvml_gpm, place
 from gangline.ext.nvml_gpm import Gpm
 from gangline.ext.nvml_ring import SampleRing
 from gangline.fingerprints.block import Block
@@ -338,10 +337,7 @@ def test_without_a_driver_there_is_no_data(tmp_path: Path) -> None:
     fast = GpuFast(Roots(tmp_path, tmp_path, "no-nvml-here.so"))
     with pytest.raises(NoData, match="no NVML"):
         fast.collect()
-    clock = SystemClock()
-    began_ns = clock.boottime_ns()
-    fast.rest(began_ns + 1_000_000, -1)  # there is nothing to do but to wait
-    assert clock.boottime_ns() >= began_ns + 1_000_000
+    fast.rest(SystemClock().boottime_ns() + int(GUARD_SECONDS * 1e9))  # nothing to do: at once
 
 
 def test_it_samples_while_its_sampler_rests(roots: Roots, play: Callable[..., Scenario]) -> None:
@@ -350,10 +346,23 @@ def test_it_samples_while_its_sampler_rests(roots: Roots, play: Callable[..., Sc
     fast, clock = GpuFast(roots), SystemClock()
     assert fast.collect() == ()
     until_ns = (clock.boottime_ns() // PERIOD_NS + 4) * PERIOD_NS
-    fast.rest(until_ns, -1)
+    fast.rest(until_ns)
     assert clock.boottime_ns() >= until_ns
     (block,) = fast.collect()
     assert values(block, 1)["samples_count"] in (3, 4)  # a busy machine may be late for one
+    fast._session.close()
+
+
+def test_what_a_host_slept_through_is_not_made_up_for(
+    roots: Roots, play: Callable[..., Scenario]
+) -> None:
+    """A host that was suspended for a night asked its GPUs 345,600 times in a row."""
+    play(hoppers())
+    fast, clock = GpuFast(roots), SystemClock()
+    fast.collect()
+    assert fast.samples is not None
+    fast.rest(clock.boottime_ns() - 8 * 3600 * 1_000_000_000)
+    assert fast.samples.ring.count == 0
     fast._session.close()
 
 
@@ -362,13 +371,15 @@ def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Callable[..., Scena
     play(hoppers())
     fast, clock = GpuFast(roots), SystemClock()
     fast.collect()
-    reading, writing = os.pipe()
-    os.write(writing, b"!")
+    assert fast.samples is not None
+    memory = bytearray(place.SIZE_BYTES)
+    place.use(memory)
+    place.call(memory)
     far_ns = clock.boottime_ns() + int(GUARD_SECONDS * 1e9)
-    fast.rest(far_ns, reading)
+    fast.rest(far_ns)
     assert clock.boottime_ns() < far_ns
-    os.close(reading)
-    os.close(writing)
+    assert fast.samples.ring.count == 0  # who is called may be to ask a GPU no more
+    assert (place.called(), place.called()) == (True, False)
     fast._session.close()
 
 

@@ -149,7 +149,6 @@ _NUMBER_FILES = (
     "core_throttle_count",
     "package_throttle_count",
     "package_throttle_total_time_ms",
-    "energy_uj",
 )
 
 

@@ -120,9 +120,9 @@ def test_an_agent_without_an_aggregator_samples_spools_and_ends_when_asked(tmp_p
     sequences = [frame.stamp.sequence for frame in kept]
     assert sequences == list(range(1, len(kept) + 1))
     tables = {block.table for frame in kept for block in frame.blocks}
-    assert {"host_1s", "host_10s", "collector_1s", "agent_1s"} <= tables
-    # What a sampler sent late has a frame of its own; the second's own are those with the agent's signals.
-    ticks = [f for f in kept if any(block.table == "agent_1s" for block in f.blocks)]
+    assert {"host_1s", "host_10s", "collector_10s", "agent_10s"} <= tables
+    # What a sampler sent late has a frame of its own; the second's own are those with the daemon's own turns.
+    ticks = [f for f in kept if any(block.table == "host_1s" for block in f.blocks)]
     gaps = {
         round((b.stamp.boottime_ns - a.stamp.boottime_ns) / 1e8)
         for a, b in itertools.pairwise(ticks)
@@ -171,12 +171,12 @@ def test_an_agent_registers_sends_and_forgets_what_has_a_receipt(tmp_path: Path)
     assert len(ids) == len(aggregator.events)
     sequences = {frame.stamp.sequence for frame in aggregator.frames}
     assert sequences == set(range(1, len(sequences) + 1))
-    assert unacknowledged(aggregator.frames[-1]) < len(sequences)
+    assert unacknowledged(aggregator.frames) < len(sequences)
 
 
-def unacknowledged(frame: frames.Frame) -> float:
-    """What the agent said in this frame of frames without a receipt."""
-    (own,) = [block for block in frame.blocks if block.table == "agent_1s"]
+def unacknowledged(sent: list[frames.Frame]) -> float:
+    """What the agent said last of frames without a receipt."""
+    own = [block for frame in sent for block in frame.blocks if block.table == "agent_10s"][-1]
     return float(dict(own.values(0))[BY_NAME["agent.unacknowledged_frames"].signal_id] or 0)
 
 

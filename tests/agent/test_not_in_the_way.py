@@ -319,6 +319,17 @@ def test_nobody_is_to_touch_what_was_let_go_of_or_is_not_well(host: Host) -> Non
     assert host.way.avoided is None
 
 
+def test_a_gpu_that_hangs_is_touched_by_nobody_until_it_answers(host: Host) -> None:
+    """Nothing was let go of, so that nobody looked: the inventory's child joined the sampler in the driver."""
+    host.later(1)
+    host.samplers.stuck = [Stuck(B)]
+    host.later(1)
+    assert host.way.avoided == frozenset((B,))
+    host.samplers.stuck = []
+    host.later(1)
+    assert host.way.avoided == frozenset() and len(host.inventories) == 1
+
+
 # By itself -----------------------------------------------------------------------------------
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import pytest
 
 from gangline.agent.own import Own, Troubles
+from gangline.agent.turn import Outcome, Turn
 from gangline.fingerprints.catalogue import TABLES
 
 
 def test_a_signal_of_the_agent_without_a_value_is_found_at_the_start() -> None:
     """A signal was added to the catalogue and stood empty on every host for a release."""
-    counts = {signal.name: 1.0 for signal in TABLES["agent_1s"]}
+    counts = {signal.name: 1.0 for signal in TABLES["agent_10s"]}
     Own([], lambda: counts)
     del counts["agent.cpu_seconds"]
     with pytest.raises(ValueError, match=r"no value, or no such signal: agent\.cpu_seconds"):
@@ -23,10 +24,31 @@ def test_a_signal_of_the_agent_without_a_value_is_found_at_the_start() -> None:
 def test_a_value_that_is_not_to_be_had_is_missing_and_not_what_it_was() -> None:
     """/proc was hidden from the agent after its start; its memory must not stand still as if known."""
     memory: list[float | None] = [4.0, 5.0, None]
-    counts = {signal.name: 1.0 for signal in TABLES["agent_1s"]}
+    counts = {signal.name: 1.0 for signal in TABLES["agent_10s"]}
     own = Own([], lambda: counts | {"agent.memory_bytes": memory.pop(0)})
-    column = [signal.name for signal in TABLES["agent_1s"]].index("agent.memory_bytes")
+    column = [signal.name for signal in TABLES["agent_10s"]].index("agent.memory_bytes")
     assert [list(own.blocks()[1].values(0))[column][1] for _ in range(2)] == [5.0, None]
+
+
+def test_what_a_host_s_verdict_rests_on_is_told_at_once_and_the_rest_at_its_time() -> None:
+    """A collector that began to hang was known to the fleet ten seconds later than before."""
+    lost = [0]
+    counts = {signal.name: 1.0 for signal in TABLES["agent_10s"]}
+    own = Own(["gpu_1s"], lambda: counts, lambda: lost[0])
+    assert told(own, Turn("gpu_1s", (), 0.5, Outcome.OK), 0) == (0.5, 0, 0)
+    assert told(own, Turn("gpu_1s", (), 0.6, Outcome.OK), 7) is None
+    assert told(own, Turn("gpu_1s", (), 0.9, Outcome.HUNG, "NVML"), 7) == (0.9, 4, 7)
+    assert told(own, Turn("gpu_1s", (), 0.9, Outcome.HUNG, "NVML"), 8) is None
+    lost[0] = 3
+    assert own.has_news
+    assert [value for _, value in own.blocks()[0].values(0)] == [0.9, 4, 8]
+    assert not own.has_news
+
+
+def told(own: Own, turn: Turn, skipped: int) -> tuple[object, ...] | None:
+    """What is told of a turn at once."""
+    own.record(turn, skipped)
+    return tuple(value for _, value in own.blocks()[0].values(0)) if own.has_news else None
 
 
 @dataclass
@@ -37,15 +59,16 @@ class Connection:
 
 def test_the_log_tells_what_changed_and_only_that(caplog: pytest.LogCaptureFixture) -> None:
     """An operator reads the agent's log to learn since when it has been cut off, and why."""
-    connection, lost = Connection(), [0]
-    troubles = Troubles(connection, {"frames dropped": (lambda: lost[0], lambda: "it was full")})
+    connection, lost = Connection(), [0, 0]
+    words = {"frames refused": lambda: "too old", "frames dropped": lambda: "it was full"}
+    troubles = Troubles(connection, words, lambda: (lost[0], lost[1]))
     with caplog.at_level(logging.INFO, "gangline"):
         troubles.look()
         connection.last_error = "Connection refused"
         troubles.look()
         troubles.look()
         connection.connected = True
-        lost[0] = 12
+        lost[1] = 12
         troubles.look()
         troubles.look()
     assert [record.getMessage() for record in caplog.records] == [

@@ -122,8 +122,12 @@ def no_nodes_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def run(agent: Agent | None, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:  # fmt: skip
     socket = str(agent.socket) if agent else "/nowhere/agent.sock"
+    return said(capsys, *arguments, "--socket", socket)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     try:
-        code = cli.main([*arguments, "--socket", socket])
+        code = cli.main([*arguments])
     except SystemExit as stop:
         code = int(stop.code or 0)
     out, err = capsys.readouterr()
@@ -159,6 +163,38 @@ def test_release_of_all(agent: Agent, capsys: pytest.CaptureFixture[str]) -> Non
     code, _, err = run(agent, capsys, "resume", A)
     assert code == 1 and "resume without names takes them back" in err
     assert run(agent, capsys, "resume") == (0, "resumed: all GPUs\n", "")
+
+
+@pytest.mark.parametrize("form", ["{0}|{1}", "{0}={1}"], ids=["apart", "joined"])
+def test_the_agent_is_named_by_its_run_folder_as_check_has_it(
+    agent: Agent, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """`gangline check --run-folder` found the agent; what was released by the same words went to nobody."""
+    place = form.format("--run-folder", agent.socket.parent).split("|")
+    assert said(capsys, "release", A, *place)[0] == 0
+    assert agent.samplers.released().keys() == {A}
+    assert f"released: {A} until" in said(capsys, "release", "--status", *place)[1]
+    assert said(capsys, "resume", *place) == (0, f"resumed: {A}\n", "")
+    assert agent.samplers.released() == {}
+
+
+@pytest.mark.parametrize("command", [["release"], ["release", "--status"], ["resume"]])
+def test_a_run_folder_without_an_agent_is_told_as_a_socket_is(
+    capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    by_socket = said(capsys, *command, "--socket", "/nowhere/agent.sock")
+    assert "there is no /nowhere/agent.sock" in by_socket[1]
+    assert said(capsys, *command, "--run-folder", "/nowhere") == by_socket
+
+
+@pytest.mark.parametrize("command", ["release", "resume"])
+def test_which_agent_is_meant_is_said_once(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    code, _, err = said(capsys, command, "--run-folder", "/a", "--socket", "/b/agent.sock")
+    assert code == 2 and "--socket: not allowed with argument --run-folder" in err
+    code, _, err = said(capsys, command, "--run-folder", "")
+    assert code == 2 and "--run-folder: expected a folder" in err
 
 
 def test_a_sampler_that_cannot_let_go_is_named(

@@ -47,7 +47,12 @@ class Host:
         Scenario(folder / "scenario", GPUS)
         names = ("spool", "events", "state", "run")
         settings = {f"{name}_folder": folder / name for name in names}
-        settings |= {"nvml_library": library, "dev_root": self.dev, "sys_root": folder / "sys"}
+        settings |= {
+            "spool_head_folder": folder,
+            "nvml_library": library,
+            "dev_root": self.dev,
+            "sys_root": folder / "sys",
+        }
         sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         sets += ["--set", "collectors_off=pcie,disk,nfs,lustre", "--set", "host=here"]
         self.arguments, self.log = ["agent", "--aggregator", "127.0.0.1:9", *sets], folder / "log"

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from gangline import cli
-from gangline.agent.spool.folder import MEMORY_FOLDER
 from gangline.fingerprints import frames
 from tests.agent.gpu_host import GpuHost
 from tests.agent.test_main import agent, spooled
@@ -54,7 +53,7 @@ def managed(folder: Path, *arguments: str) -> Iterator[tuple[Process, Manager]]:
         "--config",
         str(folder / "agent.toml"),
         "--set",
-        f"spool_head_folder={MEMORY_FOLDER}",
+        f"spool_head_folder={folder}",
     )
     process = agent(folder, *settings, *arguments)
     try:

@@ -79,13 +79,22 @@ def test_ready_once_it_samples_and_watchdog_only_while_the_loop_turns(manager: M
         {"NOTIFY_SOCKET": "/nowhere\0odd"},
     ],
 )
-def test_without_a_manager_nothing_is_said_and_nothing_fails(environment: dict[str, str]) -> None:
+def test_without_a_manager_nothing_is_said_and_nothing_fails(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is no address must not be taken for a file's name in whatever folder the agent was started in."""
+    monkeypatch.chdir(tmp_path)
+    stranger = Manager("vsock:2:1234")
+    before = sorted(os.listdir("/proc/self/fd"))
     notifier = Notifier(lambda: 0, environment)
     notifier.turned()
     notifier.turned()
     notifier.reloading()
     notifier.stopping()
     notifier.close()
+    assert stranger.heard() == []
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    stranger.socket.close()
 
 
 def test_another_process_is_watched(manager: Manager) -> None:

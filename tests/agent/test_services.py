@@ -101,17 +101,21 @@ def test_names_of_services_are_found_in_proc() -> None:
 def test_cgroups_of_v1_hybrid_and_v2(tmp_path: Path) -> None:
     """One unit by each of the three trees; processes only in cgroups below it still are its own."""
     service = Service("slurmd", ("slurmd.service",), "slurmd")
-    assert services.processes_of_unit(tmp_path, service) is None
+
+    def processes() -> list[int] | None:
+        return services.processes_of_unit(services.groups_of_units(tmp_path), service)
+
+    assert processes() is None
     for tree in ("systemd", "unified", "."):
         folder = tmp_path / "fs/cgroup" / tree / "system.slice/slurmd.service"
         folder.mkdir(parents=True)
         (folder / "cgroup.procs").write_text("12\n13\n")
-        assert services.processes_of_unit(tmp_path, service) == [12, 13]
+        assert processes() == [12, 13]
         shutil.rmtree(folder)
     folder.mkdir()
     (folder / "cgroup.procs").write_text("")
     (folder / "cgroup.events").write_text("populated 1\n")
-    assert services.processes_of_unit(tmp_path, service) == []
+    assert processes() == []
 
 
 def test_services_of_a_proc_that_hides_processes(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from gangline.agent.transport.lengths import FRAME_BYTES_MAX, FrameLengths, Fram
 from gangline.agent.transport.session import Session
 from gangline.fingerprints.wire.telemetry_pb2 import (
     IngestAck,
+    RefusedFrame,
     RegisterNodeRequest,
     RegisterNodeResponse,
     ReportEventsResponse,
@@ -159,6 +161,47 @@ def test_messages_arrive_whole_and_in_order_whatever_the_windows(
     assert [TelemetryBatch.FromString(m).frame for m in server.messages(stream)] == sent
 
 
+def test_receipts_never_end_whatever_the_window() -> None:
+    """They go past h2, which grants the peer nothing for them: after 64 kB of them none would come."""
+    session, server = connected()
+    stream = session.open_stream("s-1")
+    session.receive(server.receive(session.data_to_send()))
+    session.receive(server.answer(stream, HEAD, end=False))
+    ack = IngestAck(refused=[RefusedFrame(sequence=1, reason="x" * 5000)])
+    for _ in range(100):
+        said = server.answer(stream, framed(ack.SerializeToString()), end=False)
+        assert [a.message for a in session.receive(said) if isinstance(a, Answer)] == [ack]
+        server.receive(session.data_to_send())
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["ack", "ping", "widen", "settle"]), max_size=20),
+       st.integers(1, 300))  # fmt: skip
+def test_answers_are_the_same_however_they_are_cut(parts: list[str], step: int) -> None:
+    """Whole frames in front go past h2, the first other and all after it through it."""
+    session, server = connected()
+    stream = session.open_stream("s-1")
+    session.receive(server.receive(session.data_to_send()))
+    said, wanted = server.answer(stream, HEAD, end=False), []
+    for number, part in enumerate(parts):
+        if part == "ack":
+            wanted.append(IngestAck(credit_frames=number))
+            said += server.answer(stream, framed(wanted[-1].SerializeToString()), end=False)
+        elif part == "ping":
+            server.connection.ping(bytes(8))
+        elif part == "settle":
+            server.connection.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 5 + number})
+        else:
+            server.connection.increment_flow_control_window(1000, stream)
+            server.connection.increment_flow_control_window(1000)
+        said += server.connection.data_to_send()
+    got = [a for at in range(0, len(said), step) for a in session.receive(said[at : at + step])]
+    assert [answer.message for answer in got if isinstance(answer, Answer)] == wanted
+    server.receive(session.data_to_send())
+    session.send(stream, TelemetryBatch(frame=bytes(65_000 + 1000 * parts.count("widen"))))
+    assert session.unsent_bytes == 0 or "widen" not in parts
+
+
 def test_a_big_answer_is_taken_whatever_the_window() -> None:
     """We give the peer its window back, or the sixty-fifth kilobyte would never come."""
     session, server = connected()
@@ -274,13 +317,15 @@ def test_a_session_that_is_no_header_is_refused() -> None:
             session.open_stream(name)
 
 
-def only_session_errors(session: Session, data: bytes, step: int) -> None:
+def refusal(session: Session, data: bytes, step: int) -> str | None:
+    """Return the words with which the data is refused; None: it is taken. Any other error is the test's."""
     try:
         for at in range(0, len(data), step):
             session.receive(data[at : at + step])
             session.data_to_send()
     except SessionError as error:
-        assert str(error)
+        return str(error)
+    return None
 
 
 @settings(max_examples=300)
@@ -288,7 +333,7 @@ def only_session_errors(session: Session, data: bytes, step: int) -> None:
 def test_random_bytes_are_a_session_error(data: bytes, step: int) -> None:
     """Whatever listens there, the agent samples on."""
     for session in (Session("127.0.0.1:7600"), registering()[0]):
-        only_session_errors(session, data, step)
+        assert refusal(session, data, step) != ""
 
 
 @settings(max_examples=300)
@@ -303,7 +348,38 @@ def test_random_http2_frames_are_a_session_error(
     for kind, flags, stream, body in parts:
         data += len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
         data += body
-    only_session_errors(session, data, 64)
+    assert refusal(session, data, 64) != ""
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0, 0, 1, 8, 8]),
+            st.sampled_from([0, 0, 0, 1, 8]),
+            st.sampled_from([0, 1, 1, 3]),
+            st.one_of(
+                st.binary(max_size=12),
+                st.integers(0, 2**32 - 1).map(lambda n: n.to_bytes(4, "big")),
+                st.just(framed(IngestAck(credit_frames=3).SerializeToString())),
+            ),
+        ),
+        max_size=12,
+    ),
+    st.integers(1, 300),
+)
+def test_random_frames_of_an_open_stream_are_a_session_error(
+    parts: list[tuple[int, int, int, bytes]], step: int
+) -> None:
+    """What goes past h2 is looked at as closely."""
+    session, server = connected()
+    stream = session.open_stream("s-1")
+    session.receive(server.receive(session.data_to_send()))
+    data = server.answer(stream, HEAD, end=False)
+    for kind, flags, number, body in parts:
+        data += len(body).to_bytes(3, "big") + bytes((kind, flags)) + number.to_bytes(4, "big")
+        data += body
+    assert refusal(session, data, step) != ""
 
 
 @settings(max_examples=300)
@@ -315,4 +391,4 @@ def test_a_damaged_answer_is_a_session_error(changes: list[tuple[int, int]]) -> 
     data += ping(server, call) + go_away(server, call)
     for at, value in changes:
         data[at % len(data)] = value
-    only_session_errors(session, bytes(data), 50)
+    assert refusal(session, bytes(data), 50) != ""

@@ -20,7 +20,7 @@ from gangline.agent.collectors.net import net_1s
 from gangline.agent.collectors.nvme import NvmeSmart
 from gangline.agent.collectors.pcie import PcieTenSeconds
 from gangline.agent.collectors.pcie_settings import PcieMinute
-from gangline.agent.collectors.power import RaplEnergy, hwmon_10s
+from gangline.agent.collectors.power import hwmon_10s, rapl_1s
 from gangline.agent.collectors.rdma import rdma_1s
 from gangline.agent.entering import NAME_BYTES_MAX, entering, place_name
 from gangline.agent.hardware.roots import Roots
@@ -115,7 +115,7 @@ CASES: dict[str, tuple[Callable[[Roots], Collector], str, str, str, str]] = {
         "0000:18:00.0",
     ),
     "rapl": (
-        RaplEnergy,
+        rapl_1s,
         "class/powercap/intel-rapl:0/energy_uj",
         "intel-rapl:0",
         "read intel-rapl:0/energy_uj",

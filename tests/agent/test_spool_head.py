@@ -19,7 +19,7 @@ from hypothesis.stateful import rule
 
 from gangline.agent.spool.folder import FolderError
 from gangline.agent.spool.head import HEAD_BYTES_MAX, WAIT_SECONDS_MAX
-from gangline.agent.spool.places import UNBROKEN_NAME
+from gangline.agent.spool.places import LOOK_SECONDS, UNBROKEN_NAME
 from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
@@ -300,16 +300,18 @@ def test_without_such_a_folder_the_disk_is_used(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_removed_under_way_is_made_again(tmp_path: Path) -> None:
     """Who ran the agent logged out, and logind removed all of theirs in /dev/shm: frames went nowhere."""
-    spool = open_spool(tmp_path)
+    seconds = Seconds()
+    spool = open_spool(tmp_path, seconds)
     append(spool, b"one", b"two")
     spool.receipt(1, 1)
     (head,) = (tmp_path / "memory").iterdir()
     shutil.rmtree(head)
+    seconds.now += LOOK_SECONDS
     append(spool, b"three", b"four")
     assert everything(spool) == {3: b"three", 4: b"four"}
     assert spool.dropped_frames == 1 and disk_bytes(tmp_path) == 0
     kill(spool)
-    spool = open_spool(tmp_path)
+    spool = open_spool(tmp_path, seconds)
     assert everything(spool) == {3: b"three", 4: b"four"}
     assert spool.next_sequence() == 5, "all numbers are known"
     shutil.rmtree(head)

@@ -16,6 +16,7 @@ from gangline.aggregator.judgement.rules import (
     clock,
     fabric,
     gpu,
+    hangs,
     host,
     jobs,
     kernel,
@@ -36,7 +37,7 @@ from tests.aggregator.faults import FAULTS
 from tests.aggregator.world import CLOCK_HERTZ, LIMIT_WATTS, Host, World, gpu_of, throttle
 
 GPUS = 2
-MODULES = (agent, clock, fabric, gpu, host, jobs, kernel, memory, nvlink, parts, pcie, xid)
+MODULES = (agent, clock, fabric, gpu, hangs, host, jobs, kernel, memory, nvlink, parts, pcie, xid)
 RULES = {r.name for m in MODULES for r in vars(m).values() if isinstance(r, Rule)}
 RULES |= {kind.rule.name for kind in kernel.KINDS.values()} | {kernel.DRIVER_EVENT.rule.name}
 RULES |= {fault.rule for fault in FAULTS}
@@ -182,11 +183,11 @@ TRIPS: list[tuple[str, Callable[[StoredWorld, Host], None]]] = [
     ("filesystem.full", _set("filesystem_60s", "/", available_bytes=1e8)),
     ("device.hung", _set("probe_1s", "gpu 0000:00:00.0", state=2, hung_seconds=9.5)),
     ("driver.hung", _set("probe_1s", "gpu", state=3, hung_seconds=9.5)),
-    ("collector.hung", _set("collector_1s", "gpu_1s", outcome_state=4)),
-    ("collector.failed", _set("collector_1s", "host_1s", outcome_state=3)),
+    ("collector.hung", _set("collector_10s", "gpu_1s", outcome_state=4)),
+    ("collector.failed", _set("collector_10s", "host_1s", outcome_state=3)),
     ("counter.saturated", _set("rdma_10s_changes", "mlx5_0/1", buffer_overrun_errors=15)),
-    ("data.lost", _set("agent_1s", "agent", spool_dropped_frames=120)),
-    ("host.barred", _set("agent_1s", "agent", barring_findings_count=1)),
+    ("data.lost", _set("agent_10s", "agent", spool_dropped_frames=120)),
+    ("host.barred", _set("agent_10s", "agent", barring_findings_count=1)),
     ("finding", _finding),
     ("host.silent", _silent),
 ]  # fmt: skip

@@ -81,12 +81,15 @@ def test_a_restart_keeps_the_incumbent(lab: Any, connect: Any, make_agent: Any) 
             pass
         async with lab.aggregator() as aggregator:
             second = connect(aggregator.port, make_agent(run_id=b"s" * 16))
-            await refused(second.register())
+            words.append(await refused(second.register()))
             await second.close()
             async with lab.agent(aggregator) as first:
                 await first.send(first.agent.message(1))
 
+    words: list[str] = []
     asyncio.run(way())
+    assert len(words) == 1 and (b"r" * 16).hex()[:8] in words[0] and "60 s" in words[0]
+    assert lab.rows("SELECT count(*) FROM readings.gpu_1s") == [(2,)]
 
 
 def test_a_rebooted_host_goes_on_with_its_spool(lab: Any, connect: Any, make_agent: Any) -> None:

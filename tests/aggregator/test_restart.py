@@ -168,7 +168,7 @@ def test_the_store_remembers(lab: Any, make_agent: Any, until: Any) -> None:
 def _collectors(agent: Any) -> Any:
     from tests.aggregator.world import block
 
-    return block("collector_1s", {"gpu_1s": {"outcome_state": 0}})
+    return block("collector_10s", {"gpu_1s": {"outcome_state": 0}})
 
 
 def _unhealthy(snapshot: Any) -> HostScore | None:

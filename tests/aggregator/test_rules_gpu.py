@@ -51,6 +51,110 @@ def test_a_gpu_that_vanishes_from_the_readings_is_noticed() -> None:
     assert (score.state, score.reason) == (State.WATCH, Reason.BLIND)
 
 
+ADDRESSES = [f"0000:{gpu:02x}:00.0" for gpu in range(8)]
+HANGS: dict[str, float] = {"state": 2, "hung_seconds": 12.0}
+LEFT_ALONE: dict[str, float] = {"state": 3}
+RELEASED: dict[str, float] = {"state": 6}
+
+
+def _out(world: World, gpus: range, *, by: dict[str, float], whole: bool = False) -> None:
+    """GPUs of the first host are read no more, as its agent says; *whole*: of their driver."""
+    host = world.hosts[0]
+    for gpu in gpus:
+        del host.readings["gpu_1s", gpu_of(host, gpu)]
+        if not whole:
+            host.set("gpu_1s_probe", gpu_of(host, gpu), probe_hung_seconds=0.0)
+    rows = ["gpu"] if whole else [f"gpu {ADDRESSES[gpu]}" for gpu in gpus]
+    for row in rows:
+        host.set("probe_1s", row, **({"hung_seconds": 0.0, "abandoned_count": 0} | by))
+    host.growth.clear()
+
+
+def _end(world: World) -> None:
+    """All of the first host's GPUs are read again, and no more is said of them."""
+    host, well = world.hosts[0], world.hosts[1]
+    for gpu in range(8):
+        host.set("gpu_1s", gpu_of(host, gpu), **well.readings["gpu_1s", gpu_of(well, gpu)])
+    host.forget("probe_1s")
+    host.forget("gpu_1s_probe")
+
+
+def _unseen(world: World) -> list[str]:
+    score = world.score(world.hosts[0])
+    return [one.device for one in score.evidence if one.signal == "gpu.sm_clock_hertz"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "by", "whole"),
+    [
+        (range(8), HANGS, True),
+        (range(8), RELEASED, True),
+        (range(3, 4), HANGS, False),
+        (range(3, 4), LEFT_ALONE, False),
+        (range(2), RELEASED, False),
+    ],
+    ids=["driver hangs", "all released", "one hangs", "one left alone", "two released"],
+)
+def test_a_gpu_that_its_agent_says_is_out_is_not_missed(
+    gpus: range, by: dict[str, float], whole: bool
+) -> None:
+    """All eight hung in one lock of the driver: one page said so, and eight more that nothing was read of them. And
+    whoever had released a GPU to reset it was told that it was gone."""
+    world = World()
+    world.run(10)
+    _out(world, gpus, by=by, whole=whole)
+    world.run(60)
+    score = world.score(world.hosts[0])
+    assert len(score.evidence) == (1 if by is HANGS else 0)
+    assert _unseen(world) == []
+    _end(world)
+    world.run(5)
+    assert _unseen(world) == []
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["beside GPUs", "beside a lane of the host"])
+def test_what_the_agent_says_of_others_excuses_no_gpu(whole: bool) -> None:
+    """GPU 5 vanished while GPU 3 was being reset, and while the host's own lane hung."""
+    world = World()
+    world.run(10)
+    host = world.hosts[0]
+    if whole:
+        host.set("probe_1s", "host rdma_1s", **HANGS)
+    else:
+        _out(world, range(3, 4), by=RELEASED)
+    del host.readings["gpu_1s", gpu_of(host, 5)]
+    host.growth.clear()
+    world.run(30)
+    assert _unseen(world) == [gpu_of(host, 5)]
+
+
+def test_a_gpu_that_stays_away_after_its_release_is_noticed() -> None:
+    """It was to be reset, and did not come back."""
+    world = World()
+    world.run(10)
+    _out(world, range(3, 4), by=RELEASED)
+    world.run(60)
+    world.hosts[0].forget("probe_1s")
+    world.hosts[0].forget("gpu_1s_probe")
+    world.run(10)
+    assert _unseen(world) == []
+    world.run(10)
+    assert _unseen(world) == [gpu_of(world.hosts[0], 3)]
+
+
+@pytest.mark.parametrize("out", [True, False])
+def test_gpus_of_a_host_that_began_while_its_driver_hung(out: bool) -> None:
+    """The agent was restarted in the midst of it: no GPU was ever read, which the one finding says."""
+    world = World()
+    host = world.hosts[0]
+    for table in [table for table, _ in list(host.readings) if table.startswith("gpu")]:
+        host.forget(table)
+    if out:
+        host.set("probe_1s", "gpu", **HANGS)
+    world.run(30)
+    assert len(_unseen(world)) == (0 if out else 8)
+
+
 def test_a_gpu_that_nothing_reads_is_noticed_beside_its_neighbours() -> None:
     """After a reboot NVML lists seven GPUs, the PCI bus eight. A host without a driver lists none."""
     world = World()

@@ -56,7 +56,7 @@ def test_hung_drivers_and_collectors_that_are_not_let_in(
     """ "Did not return" is a reading; "not permitted" is not a fault of the host, but is said."""
     world = World()
     world.run(10)
-    world.hosts[0].set("collector_1s", collector, outcome_state=outcome)
+    world.hosts[0].set("collector_10s", collector, outcome_state=outcome)
     world.event(world.hosts[0], outcome, collector, "collector.outcome")
     world.run(10)
     score = world.score(world.hosts[0])
@@ -65,32 +65,43 @@ def test_hung_drivers_and_collectors_that_are_not_let_in(
     assert world.snapshot and world.snapshot.sources[0][0].name == "gpu_1s"
 
 
-def _hang(world: World, device: str, lane: str = "gpu", collector: str = "gpu_1s") -> None:
-    """The agent says that a device, or with an empty name its driver, hangs."""
+def _hang(
+    world: World, device: str, lane: str = "gpu", collector: str = "gpu_1s", **values: float
+) -> None:
+    """The agent says that a device, or with an empty name its driver, hangs, since a second ago."""
     host = world.hosts[0]
-    host.set("probe_1s", f"{lane} {device}".strip(), state=2, hung_seconds=12.0, abandoned_count=1)
-    host.set("collector_1s", collector, outcome_state=4)
+    row = f"{lane} {device or (collector if lane == 'host' else '')}".strip()
+    host.set("probe_1s", row, **({"state": 2, "hung_seconds": 1.0, "abandoned_count": 1} | values))
+    host.set("collector_10s", collector, outcome_state=4)
     world.event(
         host, 1, device or "host", "probe.hung" if device else "probe.driver_hung",
-        message=f"did not return for 1.0 s in {collector}: {device} read",
+        message=f"died of SIGSEGV in {collector}: {device} read",
         attributes={"lane": lane, "device": device, "collector": collector, "call": "read"},
     )  # fmt: skip
 
 
+def _only_words(world: World) -> str:
+    (evidence,) = world.score(world.hosts[0]).evidence
+    return evidence.words
+
+
 def test_a_hung_gpu_is_one_finding_with_its_name_and_its_call() -> None:
-    """Nobody at 3 a.m. knows which GPU the collector gpu_1s hangs in."""
+    """Nobody at 3 a.m. knows which GPU the collector gpu_1s hangs in, whether the second that it says is all, and what
+    is to be done."""
     world = World()
     world.run(10)
     _hang(world, "0000:03:00.0")
-    world.run(5)
+    world.run(24)
     score = world.score(world.hosts[0])
     assert (score.state, score.reason) == (State.UNHEALTHY, Reason.DRIVER_HUNG)
     (evidence,) = score.evidence
     assert evidence.device == gpu_of(world.hosts[0], 3)
-    assert "gpu 0000:03:00.0 did not return for 12.0 s" in evidence.words
-    assert "0000:03:00.0 read" in evidence.words
+    assert evidence.words == (
+        "GPU 0000:03:00.0 (GPU-h0-3…) has not answered for 25 s, since 2023-11-14 22:13:29 UTC, in read: drain the "
+        "host, look at its kernel log, reset the GPU; reboot the host if that hangs as well"
+    )
     world.hosts[0].set("probe_1s", "gpu 0000:03:00.0", state=0, hung_seconds=0.0)
-    world.hosts[0].set("collector_1s", "gpu_1s", outcome_state=0)
+    world.hosts[0].set("collector_10s", "gpu_1s", outcome_state=0)
     world.run(60)
     assert world.score(world.hosts[0]).state is State.HEALTHY
 
@@ -99,14 +110,90 @@ def test_all_gpus_that_hang_at_once_are_one_finding_of_the_host() -> None:
     """Eight alarms for one lock of the driver."""
     world = World()
     world.run(10)
-    for gpu in range(8):
+    for gpu in (2, 5):
         _hang(world, f"0000:{gpu:02x}:00.0")
     _hang(world, "")
     world.run(3)
     score = world.score(world.hosts[0])
     (evidence,) = score.evidence
     assert (score.state, evidence.device) == (State.UNHEALTHY, "host")
-    assert "the GPU driver as a whole did not return for 12.0 s" in evidence.words
+    assert evidence.words == (
+        "the GPU driver as a whole has not answered for 4 s, since 2023-11-14 22:13:29 UTC, in read (0000:02:00.0, "
+        "0000:05:00.0 first): drain the host, look at its kernel log, reboot it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(100, "for 101 s, since"), (3_000, "for 50 minutes, since"), (8_000, "for 2 hours, since")],
+)
+def test_for_how_long_it_hangs_is_said_as_people_say_it(seconds: int, words: str) -> None:
+    """The reading stops at the second when its last call was given up."""
+    world = World()
+    world.run(10)
+    _hang(world, "0000:03:00.0")
+    world.now_ns += (seconds - 10) * 1_000_000_000
+    world.run(10)
+    assert words in _only_words(world)
+
+
+def test_a_gpu_of_which_no_word_came_is_named_all_the_same() -> None:
+    """The process was left behind by an agent before this one, and the aggregator was restarted."""
+    world = World()
+    world.run(10)
+    world.hosts[0].set("probe_1s", "gpu 0000:99:00.0", state=2, hung_seconds=61.25)
+    world.run(5)
+    assert _only_words(world).startswith("GPU 0000:99:00.0 has not answered for 61.2 s: drain")
+
+
+@pytest.mark.parametrize("code", [86_401, 2**32 - 1])
+def test_a_time_that_cannot_be_is_not_said(code: int) -> None:
+    """An agent's event is what anybody may have sent: one number must not blind the rule for the whole fleet."""
+    world = World()
+    world.run(10)
+    _hang(world, "0000:03:00.0")
+    attributes = {"lane": "gpu", "device": "0000:03:00.0", "collector": "gpu_1s", "call": "x" * 999}
+    world.event(world.hosts[0], code, "host", "probe.hung", attributes=attributes)
+    world.run(5)
+    words = _only_words(world)
+    assert words.startswith("GPU 0000:03:00.0 (GPU-h0-3…) has not answered for 1.0 s, in xxx")
+    assert len(words) < 300
+
+
+def test_a_gpu_that_ends_who_asks_it_is_not_said_to_be_waited_for() -> None:
+    """It crashed the library within a millisecond, and was said to have not returned for 0.0 s."""
+    world = World()
+    world.run(10)
+    _hang(world, "0000:03:00.0", state=3, hung_seconds=0.001)
+    world.run(5)
+    assert _only_words(world).startswith(
+        "GPU 0000:03:00.0 (GPU-h0-3…) is left alone for 6 s, since 2023-11-14 22:13:29 UTC, as the agent's "
+        "process died of SIGSEGV, in read: drain"
+    )
+
+
+def test_a_gpu_that_is_slow_is_not_said_to_hang() -> None:
+    world = World()
+    world.run(10)
+    _hang(world, "0000:03:00.0", state=4, hung_seconds=0.0)
+    world.run(5)
+    assert "answers too slowly for its neighbours for 6 s, since" in _only_words(world)
+    assert world.score(world.hosts[0]).state is State.WATCH
+
+
+def test_ports_that_hang_together_are_one_finding_of_their_driver() -> None:
+    """One firmware, two ports, three pages. The disk that hung beside them is a finding of its own."""
+    world = World()
+    world.run(10)
+    for port in ("mlx5_0/1", "mlx5_1/1", ""):
+        _hang(world, port, "host", "rdma_1s")
+    _hang(world, "nvme0n1", "host", "disk_1s")
+    world.run(5)
+    evidence = {one.device: one.words for one in world.score(world.hosts[0]).evidence}
+    assert evidence.keys() == {"rdma_1s", "nvme0n1"}
+    assert evidence["rdma_1s"].startswith("what rdma_1s reads has not answered for 6 s, since ")
+    assert "in read (mlx5_0/1, mlx5_1/1 first): look at" in evidence["rdma_1s"]
+    assert world.score(world.hosts[0]).state is State.SUSPECT
 
 
 def test_the_first_gpu_of_a_driver_that_hangs_is_no_finding_of_its_own() -> None:
@@ -147,7 +234,7 @@ def test_lost_frames_are_a_finding() -> None:
     """A spool that overflowed during an outage: what is gone is said, not hidden."""
     world = World()
     world.run(10)
-    world.hosts[0].set("agent_1s", "agent", spool_dropped_frames=120)
+    world.hosts[0].set("agent_10s", "agent", spool_dropped_frames=120)
     world.run(5)
     score = world.score(world.hosts[0])
     assert (score.state, score.reason) == (State.WATCH, Reason.DATA_LOST)
@@ -158,12 +245,12 @@ def test_a_host_that_bars_itself_is_unhealthy_here_too() -> None:
     """A policy file condemned every host by a row of its own: here they all were HEALTHY, and the permit stood."""
     world = World()
     world.run(10)
-    world.hosts[0].set("agent_1s", "agent", barring_findings_count=1)
+    world.hosts[0].set("agent_10s", "agent", barring_findings_count=1)
     world.run(2)
     score = world.score(world.hosts[0])
     assert (score.state, score.reason) == (State.UNHEALTHY, Reason.POLICY)
     assert "counts 1 findings for which the host takes no job" in score.reason_words
-    world.hosts[0].set("agent_1s", "agent", barring_findings_count=0)
+    world.hosts[0].set("agent_10s", "agent", barring_findings_count=0)
     world.run(40)
     assert all_well(world)
 
@@ -188,7 +275,7 @@ def test_a_collector_blind_to_a_part_is_said_and_what_it_sees_still_counts() -> 
     world = World(hosts=2)
     host = world.hosts[0]
     words = "mlx5_7/1 is blind: grant CAP_SYS_RAWIO to the agent"
-    host.set("collector_1s", "rdma_1s", outcome_state=2)
+    host.set("collector_10s", "rdma_1s", outcome_state=2)
     world.event(host, 2, "rdma_1s", "collector.outcome", message=words)
     world.run(20)
     score = world.score(host)

@@ -13,6 +13,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from gangline.aggregator.service.telemetry import REFUSED_IN_ROW_MAX, Stream
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import index_of
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
 
@@ -35,6 +37,21 @@ def test_a_reading_comes_back_from_the_store(lab: Any) -> None:
     assert lab.rows("SELECT host, labels['rack'] FROM hosts") == [("host-1", "r1")]
     assert lab.rows("SELECT device, attributes['product'] FROM devices") == [("GPU-0", "H100")]
     assert lab.rows("SELECT first_sequence, last_sequence FROM received") == [(1, 2)]
+
+
+def test_what_an_earlier_agent_says_of_itself_goes_by_its_name_of_now(lab: Any) -> None:
+    """A fleet is updated aggregator first: for a week nobody saw which collectors of its agents hung."""
+    turns = Block("collector_10s", ["gpu_1s"])
+    turns.put_int(index_of("collector.outcome_state"), 0, 4)
+    turns.table = "collector_1s"
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+            await agent.send(agent.agent.message(1, blocks=[turns]))
+            assert agent.durable == {1}
+
+    asyncio.run(way())
+    assert lab.rows("SELECT device, outcome_state FROM readings.collector_10s") == [("gpu_1s", 4)]
 
 
 def test_a_resend_never_doubles(lab: Any) -> None:

@@ -26,6 +26,9 @@ UPTIME_NS = 3_600 * SECOND_NS
 CLOCK_HERTZ, CLOCK_MAX_HERTZ = 1.755e9, 1.98e9
 COMPUTING_WATTS, WAITING_WATTS, IDLE_WATTS, LIMIT_WATTS = 550.0, 150.0, 75.0, 700.0
 
+#: What the agent says of itself comes at its pace, and at once when there is news (`agent/own.py`).
+TOLD_AT_ONCE = ("agent_10s", "collector_10s")
+
 Values = dict[str, float]
 #: (table, device) -> column -> value
 Readings = dict[tuple[str, str], Values]
@@ -109,9 +112,9 @@ class World:
         host.set("host_1s", "host", pressure_cpu_some_ratio=0.02, cpu_steal_ratio=0.0)
         host.set("net_1s", "eth0", carrier_state=1)
         host.set("filesystem_60s", "/", size_bytes=5e11, available_bytes=2e11, read_only_state=0)
-        host.set("agent_1s", "agent", spool_dropped_frames=0)
+        host.set("agent_10s", "agent", spool_dropped_frames=0)
         for collector in ("gpu_1s", "rdma_1s", "host_1s"):
-            host.set("collector_1s", collector, outcome_state=0, turn_seconds=0.001)
+            host.set("collector_10s", collector, outcome_state=0, turn_seconds=0.001)
 
     def register(self, host: Host, gpus: int = 8, model: str = "H100") -> None:
         """Register *host*, again or for the first time."""
@@ -156,6 +159,8 @@ class World:
             if TABLES[table][0].on_change:
                 known = host.sent.get((table, device))
                 due = due and (known != values or self.second % 60 == 0)
+            if table in TOLD_AT_ONCE and host.sent.get((table, device)) != values:
+                due = True
             if due:
                 tables.setdefault(table, []).append(device)
                 host.sent[table, device] = dict(values)

@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import tracemalloc
 from pathlib import Path
@@ -384,3 +385,33 @@ def test_a_group_that_refuses_is_named_until_it_answers(tmp_path: Path) -> None:
     seen = [cells.values() for _ in range(20)]
     assert seen[-1] == [5, 5, 9, None]
     assert cells.files.refusals == []
+
+
+def test_a_cell_that_adds_up_what_a_counter_counts(tmp_path: Path) -> None:
+    """RAPL begins again at a range that is no power of two: a gigawatt for a second, every quarter of an hour."""
+    file = tmp_path / "energy_uj"
+    valid, cells = bytearray(1), bytearray(8)
+    files = CounterFiles([(cells, valid)])
+    files.add_file(file)
+    files.add_cell(0, scale=1e-6, gauge=True, span=100_000_000, most=100_000_000)
+    found: list[float | None] = []
+    for text in ("90000000", "95000000", "1000000", "", "100000001", "50000000"):
+        file.write_text(text)
+        files.read()
+        found.append(memoryview(cells).cast("d")[0] if valid[0] else None)
+    assert found == [0.0, 5.0, 11.0, None, None, 60.0]
+    with pytest.raises(ValueError, match="is a gauge"):
+        files.add_cell(0, span=7)
+
+
+@given(st.permutations(["a", "b", "ab", "c", "b_c"]), st.permutations(["a", "b", "ab", "c", "b_c"]))
+def test_keys_in_any_order(written: list[str], asked: list[str]) -> None:
+    """A kernel that lists AER errors in another order than before: none is missed, none another's."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "aer"
+        file.write_text("".join(f"{word} {100 + len(word) + ord(word[-1])}\n" for word in written))
+        cells = Cells(len(asked))
+        cells.files.add_file(file)
+        for index, word in enumerate(asked):
+            cells.files.add_cell(index, shape=KEYED, key=word.encode())
+        assert cells.values() == [100 + len(word) + ord(word[-1]) for word in asked]

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.hardware.files import names_in
-from gangline.ext.hostfiles import FILE_BYTES_MAX, CoreTimes, Glance, Places, read_file
+from gangline.ext.hostfiles import (
+    FILE_BYTES_MAX,
+    CoreTimes,
+    DiskRows,
+    Glance,
+    HostPass,
+    KeptFile,
+    Places,
+    read_file,
+)
 
 U64_MAX = (1 << 64) - 1
 
@@ -124,3 +133,21 @@ def test_cores_that_go_offline_are_known_by_their_numbers() -> None:
     times.take("".join(line.format(core, 10 * core + 10) for core in (0, 2, 3, 9)).encode())
     assert (times.count, times.cores) == (4, [0, 2, 3, 9])
     assert {core: shares.busy for core, shares in times.shares().items()} == {0: 0, 2: 0, 3: 0}
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 8192, 20000])
+def test_a_file_that_comes_as_a_whole(size: int, tmp_path: Path) -> None:
+    """/proc/stat of 200 cores outgrew the room, and half of the cores were idle for ever."""
+    path = tmp_path / "stat"
+    path.write_bytes(b"7" * size)
+    kept = KeptFile(path, whole=True)
+    assert [kept.read() for _ in range(2)] == [b"7" * size] * 2
+
+
+def test_rows_are_of_the_columns_that_are_filled() -> None:
+    """A column that somebody adds in one place only would shift all that follow."""
+    few = Places(bytearray(16), bytearray(2), 1, [(0, False), (1, True)])
+    with pytest.raises(ValueError, match="a host are not 2"):
+        HostPass("/proc", few)
+    with pytest.raises(ValueError, match="14 values"):
+        DiskRows(KeptFile("/proc/diskstats"), [b"sda"], few)

@@ -24,6 +24,8 @@ from gangline.ext.nvml_parts import (
     EventSet,
     FieldPass,
     Parts,
+    Process,
+    ProcessLists,
     bit_error_ratio,
 )
 from tests.fake_nvml.build import build, compiler, header_folder, older_header_folder
@@ -412,13 +414,63 @@ def test_a_garbage_count_of_mig_devices_is_bounded(play: Play, opened: Open, lib
 # ---- processes --------------------------------------------------------------------------------------
 
 
+def listed(parts: Parts, address: str) -> list[Process]:
+    """Return what one GPU lists."""
+    lists = ProcessLists(parts, [address])
+    assert not lists.run()  # at first nothing is as before
+    return lists.of(address)
+
+
+def test_lists_that_say_the_same_are_the_same(play: Play, opened: Open) -> None:
+    """Twenty-four lists a second were made into objects, to find that nobody had come or gone."""
+    devices = gpus(2)
+    devices[0].lines.append(process(19))
+    devices[1].lines += [process(20, 5), process(20, 6, last=1), process(21, 7, first=4)]
+    scenario = play(devices)
+    lists = ProcessLists(opened(devices), [gpu.address for gpu in devices])
+    said: list[tuple[bool, list[int | None]]] = []
+    for step in range(6):
+        scenario.step(step)
+        said.append((lists.run(), [p.memory_bytes for p in lists.of(devices[1].address)]))
+    assert said == [
+        (False, [5, 6]),
+        (True, [5, 6]),
+        (False, [5]),
+        (True, [5]),
+        (False, [5, 7]),
+        (True, [5, 7]),
+    ]
+
+
+def test_a_gpu_that_fails_says_nothing_that_it_said_before(play: Play, opened: Open) -> None:
+    """Taken for unchanged, the lists of a GPU that fell off the bus would stand for ever."""
+    devices = gpus(2)
+    for gpu in devices:
+        gpu.lines.append(process(20, 5))
+    devices[0].lines.append("error nvmlDeviceGetGraphicsRunningProcesses_v3 0 0 15 15 0 0")
+    scenario = play(devices)
+    lists = ProcessLists(opened(devices), [gpu.address for gpu in devices])
+    said = []
+    for step in range(6):
+        scenario.step(step)
+        said.append(lists.run())
+        if step in (2, 3):
+            with pytest.raises(
+                NvmlError, match=r"nvmlDeviceGetGraphicsRunningProcesses_v3.*\(NVML error 15\)"
+            ):
+                lists.of(devices[0].address)
+        assert len(lists.of(devices[1].address)) == 1
+    assert said == [False, True, False, False, False, True]
+    assert len(lists.of(devices[0].address)) == 1
+
+
 def test_processes_of_all_three_lists(play: Play, opened: Open) -> None:
     """Clients of an MPS server stand in a list of their own, and were nobody's."""
     gpu = gpus(1)[0]
     gpu.lines += [process(10, 5), process(11, 6, which=1), process(12, 7, which=2)]
     gpu.lines.append(process(13, NO_MEMORY, instance=2, compute=0))
     play([gpu])
-    assert opened([gpu]).processes(gpu.address) == [
+    assert listed(opened([gpu]), gpu.address) == [
         (10, 5, None, None, COMPUTE),
         (13, None, 2, 0, COMPUTE),
         (11, 6, None, None, GRAPHICS),
@@ -432,7 +484,7 @@ def test_room_is_made_for_as_many_as_there_are(count: int, play: Play, opened: O
     gpu = gpus(1)[0]
     gpu.lines += [process(100 + i, i) for i in range(count)]
     play([gpu])
-    assert [p.pid for p in opened([gpu]).processes(gpu.address)] == list(range(100, 100 + count))
+    assert [p.pid for p in listed(opened([gpu]), gpu.address)] == list(range(100, 100 + count))
 
 
 def test_a_garbage_count_of_processes_is_refused(play: Play, opened: Open, library: str) -> None:
@@ -443,7 +495,7 @@ def test_a_garbage_count_of_processes_is_refused(play: Play, opened: Open, libra
     counted = ctypes.CDLL(library).fake_nvml_calls
     before = counted(b"nvmlDeviceGetGraphicsRunningProcesses_v3")
     with pytest.raises(NvmlError, match=f"4294967294 processes, of which at most {PROCESSES_MAX}"):
-        opened([gpu]).processes(gpu.address)
+        listed(opened([gpu]), gpu.address)
     assert counted(b"nvmlDeviceGetGraphicsRunningProcesses_v3") - before <= 4
 
 
@@ -534,7 +586,7 @@ def had(parts: Parts, address: str) -> set[str]:
         "fields": Fields(parts, [(address, 201, 1)]).run() == [10],
         "mode": parts.mig_mode(address) is not None,
         "mig": len(parts.mig_devices(address, parts.mig_devices_max(address) or 0)) == 1,
-        "processes": len(parts.processes(address)) == 1,
+        "processes": len(listed(parts, address)) == 1,
         "fabric": parts.fabric(address) is not None,
         "events": _registered(parts, address) == 8,
     }

@@ -10,7 +10,7 @@ import pytest
 
 from gangline.ext.nvml import Nvml, NvmlError, Sweep
 from gangline.ext.nvml_gpm import Gpm
-from gangline.ext.nvml_parts import EventSet, FieldPass, Parts
+from gangline.ext.nvml_parts import EventSet, FieldPass, Parts, ProcessLists
 from tests.fake_nvml.build import build
 from tests.fake_nvml.parts_scenario import with_gpm
 from tests.fake_nvml.scenario import Scenario, gpus
@@ -62,6 +62,7 @@ def test_nothing_is_called_in_a_library_that_was_let_go_of(driver: Driver) -> No
     fields.ask(address, 83, 0, bytearray(8), bytearray(1), 0)
     gpm = Gpm(nvml, [nvml.handle_address(address)], [])
     assert gpm.supported == [True]
+    lists = ProcessLists(parts, [address])
     nvml.close()
     assert driver.is_mapped()
     driver.load(NEWER)
@@ -76,7 +77,7 @@ def test_nothing_is_called_in_a_library_that_was_let_go_of(driver: Driver) -> No
         lambda: events.wait(1),
         lambda: EventSet(parts),
         lambda: parts.open(address),
-        lambda: parts.processes(address),
+        lists.run,
         lambda: parts.mig_devices(address, 7),
         lambda: Gpm(nvml, [0], []),
     ]

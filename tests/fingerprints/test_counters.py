@@ -15,7 +15,6 @@ from gangline.fingerprints.counters import (
     classify,
     compare,
     counted,
-    span_step,
 )
 
 BOOT, OTHER = b"a" * 16, b"b" * 16
@@ -150,10 +149,11 @@ def test_a_register_of_a_device_that_is_gone() -> None:
 def test_energy_begins_again_at_a_range_that_is_no_power_of_two() -> None:
     """RAPL: 262,143,328,850 microjoules and then zero; taken as 64 bits it was 18 exajoules."""
     span = 262_143_328_850
-    assert span_step(span - 10, 5, span) == 15
-    assert span_step(5, 25, span) == 20
-    assert span_step(span // 2, 5, span) is None  # half the range in one step: it was set back
-    assert span_step(100, 5, 0) is None and span_step(None, 5, span) is None
+    rapl = Nature(span=span)
+    assert counted(span - 10, 5, rapl) == 15
+    assert counted(5, 25, rapl) == 20
+    assert counted(span // 2, 5, rapl) is None  # half the range in one step: it was set back
+    assert counted(100, 5) is None and counted(None, 5, rapl) is None
 
 
 @pytest.mark.parametrize(

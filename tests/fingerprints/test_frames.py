@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Collection
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.ext import columns
@@ -25,9 +26,9 @@ stamps = st.builds(
 
 
 @st.composite
-def blocks(draw: st.DrawFn) -> Block:
+def blocks(draw: st.DrawFn, tables: Collection[str] = TABLES) -> Block:
     """A block of any table, with any cells, some missing."""
-    block = Block(draw(st.sampled_from(sorted(TABLES))), draw(devices))
+    block = Block(draw(st.sampled_from(sorted(tables))), draw(devices))
     block.offset_ns = draw(st.integers(-(2**63), 2**63 - 1))
     for cell in range(len(block.valid)):
         value = draw(st.one_of(st.none(), u64, st.integers(0, 300)))
@@ -176,9 +177,20 @@ def test_changed_rows_are_those_that_differ(data: st.DataObject) -> None:
 def test_sizes_that_disagree_are_refused() -> None:
     """The compiled code checks its buffers before it drops the GIL."""
     with pytest.raises(ValueError, match="cells need"):
-        columns.append_table(bytearray(), b"", 0, b"", bytearray(8), bytearray(2), 1, 1)
+        block = Block("gpu_1s", ["GPU-0"])
+        block.cells = bytearray(8)
+        frames.encode(STAMP, [block])
     with pytest.raises(ValueError, match="packed cells"):
         columns.unpack(bytearray(3), bytearray(8), bytearray(1), 1, 1)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(blocks(("disk_1s", "numa_60s")), max_size=3), max_size=4))
+def test_an_encoder_remembers_no_more_than_names(courses: list[list[Block]]) -> None:
+    """A disk was pulled: its table had the keys of before, and all cells stood in other rows."""
+    encoder = frames.Encoder()
+    for given_blocks in courses:
+        assert encoder.encode(STAMP, given_blocks) == frames.encode(STAMP, given_blocks)
 
 
 @given(stamps, st.lists(blocks(), max_size=3))

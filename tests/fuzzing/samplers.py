@@ -13,23 +13,34 @@ from gangline.agent.sampler.left_behind import (
 from gangline.agent.turn import Outcome, Turn
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from tests.agent.sampler.world import feed
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
 
 COLLECTORS = ["gpu_1s", "disk_1s"]
 
 
 def _stream() -> bytes:
-    """Two rounds, an event and a wish."""
+    """Rounds whose shapes are known, new and others again, between them an event and a wish."""
     encoder = codec.RoundEncoder(COLLECTORS)
-    block = Block("gpu_1s", ["GPU-1", "GPU-2"])
+    block, other = Block("gpu_1s", ["GPU-1", "GPU-2"]), Block("gpu_1s", ["GPU-3"], [1, 2])
     block.put_float(0, 1, 1.5)
     turns = [
-        codec.Timed(5, Turn("gpu_1s", [block], 0.25, Outcome.OK)),
+        codec.Timed(5, Turn("gpu_1s", [block, other], 0.25, Outcome.BLIND, "one refuses")),
         codec.Timed(6, Turn("disk_1s", (), 0.5, Outcome.ERROR, "OSError: gone")),
     ]
-    told = codec.Round(1_000_000_000, 0.5, 1 << 20, 0, turns)
+    fewer = [codec.Timed(7, Turn("gpu_1s", [other], 0.25, Outcome.OK))]
+    counts = (1_000_000_000, 0.5, 1 << 20, 0)
     event = codec.encode_event(HealthEvent(event_id="e", name="gpu.lost"))
-    return encoder.encode(told) + event + codec.encode_inventory("new") + encoder.encode(told)
+    return b"".join(
+        (
+            encoder.encode(*counts, turns, codec.NOBODY),
+            event,
+            codec.encode_inventory("new"),
+            encoder.encode(*counts, turns, frozenset({"GPU-1", "GPU-2"})),
+            encoder.encode(*counts, fewer, codec.NOBODY),
+            encoder.encode(*counts, turns, codec.NOBODY),
+        )
+    )
 
 
 _STREAM = _stream()
@@ -46,12 +57,13 @@ def fuzz_rounds(source: random.Random) -> str:
     decoder = codec.Decoder(COLLECTORS)
     while data:
         piece = source.randrange(1, len(data) + 1)
-        decoder.feed(data[:piece])
+        feed(decoder, data[:piece])
         data = data[piece:]
         try:
             while (said := decoder.next()) is not None:
                 if isinstance(said, codec.Round):
                     assert all(timed.turn.collector in COLLECTORS for timed in said.turns)
+                    assert all(type(device) is str for device in said.slow)
                     assert all(
                         len(b.cells) == 8 * len(b.valid) for t in said.turns for b in t.turn.blocks
                     )

@@ -15,7 +15,7 @@ from h2.connection import H2Connection
 from gangline.agent.config import AgentConfig
 from gangline.agent.inventory import parse as parse_inventory
 from gangline.agent.spool import events, run
-from gangline.agent.spool.segment import FileSegment, _pack, first_of
+from gangline.agent.spool.segment import FileSegment, first_of
 from gangline.agent.transport.calls import SessionError
 from gangline.agent.transport.client import TargetError, parse_target
 from gangline.agent.transport.session import Session
@@ -69,10 +69,13 @@ def fuzz_journal(source: random.Random) -> str:
 def fuzz_segments(source: random.Random) -> str:
     """A segment of the spool, damaged: frames that were written or None, and it ends."""
     frames = [source.randbytes(source.randrange(1, 200)) for _ in range(4)]
-    data = b"".join(_pack(7 + i, frame) for i, frame in enumerate(frames))
-    data = source.choice((damaged, flipped))(data, source)
     with tempfile.TemporaryDirectory() as folder:
-        FileSegment(Path(folder), 7).path.write_bytes(data)
+        written = FileSegment.create(Path(folder), 7)
+        for frame in frames:
+            written.append(frame)
+        written.close()
+        data = source.choice((damaged, flipped))(written.path.read_bytes(), source)
+        written.path.write_bytes(data)
         segment, torn = FileSegment.scan(Path(folder), 7)
         read = segment.read(range(7, segment.next))
         segment.close()

@@ -96,7 +96,7 @@ def test_collectors_have_the_names_of_real_ones() -> None:
         table.removesuffix("_changes") for table, rows in TABLES.items() if _is_simulated(rows)
     }
     # Nothing hangs there, and `gpu_1s_probe` is the supervisor's.
-    assert set(parts.COLLECTORS) == tables - {"collector_1s", "gpu_1s_probe"}
+    assert set(parts.COLLECTORS) == tables - {"collector_10s", "gpu_1s_probe"}
 
 
 def _is_simulated(rows: Sequence[Signal]) -> bool:

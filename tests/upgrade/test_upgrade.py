@@ -17,7 +17,6 @@ import pytest
 from gangline.agent.kernel_log.position import FILE_NAME, parse_position
 from gangline.agent.spool import run
 from gangline.agent.spool.events import EventQueue
-from gangline.agent.spool.folder import MEMORY_FOLDER
 from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
 from gangline.aggregator.commands.client import Client, CommandError
 from gangline.fingerprints import frames
@@ -91,6 +90,7 @@ class World:
         data = ["--data", str(place / "aggregator"), "--listen", address]
         self.aggregator = Process(["aggregator", *data], place / "aggregator.log")
         folders = [f"{name}_folder={place / name}" for name in ("spool", "events", "state")]
+        folders.append(f"spool_head_folder={place}")
         self._arguments = ["agent", "--aggregator", address, "--set", "host=upgraded"]
         self._arguments += [word for each in folders for word in ("--set", each)]
         self.agent: Process | None = None
@@ -115,7 +115,7 @@ class World:
     def frames_bytes(self) -> int:
         """What waits, on disk and in memory."""
         of = (self.place / "spool").stat()
-        head = MEMORY_FOLDER / f"gangline-spool-{of.st_dev:x}-{of.st_ino:x}"
+        head = self.place / f"gangline-spool-{of.st_dev:x}-{of.st_ino:x}"
         files = [*(self.place / "spool").glob("*.seg"), *head.glob("*.seg")]
         return sum(file.stat().st_size for file in files)
 
@@ -140,7 +140,7 @@ class World:
             bytes_max=1 << 28,
             boot_id=boot_id,
             owner=noted.owner,
-            head_folder=MEMORY_FOLDER,
+            head_folder=self.place,
         )
         try:
             assert (spool.notice, spool.dropped_frames) == ("", 0)
@@ -193,7 +193,7 @@ def assert_nothing_lost_or_doubled(world: World) -> None:
     for before, after in itertools.pairwise([*made, following]):
         # Numbers jump where a version cannot be sure of those before it; never back.
         assert after == before + 1 or (after > before and after % JUMP_SEQUENCES == 0)
-    for table in ("host_1s", "agent_1s"):
+    for table in ("host_1s", "agent_10s"):
         ((rows, times),) = world.rows(
             f"SELECT count(*), count(DISTINCT boottime_ns) FROM readings.{table} WHERE host = 'upgraded'"
         )

@@ -1,4 +1,4 @@
-"""What we do not see: silent hosts, hung drivers, collectors that fail, counters stuck, frames lost."""
+"""What we do not see: silent hosts, collectors that hang or fail, counters stuck, frames lost."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ from ...verdicts import Reason, State
 from ..present import Present, quoted
 from ..readings import Standing, above, standing
 from ..symptoms import Rule, Symptom
+from .hangs import DRIVERS, HUNG_HAZARD_FACTORS, RELEASED, WELL
 
 #: A host is UNKNOWN until it was heard for this long.
 ENOUGH_SECONDS = 5.0
-#: Sources whose hanging means that a driver does, and how bad that is. Collectors are named by source
-#: and pace (`gpu_1s`).
-DRIVERS = {"gpu": State.UNHEALTHY, "rdma": State.SUSPECT}
-HUNG_HAZARD_FACTORS = {"gpu": 1000.0, "rdma": 50.0}
-
 NEW = Rule("host.new", State.UNKNOWN, Reason.NONE, "", leave_seconds=0.0, hazard_factor=10.0)
 #: Telemetry that goes missing is itself a leading sign of a fault.
 SILENT = Rule(
@@ -32,26 +28,6 @@ HANGS = Rule(
     enter_seconds=3.0,
     leave_seconds=30.0,
 )
-#: The agent itself waited before it said so, and tries again by itself. Of a driver that hangs as a whole the first device
-#: is told a second or two before: by then it is that driver's finding.
-DEVICE_HANGS = Rule(
-    "device.hung",
-    State.WATCH,
-    Reason.DRIVER_HUNG,
-    "the agent's own trial of it answers in time, and for 30 s after",
-    enter_seconds=3.0,
-    leave_seconds=30.0,
-)
-DRIVER_HANGS = Rule(
-    "driver.hung",
-    State.UNHEALTHY,
-    Reason.DRIVER_HUNG,
-    "the agent's own trial of the driver answers in time, and for 30 s after",
-    leave_seconds=30.0,
-    hazard_factor=1000.0,
-)
-#: Of `probe_1s.state` (`agent/sampler/ward.py`).
-WELL, _HUNG, _ABANDONED, LEFT_ALONE, SLOW, TRIED = range(6)
 FAILS = Rule(
     "collector.failed",
     State.HEALTHY,
@@ -84,7 +60,7 @@ BARS = Rule(
 )
 BARRED = Standing(
     BARS,
-    "agent_1s",
+    "agent_10s",
     "barring_findings_count",
     above(0.0),
     "counts {value:.0f} findings for which the host takes no job while the permit is in force: "
@@ -144,66 +120,16 @@ def silent_hosts(present: Present, frozen: frozenset[int]) -> Iterator[Symptom]:
         )
 
 
-def hung_devices(present: Present) -> Iterator[Symptom]:
-    """A device whose calls do not return, by name and call; all of a driver's at once are one finding of the host."""
-    states, seconds = (
-        present.state("probe_1s", "state"),
-        present.gauge("probe_1s", "hung_seconds"),
-    )
-    rows = np.flatnonzero((states != WELL) & ((seconds > 0.0) | (states == SLOW))).tolist()
-    names = {row: present.name("probe_1s", row) for row in rows}
-    whole = {(host, name) for host, name in names.values() if " " not in name}
-    for row, (host, name) in names.items():
-        lane, _, device = name.partition(" ")
-        if device and (host, lane) in whole:
-            continue
-        yield _hung(present, row, device, float(seconds[row]), int(states[row]) == SLOW)
-
-
-def _hung(present: Present, row: int, device: str, seconds: float, is_slow: bool) -> Symptom:
-    host, name = present.name("probe_1s", row)
-    lane, said = name.partition(" ")[0], present.fleet.hangs.of(host, name)
-    kind = "gpu" if lane == "gpu" else said.collector.partition("_")[0]
-    key = gpu_at(present, host, device) if kind == "gpu" else device
-    what = f"{kind} {device}".strip() if device else "the GPU driver as a whole"
-    verb = (
-        "answers too slowly for its neighbours"
-        if is_slow
-        else f"did not return for {seconds:.1f} s"
-    )
-    return Symptom(
-        rule=DEVICE_HANGS if device else DRIVER_HANGS,
-        host=host,
-        device=key or "host",
-        signal="probe.hung_seconds",
-        value=seconds,
-        unit="seconds",
-        normal="below 0.9 s",
-        words=f"{what} {verb}" + (f": {said.words}" if said.words else ""),
-        sql=present.sql("probe_1s", row, "hung_seconds, state, abandoned_count", 120),
-        state=DRIVERS.get(kind) if device and not is_slow else None,
-        hazard_factor=HUNG_HAZARD_FACTORS.get(kind, 0.0) if device and not is_slow else 0.0,
-    )
-
-
-def gpu_at(present: Present, host: int, address: str) -> str:
-    """Return the UUID of the GPU at a PCI address, or the address where that is all that is known."""
-    for (kind, key), attributes in present.fleet.attributes[host].items():
-        if kind == "gpu" and attributes.get("pci_address") == address:
-            return key
-    return address
-
-
 def failing_collectors(present: Present) -> Iterator[Symptom]:
     """A collector hangs in a driver, fails, or is blind, in whole or in part.
 
     One that hangs on a host whose agent names the device is left to `hung_devices`.
     """
-    outcomes = present.state("collector_1s", "outcome_state")
-    unwell = np.flatnonzero(present.state("probe_1s", "state") != WELL).tolist()
-    named = {present.name("probe_1s", row)[0] for row in unwell}
+    outcomes = present.state("collector_10s", "outcome_state")
+    unwell = ~np.isin(present.state("probe_1s", "state"), (WELL, RELEASED))
+    named = {present.name("probe_1s", row)[0] for row in np.flatnonzero(unwell).tolist()}
     for row in np.flatnonzero((outcomes >= BLIND) & (outcomes <= HUNG)).tolist():
-        host, name = present.name("collector_1s", row)
+        host, name = present.name("collector_10s", row)
         outcome, source = int(outcomes[row]), name.partition("_")[0]
         if outcome == HUNG and host in named:
             continue
@@ -218,7 +144,7 @@ def failing_collectors(present: Present) -> Iterator[Symptom]:
             value=float(outcome),
             normal="0 (ok) or 1 (no-data)",
             words=f"collector {name} {verb}" + (f": {said}" if said else ""),
-            sql=present.sql("collector_1s", row, "outcome_state, turn_seconds", 120),
+            sql=present.sql("collector_10s", row, "outcome_state, turn_seconds", 120),
             state=DRIVERS.get(source) if outcome == HUNG else None,
             hazard_factor=HUNG_HAZARD_FACTORS.get(source, 0.0) if outcome == HUNG else 0.0,
         )
@@ -273,10 +199,10 @@ def clear_command(port: str, link_layer: str = "") -> str:
 
 def lost_frames(present: Present) -> Iterator[Symptom]:
     """An agent's spool overflowed, or its disk failed: readings are gone."""
-    lost = present.recent("agent_1s", "spool_dropped_frames", slow=True)
+    lost = present.recent("agent_10s", "spool_dropped_frames", slow=True)
     for row in np.flatnonzero(lost > 0.6).tolist():
-        host, device = present.name("agent_1s", row)
-        total = float(present.state("agent_1s", "spool_dropped_frames")[row])
+        host, device = present.name("agent_10s", row)
+        total = float(present.state("agent_10s", "spool_dropped_frames")[row])
         yield Symptom(
             rule=FRAMES_LOST,
             host=host,
@@ -286,7 +212,7 @@ def lost_frames(present: Present) -> Iterator[Symptom]:
             normal="0",
             words=f"the agent lost {max(1.0, lost[row]):.0f} frames lately "
             f"({total:.0f} in all): its spool was full or its disk failed",
-            sql=present.sql("agent_1s", row, "spool_dropped_frames, spool_bytes", 600),
+            sql=present.sql("agent_10s", row, "spool_dropped_frames, spool_bytes", 600),
         )
 
 
@@ -319,11 +245,18 @@ def standing_findings(present: Present) -> Iterator[Symptom]:
         )
 
 
+#: When a host was heard: what every agent tells each second, and what it tells though that is switched off.
+_HEARD = (
+    "SELECT host, time, 'host' AS source FROM readings.host_1s "
+    "UNION ALL SELECT host, time, device FROM readings.collector_10s"
+)
+
+
 def _last_heard(present: Present, host: int) -> str:
     name = quoted(present.fleet.names[host])
     return (
-        f"SELECT time, {present.age()}, device, outcome_state, turn_seconds "
-        f"FROM readings.collector_1s WHERE host = {name} ORDER BY time DESC LIMIT 20"
+        f"SELECT time, {present.age()}, source FROM ({_HEARD}) "
+        f"WHERE host = {name} ORDER BY time DESC LIMIT 20"
     )
 
 
@@ -332,7 +265,7 @@ def _first_heard(present: Present, host: int) -> str:
     seconds = (present.now_ns - present.fleet.first_ns[host]) / 1e9
     return (
         "SELECT min(time) AS first, max(time) AS last, "
-        "date_diff('second', min(time), max(time)) AS heard_seconds FROM readings.collector_1s "
+        f"date_diff('second', min(time), max(time)) AS heard_seconds FROM ({_HEARD}) "
         f"WHERE host = {name} AND time > {present.moment(-seconds - 0.5)}"
     )
 

@@ -88,15 +88,26 @@ def recovery_actions(present: Present) -> Iterator[Symptom]:
 
 
 def unseen_gpus(present: Present) -> Iterator[Symptom]:
-    """The host speaks, but not of a GPU that it has: vanished fields come before faults."""
-    yield from _vanished(present)
-    yield from _never_seen(present)
+    """The host speaks, but not of a GPU that it has: vanished fields come before faults.
+
+    One that its agent says is out, as it hangs or was released, or was until a moment ago, is not missing.
+    """
+    hosts_out = _hosts_with_all_out(present)
+    yield from _vanished(present, hosts_out)
+    yield from _never_seen(present, hosts_out)
 
 
-def _vanished(present: Present) -> Iterator[Symptom]:
-    heard = present.heard("gpu_1s")
-    awake = present.awake[present.fleet.devices["gpu"].host]
-    missing = awake & np.isfinite(heard) & (heard > SILENT_SECONDS_MAX)
+def _hosts_with_all_out(present: Present) -> frozenset[int]:
+    """Return the hosts whose agents say that they enter no GPU: the driver hangs, or all are released."""
+    said = np.flatnonzero(present.heard("probe_1s") <= SILENT_SECONDS_MAX).tolist()
+    rows = (present.name("probe_1s", row) for row in said)
+    return frozenset(host for host, name in rows if name == "gpu")
+
+
+def _vanished(present: Present, hosts_out: frozenset[int]) -> Iterator[Symptom]:
+    heard, hosts = present.heard("gpu_1s"), present.fleet.devices["gpu"].host
+    out = np.isin(hosts, list(hosts_out)) | (present.heard("gpu_1s_probe") <= SILENT_SECONDS_MAX)
+    missing = present.awake[hosts] & np.isfinite(heard) & (heard > SILENT_SECONDS_MAX) & ~out
     for row in np.flatnonzero(missing).tolist():
         host, device = present.name("gpu_1s", row)
         yield Symptom(
@@ -112,13 +123,13 @@ def _vanished(present: Present) -> Iterator[Symptom]:
         )
 
 
-def _never_seen(present: Present) -> Iterator[Symptom]:
+def _never_seen(present: Present, hosts_out: frozenset[int]) -> Iterator[Symptom]:
     """A GPU that the inventory lists has no reading, while its neighbours have."""
     gpus = present.fleet.devices["gpu"]
     heard_seconds = (present.fleet.heard_ns - present.fleet.first_ns) / 1e9
     read = np.bincount(gpus.host, minlength=len(present.fleet))
     lacks = present.awake & (heard_seconds > SILENT_SECONDS_MAX) & (read < present.fleet.gpus)
-    for host in np.flatnonzero(lacks).tolist():
+    for host in set(np.flatnonzero(lacks).tolist()) - hosts_out:
         for kind, device in present.fleet.attributes[host]:
             if kind != "gpu" or (host, device) in gpus.row_of:
                 continue

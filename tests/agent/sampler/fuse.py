@@ -20,20 +20,23 @@ import pytest
 _IN = struct.Struct("<IIQQIIII")  # fuse_in_header
 _OUT = struct.Struct("<IiQ")  # fuse_out_header
 _ATTR = struct.Struct("<QQQQQQIIIIIIIIII")  # fuse_attr
-LOOKUP, GETATTR, OPEN, READ, RELEASE, FLUSH, INIT, FORGET = 1, 3, 14, 15, 18, 25, 26, 2
+_KSTATFS = struct.Struct("<QQQQQIIII24x")  # fuse_kstatfs
+LOOKUP, GETATTR, OPEN, READ, STATFS, RELEASE, FLUSH, INIT, FORGET = 1, 3, 14, 15, 17, 18, 25, 26, 2
 DIRECT_IO = 1
 MNT_DETACH, MNT_FORCE = 2, 1
 BUFFER_BYTES = 1 << 18
 ROOT = 1
+#: The mount point itself, for `Files.stick`: whoever asks statvfs of it waits.
+MOUNT = "."
 
 
 class Files:
-    """Files of one folder, each of which reads as `1`, unless it is stuck."""
+    """Files of one folder, each of which reads as `1`, unless it is stuck; and what is mounted, with some room."""
 
     def __init__(self, folder: Path, names: list[str]) -> None:
         self.folder, self._names = folder, names
         self._stuck: set[str] = set()
-        self._waiting: list[tuple[str, int, int]] = []  # name, request, bytes wanted
+        self._waiting: list[tuple[str, int, bytes]] = []  # name, request, its answer
         self._lock = threading.Lock()
         self._device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0"
@@ -47,7 +50,7 @@ class Files:
         self._thread.start()
 
     def stick(self, name: str) -> None:
-        """Let no read of that file return."""
+        """Let no read of that file return; no statvfs, of `MOUNT`."""
         with self._lock:
             self._stuck.add(name)
 
@@ -55,13 +58,13 @@ class Files:
         """Answer all that wait for that file, and what comes."""
         with self._lock:
             self._stuck.discard(name)
-            ready = [(number, size) for waits, number, size in self._waiting if waits == name]
+            ready = [(number, body) for waits, number, body in self._waiting if waits == name]
             self._waiting = [each for each in self._waiting if each[0] != name]
-        for number, size in ready:
-            self._answer(number, b"1\n"[:size])
+        for number, body in ready:
+            self._answer(number, body)
 
     def waiting(self) -> int:
-        """How many reads wait."""
+        """How many who ask wait."""
         with self._lock:
             return len(self._waiting)
 
@@ -100,18 +103,22 @@ class Files:
             self._answer(number, struct.pack("<QII", 0, DIRECT_IO, 0))
         elif code == READ:
             _, offset, size = struct.unpack_from("<QQI", body)
-            self._read(number, self._names[node - 2], offset, size)
+            name = self._names[node - 2]
+            self._answer_in_time(number, name, b"" if offset else b"1\n"[:size])
+        elif code == STATFS:
+            room = _KSTATFS.pack(1000, 600, 500, 100, 50, 4096, 255, 4096, 0)
+            self._answer_in_time(number, MOUNT, room)
         elif code in (RELEASE, FLUSH):
             self._answer(number, b"")
         elif code != FORGET:
             self._answer(number, b"", errno.ENOSYS)
 
-    def _read(self, number: int, name: str, offset: int, size: int) -> None:
+    def _answer_in_time(self, number: int, name: str, body: bytes) -> None:
         with self._lock:
             if name in self._stuck:
-                self._waiting.append((name, number, size))
+                self._waiting.append((name, number, body))
                 return
-        self._answer(number, b"" if offset else b"1\n"[:size])
+        self._answer(number, body)
 
     def _answer(self, number: int, body: bytes, error: int = 0) -> None:
         try:

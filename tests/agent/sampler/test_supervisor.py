@@ -65,6 +65,8 @@ class Model:
     def check(self) -> None:
         """What holds at any time."""
         processes = self.machine.processes.values()
+        if self.machine._arranging.is_settled:  # what is not asked for then, at any later time
+            assert self.machine._arranging.arrange(self.now_ns + 3600 * SECOND) == []
         left_behind = Counter(p.unit for p in processes if p.role is Role.ABANDONED)
         assert all(count == 1 for count in left_behind.values()), left_behind
         solo = [p.unit for p in processes if p.role is Role.SOLO]

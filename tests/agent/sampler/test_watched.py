@@ -43,6 +43,16 @@ def states(host: Watched) -> dict[str, State]:
     return {f"{each.lane} {each.device}": each.state for each in host.samplers.states()}
 
 
+def told(host: Watched) -> tuple[dict[str, int], list[str]]:
+    """Return the state of each row of `probe_1s`, and the GPUs of `gpu_1s_probe`."""
+    tables = {block.table: block for block in host.samplers.blocks()}
+    gpus = tables.get("gpu_1s_probe")
+    if probe := tables.get("probe_1s"):
+        rows = {name: probe.ints[probe.rows + row] for row, name in enumerate(probe.devices)}
+        return rows, list(gpus.devices) if gpus else []
+    return {}, []
+
+
 def test_all_turns_of_a_second_are_in_its_frame_and_nobody_wakes_twice() -> None:
     host = Watched()
     host.run(10)
@@ -88,6 +98,8 @@ def test_a_device_that_never_answers_again_is_tried_ever_more_rarely() -> None:
     assert states(host) == {} or states(host) == {f"gpu {GPUS[5]}": State.WELL}
     assert host.on_time("gpu_1s", GPUS[5], host.world.now_ns - 60 * SECOND, 60) == 1.0
     (answered,) = host.told("probe.answered")
+    minutes = float(answered.attributes["seconds"]) / 60  # of all its trials, not of the last
+    assert 60 <= minutes <= 71 and answered.message.startswith("answers again after ")
     assert answered.device == GPUS[5]
 
 
@@ -118,7 +130,8 @@ def test_all_gpus_at_once_are_one_finding_and_one_trial_at_a_time() -> None:
     assert host.samplers.abandoned_count <= 4
     assert host.on_time("rdma_1s", PORTS[0], START, 300) == 1.0
     host.run(200)
-    assert len(host.told("probe.driver_answered")) == 1
+    (answered,) = host.told("probe.driver_answered")
+    assert 300 <= answered.code <= 310
     for gpu in GPUS:
         assert host.on_time("gpu_1s", gpu, host.world.now_ns - 60 * SECOND, 60) == 1.0, gpu
     assert host.alive == 3
@@ -268,11 +281,23 @@ def test_releasing_one_gpu_ends_every_process_that_may_have_it_and_spares_the_ot
     host.run(2)
     assert not host.samplers.held(frozenset({GPUS[3]}))
     assert host.samplers.released().keys() == {GPUS[3]}
+    assert told(host) == ({f"gpu {GPUS[3]}": State.RELEASED}, [GPUS[3]])
     host.run(50)
     assert host.on_time("gpu_1s", GPUS[2], START, 60) >= 0.98
     assert host.on_time("gpu_1s", GPUS[3], host.world.now_ns - 40 * SECOND, 40) == 0.0
     host.run(20)  # taken back by itself
     assert host.on_time("gpu_1s", GPUS[3], host.world.now_ns - 5 * SECOND, 5) == 1.0
+    assert told(host) == ({}, [])
+
+
+def test_a_gpu_that_hangs_and_is_released_is_told_as_hung() -> None:
+    """Who reads of it at night has to know that a reset waits for a process that is stuck."""
+    host = Watched()
+    host.run(10)
+    hang(host, GPUS[3], holds=True)
+    host.run(3)
+    host.samplers.release(frozenset({GPUS[3]}), 60)
+    assert told(host) == ({f"gpu {GPUS[3]}": State.ABANDONED}, [GPUS[3]])
 
 
 def test_releasing_all_gpus_ends_standby_and_lane_and_the_rest_of_the_host_goes_on() -> None:
@@ -283,6 +308,7 @@ def test_releasing_all_gpus_ends_standby_and_lane_and_the_rest_of_the_host_goes_
     assert not host.samplers.held(None)
     processes = host.samplers._supervisor.processes.values()
     assert not any(p.warmed for p in processes)
+    assert told(host) == ({"gpu": State.RELEASED}, [])
     host.run(60)
     assert host.on_time("gpu_1s", GPUS[3], host.world.now_ns - 50 * SECOND, 50) == 0.0
     assert host.on_time("disk_1s", DISKS[0], START, 70) == 1.0

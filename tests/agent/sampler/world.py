@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gangline.agent.listening import Teller
-from gangline.agent.sampler.codec import Inbox, decode_order
+from gangline.agent.sampler.codec import Decoder, Inbox, decode_order
 from gangline.agent.sampler.loop import Sampler
 from gangline.agent.sampler.nursery import Report
 from gangline.agent.sampler.standing import Excuse
@@ -25,6 +25,22 @@ from gangline.fingerprints.catalogue import Pace
 SECOND = 1_000_000_000
 FOREVER = 1 << 62
 _PLACE = struct.Struct("<QQ32s64s88s")
+
+
+def put(room: Decoder, data: bytes) -> int:
+    """Put what of *data* it has room for into a decoder, as a socket does, and return how much that is."""
+    with memoryview(room) as free:
+        size = min(len(free), len(data))
+        free[:size] = data[:size]
+    return size
+
+
+def feed(decoder: Decoder, data: bytes) -> None:
+    """Have a decoder receive all of *data*."""
+    while data:
+        size = put(decoder, data)
+        decoder.came(size)
+        data = data[size:]
 
 
 class Stuck(BaseException):
@@ -81,13 +97,15 @@ class Child:
 
     # ---- the link, as the daemon has it
 
-    def recv(self, _: int, /) -> bytes:
+    def recv_into(self, room: Decoder, /) -> int:
         ready = [each for each in self.said if each[0] <= self.world.now_ns]
         if ready:
-            self.said = self.said[len(ready) :]
-            return b"".join(data for _, data in ready)
+            data = b"".join(data for _, data in ready)
+            size = put(room, data)
+            self.said[: len(ready)] = [(self.world.now_ns, data[size:])] if data[size:] else []
+            return size
         if self.dead:
-            return b""
+            return 0
         raise BlockingIOError
 
     def send(self, data: bytes, /) -> int:
@@ -215,6 +233,9 @@ class World:
             return None
         found, self.ended = self.ended, []
         return found
+
+    def hush(self) -> None:
+        pass
 
     def descriptors(self) -> list[int]:
         return []

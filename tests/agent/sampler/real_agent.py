@@ -1,0 +1,123 @@
+"""A real `gangline agent` on a host that is a folder, with eight stand-in GPUs: what it says, and what it sampled."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gangline.agent.hardware.device_holders import children
+from gangline.agent.local.agent_service import STATUS
+from gangline.agent.spool.events import FILE_NAME, parse_line
+from gangline.agent.spool.spool import Spool
+from gangline.agent.transport.unary import call
+from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import BY_NAME
+from gangline.fingerprints.wire.agent_pb2 import GetStatusResponse
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from tests import hosts
+from tests.fake_nvml.build import build
+from tests.fake_nvml.scenario import Gpu, Scenario
+from tests.processes import GUARD_SECONDS, Process
+
+SPOOL_BYTES_MAX = 1 << 28
+INFORMATION = "Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\n"
+
+
+class RealAgent(Process):
+    """The agent's process. The scenario is played to whom `GANGLINE_FAKE_NVML` names `FOLDER/scenario`."""
+
+    def __init__(self, folder: Path, devices: Sequence[Gpu], **settings: object) -> None:
+        root = hosts.unpack("h100-ib", folder).roots
+        _list_in_proc(root.proc, devices)
+        self.folder, self.scenario = folder, Scenario(folder / "scenario", devices)
+        (folder / "memory").mkdir()
+        given: dict[str, object] = {
+            "host": "here", "aggregator": "127.0.0.1:9", "sys_root": root.sys, "proc_root": root.proc,
+            "nvml_library": build(folder / "nvml"), "spool_folder": folder / "spool",
+            "spool_head_folder": folder / "memory", "events_folder": folder / "events",
+            "state_folder": folder / "state", "run_folder": folder / "run",
+            "collectors_off": '["inventory"]', "metrics_listen": f"unix:{folder / 'metrics'}",
+            "metrics_series_max": 10_000,
+        }  # fmt: skip
+        words = [w for k, v in (given | settings).items() for w in ("--set", f"{k}={v}")]
+        super().__init__(["agent", *words], folder / "log")
+
+    def events(self, name: str = "") -> list[HealthEvent]:
+        """Return the events of that name (all, if none is given) that it has on disk by now."""
+        file = self.folder / "events" / FILE_NAME
+        lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+        told = [parse_line(line) for line in lines if line.endswith(b"\n")]
+        return [each for each in told if name in ("", each.name)]
+
+    def series(self, name: str, label: str) -> dict[str, float]:
+        """Return what it shows Prometheus now under that name, by a label; nothing, until it shows anything."""
+        form = rf'^{name}{{(?:.*,)?{label}="([^"]+)".*}} (\S+)$'
+        found = re.finditer(form, self._metrics(), re.MULTILINE)
+        return {match[1]: float(match[2]) for match in found}
+
+    def _metrics(self) -> str:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(GUARD_SECONDS)
+            try:
+                asking.connect(str(self.folder / "metrics"))
+            except (FileNotFoundError, ConnectionRefusedError):
+                return ""
+            connection = http.client.HTTPConnection("here")
+            connection.sock = asking
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode()
+
+    def next_trial_ns(self, device: str) -> int:
+        """Return when a GPU, by PCI address, is to be tried (empty: its driver), in boot time; 0: it is not."""
+        asked_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        answer = call(self.folder / "run/agent.sock", STATUS, b"", GUARD_SECONDS)
+        for each in GetStatusResponse.FromString(answer).devices:
+            if (each.lane, each.device) == ("gpu", device) and each.next_try_seconds:
+                return asked_ns + int(each.next_try_seconds * 1e9)
+        return 0
+
+    def family(self) -> set[int]:
+        """Return all processes that it has forked and that live, by their parents."""
+        found, new = set[int](), {self.pid}
+        while new:
+            new = {child for pid in new for child in children(Path("/proc"), pid)} - found
+            found |= new
+        return found
+
+    def frames(self) -> list[frames.Frame]:
+        """Return all that it spooled; it has ended."""
+        folder = self.folder / "spool"
+        owner = json.loads((folder / "meta.json").read_text())["owner"]
+        spool = Spool.open(folder, bytes_max=SPOOL_BYTES_MAX, boot_id=b"x" * 16, owner=owner)
+        try:
+            return list(_all_of(spool))
+        finally:
+            spool.close()
+
+
+def is_sampled(block: Block, row: int) -> bool:
+    """Whether the device was read: of a GPU, its clock; what is known of one that is left out is no reading."""
+    if block.table != "gpu_1s":
+        return any(block.valid[row :: block.rows])
+    return dict(block.values(row)).get(BY_NAME["gpu.sm_clock_hertz"].signal_id) is not None
+
+
+def _all_of(spool: Spool) -> Iterator[frames.Frame]:
+    """Yield the frames of a spool, which gives a few at a time."""
+    sequence = 0
+    while some := spool.pending(sequence, 1000):
+        yield from (frames.decode(frame) for _, frame in some)
+        sequence = some[-1][0]
+
+
+def _list_in_proc(proc: Path, devices: Sequence[Gpu]) -> None:
+    for gpu in devices:
+        place = proc / "driver/nvidia/gpus" / gpu.address
+        place.mkdir(parents=True)
+        (place / "information").write_text(INFORMATION.format(uuid=gpu.uuid))

@@ -1,0 +1,62 @@
+"""A daemon's samplers over the filesystems and ports of a host that is a folder; says each second what was read.
+
+Run as `python -m tests.agent.sampler.real_mounts FOLDER`, which holds `proc` and `sys`. Its mount points are this machine's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from gangline.agent.clock import SystemClock
+from gangline.agent.collectors import COLLECTORS
+from gangline.agent.collectors.disk import Filesystems
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.main import Signals
+from gangline.agent.sampler.lanes import PROCESSES_MAX
+from gangline.agent.sampler.nursery import Nursery
+from gangline.agent.sampler.samplers import Samplers
+from gangline.agent.turn import Outcome
+from gangline.fingerprints.catalogue import Pace
+
+SECOND = 1_000_000_000
+
+
+class EachSecond(Filesystems):
+    """The true collector, of which a test need not wait a minute."""
+
+    pace = Pace.SECOND
+
+
+def main(folder: Path) -> None:
+    clock, roots = SystemClock(), Roots(proc=folder / "proc", sys=folder / "sys")
+    others = [COLLECTORS[name](roots) for name in ("rdma_1s", "net_1s")]
+    lanes = {"host": [EachSecond(roots, os.statvfs), *others]}
+    samplers = Samplers(lanes, Nursery(lanes, clock, PROCESSES_MAX + 1), clock)
+    signals = Signals(clock)
+    with signals.caught():
+        samplers.start()
+        signals.listen(samplers.descriptors)
+        while not signals.stop.is_set():
+            now_ns = clock.boottime_ns()
+            say(samplers, now_ns)
+            signals.wait(min(now_ns + SECOND // 4, samplers.next_ns(now_ns) or now_ns + SECOND))
+        samplers.close()
+
+
+def say(samplers: Samplers, now_ns: int) -> None:
+    """Print which devices have a reading, by table, and how it stands with those that have none."""
+    read: dict[str, list[str]] = {}
+    for timed in samplers.take(now_ns):
+        for block in timed.turn.blocks if timed.turn.outcome is Outcome.OK else ():
+            rows = enumerate(block.devices)
+            read[block.table] = [device for row, device in rows if block.valid[row]]
+    states = {each.device: [each.state.name, each.call] for each in samplers.states()}
+    shown = {"read": read, "states": states, "processes": samplers.processes}
+    print(json.dumps(shown), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,120 @@
+"""A sampler's rest, in this process: an order comes while a collector has work of its own, away from the socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from gangline.agent.sampler.child import serve
+from gangline.agent.sampler.codec import End, Task, encode_order
+from gangline.ext import place
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import Pace
+
+#: A test that goes on for so many rests would go on for ever.
+RESTS_MAX = 10
+
+
+class Clock:
+    """Stands still but for the rests."""
+
+    def __init__(self) -> None:
+        self.now_ns = 5_000_000_000
+
+    def boottime_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
+        return self.now_ns
+
+
+class Rests:
+    """A collector that rests as the ring of samples does: until the time it is told."""
+
+    name = "gpu_fast_1s"
+    pace = Pace.SECOND
+    enters_driver = True
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.rests = 0
+        self.meanwhile: Callable[[int], None] = lambda _: None
+
+    def collect(self) -> Sequence[Block]:
+        return ()
+
+    def rest(self, until_ns: int) -> None:
+        self.rests += 1
+        if self.rests == RESTS_MAX:
+            raise SystemExit("the sampler never ends")
+        self.meanwhile(self.rests)
+        self.clock.now_ns = until_ns
+
+
+class Daemon:
+    """The other side of a sampler with that collector, which has its task."""
+
+    def __init__(self) -> None:
+        self.memory = bytearray(place.SIZE_BYTES)
+        self.here, self.there = socket.socketpair()
+        self.bell = os.eventfd(0)
+        self.here.sendall(encode_order(Task("gpu")))
+        self.clock = Clock()
+        self.rests = Rests(self.clock)
+
+    def run(self) -> bool:
+        place.use(self.memory)
+        return serve({"gpu": [self.rests]}, self.there, self.clock, self.bell)
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    made = Daemon()
+    yield made
+    made.here.close()
+    made.there.close()
+    os.close(made.bell)
+    place.use(bytearray(place.SIZE_BYTES))
+
+
+def test_an_order_is_heard_when_the_sampler_is_called(daemon: Daemon) -> None:
+    """Its socket is not polled between samples: what is only sent would wait for ever."""
+
+    def meanwhile(rest: int) -> None:
+        if rest == 2:
+            daemon.here.sendall(encode_order(End()))
+        if rest == 4:
+            place.call(daemon.memory)
+
+    daemon.rests.meanwhile = meanwhile
+    assert daemon.run() is False
+    assert daemon.rests.rests == 4
+
+
+def test_all_orders_are_heard_at_one_call(daemon: Daemon) -> None:
+    """A host of thousands of GPUs to be spared: the second part of a long order was heard at the next one."""
+
+    def meanwhile(rest: int) -> None:
+        if rest == 2:
+            names = frozenset(f"{number:0900}" for number in range(100))
+            daemon.here.sendall(encode_order(Task("gpu", spared=names)) + encode_order(End()))
+            place.call(daemon.memory)
+
+    daemon.rests.meanwhile = meanwhile
+    daemon.run()
+    assert daemon.rests.rests == 2
+
+
+def test_a_sampler_ends_with_its_daemon(daemon: Daemon) -> None:
+    """Nobody calls it any more: that nobody listens is what it notices."""
+
+    def meanwhile(rest: int) -> None:
+        if rest == 3:
+            daemon.here.close()
+
+    daemon.rests.meanwhile = meanwhile
+    assert daemon.run() is False
+    assert daemon.rests.rests == 3

@@ -1,0 +1,87 @@
+"""When a sampler wakes the daemon: its rounds wait for the daemon's second, what cannot wait rings."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from gangline.agent.sampler.child import Mouth
+from gangline.agent.sampler.codec import Task
+from gangline.agent.sampler.loop import Sampler
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from tests.agent.sampler.watched import START, Watched
+from tests.agent.sampler.world import SECOND, Device, Telling, World
+
+
+@pytest.fixture
+def bell() -> Iterator[int]:
+    descriptor = os.eventfd(0, os.EFD_NONBLOCK)
+    yield descriptor
+    os.close(descriptor)
+
+
+def rang(bell: int) -> int:
+    try:
+        return os.eventfd_read(bell)
+    except BlockingIOError:
+        return 0
+
+
+def test_what_is_said_at_once_rings_and_what_is_only_said_does_not(bell: int) -> None:
+    """The daemon was woken by each sampler, each second: two wakings that cost as much as their readings."""
+    here, there = socket.socketpair()
+    with here, there:
+        mouth = Mouth(there, bell)
+        assert mouth.say(b"a round")
+        assert rang(bell) == 0
+        assert mouth.say_at_once(b", an XID") and mouth.say_at_once(b" and another")
+        assert rang(bell) == 2
+        assert here.recv(100) == b"a round, an XID and another"
+
+
+def test_a_bell_that_was_rung_too_often_stops_nobody(bell: int) -> None:
+    os.eventfd_write(bell, (1 << 64) - 2)
+    here, there = socket.socketpair()
+    with here, there:
+        assert Mouth(there, bell).say_at_once(b"XID")
+
+
+def test_an_event_is_said_at_once_and_a_round_is_not() -> None:
+    world = World(lambda _: {}, START)
+    world.devices["a"] = Device()
+    collector = Telling(world, "gpu_1s", ["a"])
+    said: list[str] = []
+
+    def say(how: str) -> bool:
+        said.append(how)
+        return True
+
+    sampler = Sampler(
+        {"gpu": [collector]}, world, lambda _: say("round"), say_at_once=lambda _: say("at once")
+    )
+    sampler.obey(Task("gpu"))
+    collector.teller.tell(HealthEvent(name="gpu.xid"))
+    collector.teller.renew_inventory("a GPU came")
+    assert said == ["at once", "at once"]
+    collector.collect = list  # type: ignore[method-assign]
+    sampler.tick()
+    assert said == ["at once", "at once", "round"]
+
+
+def test_a_lane_is_polled_only_while_it_is_waited_for() -> None:
+    """It speaks each second, when the daemon comes anyway."""
+    host = Watched()
+    host.run(5.5)
+    lanes = [host.samplers._supervisor.lane_process(lane) for lane in ("gpu", "host")]
+    links = {1000 + process.serial for process in lanes if process}
+    assert len(links) == 2
+    polled = set(host.samplers.descriptors())
+    assert len(polled) == 1 and not polled & links  # the standby's
+    assert not host.samplers.waiting(host.world.now_ns // SECOND * SECOND)
+    assert host.samplers.waiting(host.world.now_ns // SECOND * SECOND + SECOND)
+    assert links < set(host.samplers.descriptors())
+    host.run(2)
+    assert not links & set(host.samplers.descriptors())

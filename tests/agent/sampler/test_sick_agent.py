@@ -1,0 +1,158 @@
+"""A whole agent on a host whose driver hangs: real processes, calls that not even SIGKILL ends, and what goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.judgement.judge import Judgement, judge
+from gangline.aggregator.verdicts import Evidence, Reason
+from gangline.fingerprints.frames import Frame
+from gangline.fingerprints.wire.telemetry_pb2 import Device, HealthEvent
+from tests.agent.sampler import fuse
+from tests.agent.sampler.real_agent import RealAgent, is_sampled
+from tests.fake_nvml.scenario import Gpu, gpus
+from tests.fake_nvml.sick import blocks_for_ever
+from tests.processes import until
+
+SECOND = 1_000_000_000
+CALL = "nvmlDeviceGetFieldValues"
+#: What the agent may have at the most: itself, the nursery, two lanes, a standby; left behind in the driver, two GPUs'
+#: samplers and a trial; one that is about to be one of these.
+PROCESSES_MAX = 10
+#: By then a process that is stuck in the driver shows by its end that it answers (`ward.HELD_NS`).
+HELD_SECONDS = 3.0
+#: What each GPU shows at step 0; at each further step it is a degree warmer.
+CELSIUS = 41
+XID = "3,8,5000000000,-;NVRM: Xid (PCI:{}): 31, pid=4711, name=python3, Ch 00000008\n"
+
+
+@pytest.fixture
+def stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fuse.Files]:
+    """A file for the sick to read: from step 1 on, and once it is stuck, nobody comes back from it."""
+    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+    with fuse.mounted(tmp_path / "fuse", ["gpu"]) as files:
+        yield files
+
+
+def played() -> list[Gpu]:
+    """Return GPUs that say which step they play."""
+    devices = gpus(8)
+    for gpu in devices:
+        gpu.values["temperature"] = [CELSIUS + step for step in range(8)]
+    return devices
+
+
+def until_read(agent: RealAgent, step: int, devices: Sequence[Gpu]) -> None:
+    """Play that step, until it was read of each of these GPUs."""
+    agent.scenario.step(step)
+
+    def are_read() -> bool:
+        shown = agent.series("gangline_gpu_temperature_celsius", "uuid")
+        return all(shown.get(gpu.uuid) == CELSIUS + step for gpu in devices)
+
+    until(are_read, f"step {step} read of {len(devices)} GPUs")
+
+
+def hung_seconds(agent: RealAgent, row: str) -> float:
+    return agent.series("gangline_probe_hung_seconds", "device").get(row, 0.0)
+
+
+def test_all_gpus_that_hang_at_once_are_one_finding_and_come_back_without_a_restart(
+    tmp_path: Path, stuck: fuse.Files
+) -> None:
+    """One lock of the driver, eight pages; and the agent that stood in it had to be restarted on 600 hosts."""
+    devices = [blocks_for_ever(gpu, tmp_path / "fuse/gpu", CALL) for gpu in played()]
+    with RealAgent(tmp_path, devices) as agent:
+        until_read(agent, 0, devices)
+        pid = agent.pid
+        stuck.stick("gpu")
+        agent.scenario.step(1)
+        until(lambda: agent.events("probe.driver_hung"), "the driver's hang told")
+        until(lambda: hung_seconds(agent, "gpu") > HELD_SECONDS, "one stuck in a trial of it")
+        assert stuck.waiting() == 3  # in two GPUs, and that one
+        assert len(agent.family()) + 1 <= PROCESSES_MAX
+        due_ns = agent.next_trial_ns("")
+        stuck.let("gpu")
+        until_read(agent, 2, devices)
+        assert (agent.alive(), agent.pid, stuck.waiting()) == (True, pid, 0)
+        assert agent.stop() == 0
+        told = agent.events()
+    assert [each.name for each in told].count("probe.driver_hung") == 1
+    assert [each.name for each in told].count("probe.hung") == 1  # before it was known that all do
+    (answered,) = [each for each in told if each.name == "probe.driver_answered"]
+    assert (
+        answered.boottime_ns < due_ns
+    )  # who was stuck has shown it by its end: no trial was waited for
+    said = list(judged(agent.frames(), told, devices))
+    assert all([each.device for each in found] in ([], ["host"]) for found in said)
+    (driver,) = said[-1]  # it stands for half a minute more
+    assert f", in {CALL} (" in driver.words
+    for table in (
+        "host_1s",
+        "rdma_1s",
+        "net_1s",
+    ):  # of the hang's four; a busy machine may lose one
+        assert seconds_missed(agent.frames(), table) <= 1, table
+
+
+def judged(
+    frames: Sequence[Frame], events: Sequence[HealthEvent], devices: Sequence[Gpu]
+) -> Iterator[list[Evidence]]:
+    """Yield what an aggregator says, frame for frame, of GPUs that hang or are missing."""
+    fleet, waiting = Fleet(epoch=1), list(events)
+    verdict: Judgement | None = None
+    known = [Device(kind="gpu", key=gpu.uuid, attributes={"pci_address": gpu.address}) for gpu in devices]  # fmt: skip
+    fleet.register("here", simulated=False, boot_id=frames[0].stamp.boot_id, devices=known)
+    for frame in sorted(frames, key=lambda frame: frame.stamp.sequence):
+        now_ns = frame.stamp.wall_ns
+        while waiting and waiting[0].boottime_ns <= frame.stamp.boottime_ns:
+            event = waiting.pop(0)
+            fleet.event("here", event, now_ns, event.wall_time_ns)
+        fleet.observe("here", frame, now_ns)
+        verdict = judge(fleet, now_ns, verdict)
+        yield [each for each in verdict.hosts[0].evidence if is_of_gpus(each)]
+
+
+def is_of_gpus(evidence: Evidence) -> bool:
+    return evidence.reason is Reason.DRIVER_HUNG or evidence.signal == "gpu.sm_clock_hertz"
+
+
+def seconds_missed(frames: Sequence[Frame], table: str) -> int:
+    """Return how many seconds between the third frame and the last but one lack a reading of a table."""
+    sampled = {
+        round((frame.stamp.boottime_ns + block.offset_ns) / SECOND)
+        for frame in frames
+        for block in frame.blocks
+        if block.table == table and any(is_sampled(block, row) for row in range(block.rows))
+    }
+    first, last = (frames[at].stamp.boottime_ns // SECOND for at in (2, -2))
+    return sum(at not in sampled for at in range(first, last))
+
+
+def test_the_kernels_log_is_heard_while_a_gpu_hangs(tmp_path: Path, stuck: fuse.Files) -> None:
+    """The driver said in the kernel's log what was wrong, and the agent waited in the driver."""
+    devices = played()
+    sick, other = blocks_for_ever(devices[3], tmp_path / "fuse/gpu", CALL), devices[5]
+    (tmp_path / "dev").mkdir()
+    os.mkfifo(tmp_path / "dev/kmsg")
+    # Open for both ends, it is never at its end for the agent, as the kernel's log never is.
+    kernel = os.open(tmp_path / "dev/kmsg", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        with RealAgent(tmp_path, devices, dev_root=tmp_path / "dev") as agent:
+            until_read(agent, 0, devices)
+            stuck.stick("gpu")
+            until_read(agent, 1, [gpu for gpu in devices if gpu is not sick])
+            until(lambda: agent.events("probe.hung"), "the GPU's hang told")
+            os.write(kernel, XID.format(other.address).encode())
+            until(lambda: agent.events("gpu.xid"), "the XID told")
+            assert stuck.waiting() == 1  # all the while
+            (xid,), (hung,) = agent.events("gpu.xid"), agent.events("probe.hung")
+    finally:
+        os.close(kernel)
+    assert (xid.code, hung.attributes["device"]) == (31, sick.address)
+    assert xid.device in (other.address, other.uuid)
