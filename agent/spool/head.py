@@ -19,7 +19,7 @@ from .segments import Segments
 WAIT_SECONDS_MAX = 20.0
 #: and when they are more than this together.
 HEAD_BYTES_MAX = 1 << 20
-SEGMENT_BYTES = 1 << 18
+SEGMENT_BYTES = 1 << 16
 #: The newest segment stays when all of it went on: with it and one frame more than may wait here.
 _FOLDER_BYTES_MAX = 4 * HEAD_BYTES_MAX
 _RUN_NAME = "run"
