@@ -174,8 +174,8 @@ class Daemon:
         }
 
     def run(self, stop: threading.Event, wait: Callable[[int], Collection[int] | None]) -> None:
-        """Tick until *stop* is set. *wait* returns at the boot time it is given (ns), or earlier: when it
-        has set *stop*, or a sampler has said something; and what can be read, if it knows (`Samplers.take`).
+        """Tick until *stop* is set. *wait* returns at the boot time it is given (ns), a moment after it (so that
+        who begins with it has spoken), or earlier: when it has set *stop*, or a sampler has said something; and what can be read, if it knows (`Samplers.take`).
         Never raises, unless *wait* does."""
         # The first tick stands on the second's grid, as all that follow.
         ready = wait(-(-self._clock.boottime_ns() // SECOND_NS) * SECOND_NS)

@@ -41,6 +41,9 @@ from .turn import Collector
 
 #: Of the five seconds from SIGTERM to the end: the client may take one more, then its thread is left.
 FLUSH_SECONDS_MAX = 3.0
+#: Samplers begin with the second, and have spoken by then, those of eight GPUs (30 ms) too. Who comes sooner has to come
+#: again, and a waking costs more than a reading so much older is worth.
+TOGETHER_NS = 50_000_000
 #: The inventory's child ends by itself at its deadline; past this much more its thread is hung.
 INVENTORY_GRACE_SECONDS = 10.0
 
@@ -64,7 +67,6 @@ class Signals:
         self._asked: collections.deque[int] = collections.deque(maxlen=16)
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._descriptors: Callable[[], Sequence[int]] = tuple
-        self._later_ns: Callable[[], int] = lambda: 0
         self._polled: list[int] = []
         self._poll = select.poll()
 
@@ -83,21 +85,17 @@ class Signals:
             signal.set_wakeup_fd(pipe)
             for each, handler in zip(service.SIGNALS, before, strict=True):
                 signal.signal(each, handler)
-            self._descriptors, self._later_ns = tuple, lambda: 0
+            self._descriptors = tuple
             os.close(self._wake)
             os.close(self._waker)
 
-    def listen(
-        self,
-        descriptors: Callable[[], Sequence[int]],
-        later_ns: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """Let the wait end, too, when one of *descriptors* can be read, and that for a second's beginning *later_ns*
-        after it, when others who begin with it have spoken; both are asked for each time."""
-        self._descriptors, self._later_ns = descriptors, later_ns
+    def listen(self, descriptors: Callable[[], Sequence[int]]) -> None:
+        """Let the wait end, too, when one of *descriptors* can be read; they are asked for each time."""
+        self._descriptors = descriptors
 
     def wait(self, until_ns: int) -> list[int]:
-        """Return at that boot time, or sooner: with `stop` set when a signal has come, else when somebody spoke.
+        """Return at that boot time (for a second's beginning, `TOGETHER_NS` after it), or sooner: with `stop` set when a
+        signal has come, else when somebody spoke.
 
         Returns the descriptors that can be read.
         """
@@ -107,7 +105,7 @@ class Signals:
             for descriptor in descriptors:
                 self._poll.register(descriptor, select.POLLIN)
         if until_ns % SECOND_NS == 0:
-            until_ns += self._later_ns()
+            until_ns += TOGETHER_NS
         left_ns = max(0, until_ns - self._clock.boottime_ns())
         ready = [descriptor for descriptor, _ in self._poll.poll(left_ns / 1e6)]
         if self._wake in ready:
@@ -220,7 +218,7 @@ def build(
         config, samplers, clock, teller, stack, registration, released, answers.answer, latest
     )
     if signals:
-        signals.listen(_polled(samplers, mailbox), lambda: samplers.later_ns)
+        signals.listen(_polled(samplers, mailbox))
     _listen([each for each in collectors if each.name not in samplers.collectors], teller, stack)
     stack.callback(registration.proceed)  # the client may be waiting for it
     if config.metrics_listen:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: What those who begin with the second need at least until they have spoken, and what they are given at most.
-LATER_NS_MIN, LATER_NS_MAX = 2_000_000, 128_000_000
-
 
 class Schedule:
     """Each name at its own period. Its turns stand on multiples of the period since boot.
@@ -65,25 +62,3 @@ class Schedule:
     def skipped(self, name: str) -> int:
         """Return how many turns of *name* were left out. KeyError for an unknown name."""
         return self._skipped[self._periods[name]]
-
-
-class Meeting:
-    """How long after a second has begun those have spoken who begin with it.
-
-    Who comes too early has to come again, and a waking costs more than a reading a few milliseconds older is worth:
-    it is twice as long after each such second, and a little shorter after any other.
-    """
-
-    def __init__(self) -> None:
-        self.later_ns = 2 * LATER_NS_MIN
-        self._grid_ns = 0
-
-    def came(self, grid_ns: int, *, in_time: bool) -> None:
-        """Note whether all had spoken, when they were first looked for in the second that began at *grid_ns*."""
-        if grid_ns == self._grid_ns:
-            return
-        self._grid_ns = grid_ns
-        if in_time:
-            self.later_ns = max(self.later_ns - self.later_ns // 128, LATER_NS_MIN)
-        else:
-            self.later_ns = min(2 * self.later_ns, LATER_NS_MAX)

@@ -7,6 +7,7 @@ cells and its valid bytes. What bytes a shape and names are, agent/sampler/codec
 Both sides are this file on one machine: numbers lie as C has them.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -52,6 +53,7 @@ class CodecError(ValueError):
     """What came is not what the other side of this house says."""
 
 
+@cython.no_gc  # nothing leads from a block back to here; the collector would drop the buffers without releasing them
 cdef class _Known:
     """A block whose shape both sides know. While its memory is held here, it stays where it is."""
 
@@ -141,9 +143,9 @@ cdef class Writer:
         return 0
 
     cdef int put(self, const void *data, Py_ssize_t count) except -1:
+        if self.end + count > HEAD + BYTES_MAX:
+            raise CodecError(f"a message of {self.end + count - HEAD} bytes or more; at most {MESSAGE_BYTES_MAX}")
         if count > len(self.out) - self.end:
-            if self.end + count > HEAD + BYTES_MAX:
-                raise CodecError(f"a message of {self.end + count - HEAD} bytes or more; at most {MESSAGE_BYTES_MAX}")
             PyByteArray_Resize(self.out, 2 * (self.end + count))
         memcpy(PyByteArray_AS_STRING(self.out) + self.end, data, count)
         self.end += count
@@ -245,18 +247,17 @@ cdef class Reader:
 
     cdef tuple read_blocks(self, Py_ssize_t collector, Py_ssize_t count):
         cdef list known = <list>self.known[collector]
-        cdef bint is_new = False
         cdef Py_ssize_t number
         cdef uint32_t shape_bytes
         for number in range(count):
             memcpy(&shape_bytes, self.take(4), 4)
             if shape_bytes:
                 known[number:number + 1] = [self.read_shape(shape_bytes)]
-                is_new = True
+                self.told[collector] = ()
             elif number >= len(known):
                 raise CodecError(f"cells of a table without rows and columns: {self.names[collector]}, block {number}")
             self.fill(<_Known>known[number])
-        if is_new or len(<tuple>self.told[collector]) != count:
+        if len(<tuple>self.told[collector]) != count:
             self.told[collector] = tuple([(<_Known>each).block for each in known[:count]])
         return <tuple>self.told[collector]
 

@@ -90,6 +90,8 @@ def _options(arguments: list[str]) -> tuple[str, bool, str] | str:
             folder = rest.pop(0)
         elif option == "--for":
             return f"--for: expected one of {', '.join(PURPOSES)}"
+        elif option == "--run-folder":
+            return "--run-folder: expected a folder, as the agent's setting run_folder"
         else:
             return (
                 f"{verdict.text(option)!r}: expected --for PURPOSE, --json or --run-folder FOLDER"
@@ -159,6 +161,7 @@ def boot_id() -> str:
 
 
 def _tell_unknown(why: str, *, as_json: bool) -> None:
+    why = verdict.text(why)
     if as_json:
         import json
 

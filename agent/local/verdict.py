@@ -70,7 +70,10 @@ def _decoded(document: str) -> object:
     how: Any = _AsJsonDoes
     try:
         value, end = make_scanner(how)(document, 0)
-    except StopIteration:
+    except (
+        StopIteration,
+        SystemError,
+    ):  # the latter for want of the error that only `json` brings with it
         raise ValueError("no JSON") from None
     if document[end:].strip():
         raise ValueError("more than one document")

@@ -70,13 +70,19 @@ class Watch:
         if readings.boottime_ns == self._read_ns:
             return self.unseen(now_ns)
         self._read_ns = readings.boottime_ns
+        over = list(self._take(readings, others, now_ns))
+        if now_ns - readings.boottime_ns > self._gap_ns:  # as `others` has it, these say nothing:
+            self._quiet = False  # the next may read the same, and will
+        return over
+
+    def _take(self, readings: Readings, others: Lookup, now_ns: int) -> Iterable[Cleared]:
         if now_ns < self.row.after_boot_seconds * SECOND_NS:
             self._sorted(readings, others)  # who is well is worth knowing
-            return []
+            return ()
         if not self.held and not self.row.once_otherwise and others.rule_out(self.row.when[1:]):
             self._quiet = self.decided_by == self.row.signals
-            return []
-        return list(self._judge(readings, others, now_ns))
+            return ()
+        return self._judge(readings, others, now_ns)
 
     def _judge(self, readings: Readings, others: Lookup, now_ns: int) -> Iterator[Cleared]:
         wrong, well = self._sorted(readings, others)

@@ -11,11 +11,11 @@ from ...fingerprints.block import Block
 from ...fingerprints.wire import telemetry_pb2
 from ..clock import Clock
 from ..listening import Teller
-from ..pace import Meeting
 from ..turn import Outcome, Sparing, Turn
 from . import actions, codec
 from .actions import Action, Tell
 from .crew import Role
+from .known_child import Child, Link
 from .lanes import GPU, PROCESSES_MAX, Lanes
 from .left_behind import LeftBehind, LeftBehindFile
 from .nursery import Report
@@ -26,8 +26,6 @@ from .supervisor import Supervisor
 from .ward import DeviceState, State, Unit
 
 SECOND_NS = 1_000_000_000
-#: Read from one sampler; one that has still more to say is heard on when the others have been.
-PIECES_MAX = 64
 #: A socket that was closed by a process of which nobody says that it ended.
 CLOSED_NS_MAX = SECOND_NS
 #: A nursery that has not forked for so long is replaced, and all its samplers with it: on a host short of memory or of
@@ -37,15 +35,6 @@ FORK_NS_MAX = 15 * SECOND_NS
 NURSERY_NS_MIN = SECOND_NS
 
 log = logging.getLogger(__name__)
-
-
-class Link(Protocol):
-    """The way to a sampler: what is needed of a socket that does not block."""
-
-    def recv_into(self, room: codec.Decoder, /) -> int: ...
-    def send(self, data: bytes, /) -> int: ...
-    def fileno(self) -> int: ...
-    def close(self) -> None: ...
 
 
 class Nursery(Protocol):
@@ -63,22 +52,6 @@ class Nursery(Protocol):
     def hush(self) -> None: ...
     def descriptors(self) -> list[int]: ...
     def kill_all(self) -> None: ...
-
-
-class _Child:
-    """A sampler as it is seen from here."""
-
-    def __init__(self, serial: int, slot: int, link: Link, memory: memoryview, now_ns: int) -> None:
-        self.serial, self.slot, self.link, self.memory = serial, slot, link, memory
-        self.descriptor = link.fileno()
-        self.decoder: codec.Decoder
-        self.asked_ns = now_ns
-        self.pid = 0
-        self.grid_ns = 0
-        self.outbox = b""
-        self.closed_ns = 0  # when its socket was found closed; 0: it is open
-        self.more = False  # another round has come already
-        self.cpu_seconds, self.memory_bytes, self.dropped = 0.0, 0, 0
 
 
 class Samplers:
@@ -116,13 +89,12 @@ class Samplers:
         self._left: dict[int, LeftBehind] = {}  # by serial; as the file has it
         self._inherited: set[int] = set()  # of them, those of an agent before this one
         self._inherited_ns = 0  # when they were last looked at
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, Child] = {}
         self._teller: Teller | None = None
         self._extra: list[codec.Timed] = []
         self._overlay = Overlay()
         self._tables = ProbeTables()
         self._seen: dict[int, place.Seen] = {}  # where each was at the last `take`
-        self._meeting = Meeting()
         self._awaited = False  # some lane's turns of this second
         self._spent_seconds = 0.0  # by samplers that have ended
         self._nursery_ns = -NURSERY_NS_MIN
@@ -168,11 +140,6 @@ class Samplers:
         ]
         return [*self._nursery.descriptors(), *links]
 
-    @property
-    def later_ns(self) -> int:
-        """How long after a second has begun `take` finds in all likelihood what each lane says of it."""
-        return self._meeting.later_ns
-
     def take(self, now_ns: int, ready: Collection[int] | None = None) -> list[codec.Timed]:
         """Return the turns that have come, at most one round of each sampler, and look after all of them.
 
@@ -189,11 +156,11 @@ class Samplers:
         lanes = self._supervisor.lane_serials
         for child in list(self._children.values()):
             if child.outbox:
-                self._flush(child)
-            if ready is None or child.serial in lanes or child.descriptor in ready:
-                self._read(child, now_ns)
+                child.send()
+            if child.more:  # what has come first, else who says ever more is heard for ever
                 self._decode(child, now_ns, turns)
-            elif child.more:
+            elif ready is None or child.serial in lanes or child.descriptor in ready:
+                child.read(now_ns)
                 self._decode(child, now_ns, turns)
         if called:
             self._hear_nursery(now_ns, turns)
@@ -218,7 +185,6 @@ class Samplers:
     def waiting(self, grid_ns: int) -> bool:
         """Say whether the turns of this second, of a lane that has somebody to take them, have not come."""
         self._awaited = self._started and next(self._late(grid_ns), None) is not None
-        self._meeting.came(grid_ns, in_time=not self._awaited)
         return self._awaited
 
     def late(self, now_ns: int, grid_ns: int) -> None:
@@ -293,29 +259,14 @@ class Samplers:
 
     # ---- what comes
 
-    def _late(self, grid_ns: int) -> Iterator[tuple[str, _Child]]:
+    def _late(self, grid_ns: int) -> Iterator[tuple[str, Child]]:
         for lane in self._lanes:
             process = self._supervisor.lane_process(lane)
             child = self._children.get(process.serial) if process else None
             if child is not None and child.grid_ns < grid_ns:
                 yield lane, child
 
-    def _read(self, child: _Child, now_ns: int) -> None:
-        pieces = 0
-        while pieces < PIECES_MAX and not child.closed_ns:
-            try:
-                size = child.link.recv_into(child.decoder)
-            except BlockingIOError:
-                return
-            except OSError:
-                size = 0
-            if not size:
-                child.closed_ns = now_ns
-            if not child.decoder.came(size):
-                return
-            pieces += 1
-
-    def _decode(self, child: _Child, now_ns: int, turns: list[codec.Timed]) -> None:
+    def _decode(self, child: Child, now_ns: int, turns: list[codec.Timed]) -> None:
         child.more = False
         try:
             while (said := child.decoder.next()) is not None:
@@ -326,10 +277,11 @@ class Samplers:
                 self._tell(child, said)
         except codec.CodecError:
             log.exception("a sampler speaks nonsense", extra={"cause": "sampler.codec"})
+            child.decoder = codec.Decoder(self.collectors)  # nothing else that it said is heard
             child.closed_ns = child.closed_ns or now_ns
             self._nursery.kill(child.serial)
 
-    def _tell(self, child: _Child, said: codec.Inventory | telemetry_pb2.HealthEvent) -> None:
+    def _tell(self, child: Child, said: codec.Inventory | telemetry_pb2.HealthEvent) -> None:
         process = self._supervisor.processes.get(child.serial)
         if self._teller is None or process is None or process.role is Role.SOLO:
             return
@@ -339,7 +291,7 @@ class Samplers:
             self._teller.tell(said)
 
     def _round(
-        self, child: _Child, told: codec.Round, now_ns: int, turns: list[codec.Timed]
+        self, child: Child, told: codec.Round, now_ns: int, turns: list[codec.Timed]
     ) -> None:
         grid_ns, child.cpu_seconds, memory_bytes, child.dropped, these, slow = told
         child.memory_bytes = memory_bytes or child.memory_bytes
@@ -362,7 +314,7 @@ class Samplers:
         for report in reports or ():
             child = self._children.get(report.serial)
             if child is not None and report.words:
-                self._read(child, now_ns)  # its last words
+                child.read(now_ns)  # its last words
                 self._decode(child, now_ns, turns)
                 self._ended(child, report.words, now_ns)
             elif child is not None:
@@ -398,7 +350,7 @@ class Samplers:
                 child.asked_ns, child.pid = now_ns, child.pid or -1
             self._do(self._supervisor.orphaned(now_ns), now_ns)
 
-    def _ended(self, child: _Child, words: str, now_ns: int) -> None:
+    def _ended(self, child: Child, words: str, now_ns: int) -> None:
         seen = place.read(child.memory)
         child.link.close()
         del self._children[child.serial]
@@ -479,24 +431,14 @@ class Samplers:
             log.warning("a sampler %s", words, extra={"cause": "sampler.fork"})
             self._do(self._supervisor.died(now_ns, serial, words, None), now_ns)
             return
-        child = self._children[serial] = _Child(serial, slot, link, memory, now_ns)
-        child.decoder = codec.Decoder(self.collectors)
+        decoder = codec.Decoder(self.collectors)
+        self._children[serial] = Child(serial, slot, link, memory, decoder, now_ns)
 
     def _order(self, serial: int, order: codec.Order) -> None:
         child = self._children.get(serial)
         if child is not None and not child.closed_ns:
             child.outbox += codec.encode_order(order)
-            self._flush(child)
-
-    def _flush(self, child: _Child) -> None:
-        try:
-            while child.outbox and not child.closed_ns:
-                child.outbox = child.outbox[child.link.send(child.outbox) :]
-                place.call(child.memory)  # it may be resting in a collector, away from its socket
-        except BlockingIOError:
-            return
-        except OSError:  # it has ended; the nursery says how
-            child.outbox = b""
+            child.send()
 
     def _say(self, told: Tell, now_ns: int) -> None:
         log.warning("%s", told.words, extra={"cause": f"probe.{told.what}.{told.device}"})

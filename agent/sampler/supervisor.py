@@ -109,9 +109,8 @@ class Supervisor:
 
     def look(self, now_ns: int, seen: Mapping[int, Seen]) -> list[Action]:
         """Look where each process is."""
-        was_still = (
-            self._woke_ns == self._look_ns
-        )  # if that is how it always is, a hang is one all the same
+        # if that is how it always is, a hang is one all the same
+        was_still = self._woke_ns == self._look_ns
         if now_ns - self._look_ns > STOOD_STILL_NS and not was_still:
             self._woke_ns = now_ns
         self._look_ns = now_ns

@@ -135,7 +135,7 @@ def call(path: Path, method: str, request: bytes, seconds_max: float) -> bytes:
         except PermissionError:
             raise
         except OSError as error:
-            raise CallFailed("UNAVAILABLE", f"{path}: {error}") from error
+            raise CallFailed("UNAVAILABLE", f"{path}: {error.strerror or error}") from error
 
 
 def _connect(connection: socket.socket, path: Path, until: float) -> None:

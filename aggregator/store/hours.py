@@ -11,8 +11,10 @@ import time
 
 import duckdb
 
+from ...fingerprints.catalogue import FORMER_TABLES
 from .layout import COLUMNS, Column, definitions, typed_empty
 
+_FORMER = {name: former for former, name in FORMER_TABLES.items()}
 _NAME = re.compile(r"(?P<table>\w+?)__(?P<hour>\d{10})$")
 HOUR_NS = 3600 * 1_000_000_000
 
@@ -86,7 +88,8 @@ class Hours:
             if not old:
                 continue
             hours -= old
-            self._make_views(table)
+            for each in {table, FORMER_TABLES.get(table, table)}:
+                self._make_views(each)
             for hour in sorted(old):
                 self._connection.execute(f'DROP TABLE hours."{table}__{hour}"')
             dropped += len(old)
@@ -94,9 +97,13 @@ class Hours:
 
     def _make_views(self, table: str) -> None:
         columns = COLUMNS.get(table)
-        hours = sorted(self._tables[table])
+        names = [
+            table,
+            _FORMER.get(table, ""),
+        ]  # what a version before this one stored is there too
+        hours = [(each, hour) for each in names for hour in sorted(self._tables.get(each, ()))]
         parts = [typed_empty(columns)] if columns else []
-        parts += [f'SELECT * FROM hours."{table}__{hour}"' for hour in hours]
+        parts += [f'SELECT * FROM hours."{each}__{hour}"' for each, hour in hours]
         if not parts:  # a table of another version whose last hour went
             self._connection.execute(f'DROP VIEW IF EXISTS readings."{table}"')
             self._connection.execute(f'DROP VIEW IF EXISTS latest."{table}"')

@@ -13,10 +13,10 @@ _FILE = re.compile(
 
 def lighter(generated: str) -> str:
     """Return the code of a `_pb2.py`: its imports, and one call with the file as bytes."""
-    file = _FILE.search(generated)
+    head, _, rest = generated.partition("from google.protobuf import descriptor as _descriptor\n")
+    file = _FILE.search(rest)
     if file is None:
         raise ValueError("protoc generates other code than it did")
-    head, _, rest = generated.partition("from google.protobuf import descriptor as _descriptor\n")
     others = "".join(f"{line}\n" for line in rest[: file.start()].splitlines() if "_pb2" in line)
     return (
         f"{head}from gangline.fingerprints.wire import messages as _messages\n{others}\n"

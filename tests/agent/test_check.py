@@ -289,7 +289,8 @@ def test_our_own_trouble_is_told_apart(
         (["--fro", "prolog"], "'--fro': expected --for PURPOSE"),
         (["--for"], "--for: expected one of person, healthcheck"),
         (["--for", "prologue"], "--for: expected one of person"),
-        (["--run-folder"], "expected --for PURPOSE"),
+        (["--run-folder"], "--run-folder: expected a folder"),
+        (["--run-folder="], "--run-folder: expected a folder"),
         (["prolog"], "'prolog': expected"),
     ],
 )
@@ -333,6 +334,19 @@ def test_a_file_that_is_none(
     make(tmp_path / "status.json")
     assert run(tmp_path) == 0
     assert words in (line := capsys.readouterr().out) and line.endswith("exit 0\n")
+
+
+def test_the_command_knows_half_a_file(tmp_path: Path) -> None:
+    """With `json` imported, as here, its scanner raises ValueError; in the command's own process it could not."""
+    _half(tmp_path / "status.json")
+    command = [sys.executable, "-m", "gangline.cli", "check", "--run-folder", str(tmp_path)]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert ended.stdout.count("\n") == 1 and "it is no JSON, or half of one" in ended.stdout
+
+
+def test_a_folder_of_several_lines_is_said_in_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(Path("/nowhere/a\nb")) == 0
+    assert "no /nowhere/a b/status.json" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("purpose", check.PURPOSES)

@@ -562,6 +562,18 @@ def test_a_limit_that_is_read_with_another_table_may_change_by_itself() -> None:
     assert host.after(10) == ["new"]
 
 
+def test_what_came_late_is_looked_at_again_when_it_comes_in_time() -> None:
+    """The host slept with a reading under way: what it showed was too old to count, and read the same ever after."""
+    host = Host()
+    host.read(GPU, {"gpu.ecc_uncorrected_volatile_errors": 0})
+    assert host.after(5) == []
+    host.read(GPU, {"gpu.ecc_uncorrected_volatile_errors": 2})
+    host.table("gpu_1s_changes")
+    host.now_ns += 3_600 * SECOND
+    host.findings.turn(host.latest.tables, host.now_ns)
+    assert host.after(5) == ["gpu_ecc_uncorrected"]
+
+
 def test_who_was_well_is_known_also_of_an_idle_host() -> None:
     """The links were wide while nothing ran; the first job met the narrow one, and its row knew of no better days."""
     wide = 'when = ["gpu.pcie_width_lanes < 16", "gpu.utilization_ratio >= 0.5"]\nonce_otherwise = true'

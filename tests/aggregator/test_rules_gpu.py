@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.aggregator.verdicts import Reason, State
-from tests.aggregator.world import IDLE_WATTS, World, gpu_of
+from tests.aggregator.world import IDLE_WATTS, Host, World, gpu_of
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,90 @@ def test_a_gpu_that_stays_away_after_its_release_is_noticed() -> None:
     assert _unseen(world) == []
     world.run(10)
     assert _unseen(world) == [gpu_of(world.hosts[0], 3)]
+
+
+def test_a_release_that_nobody_ends_is_a_finding_in_the_end() -> None:
+    """It was released for a day, or its driver was never bound again: nothing was ever said of it any more."""
+    world = World()
+    world.run(10)
+    _out(world, range(3, 4), by=RELEASED)
+    world.now_ns += 3_580 * 1_000_000_000
+    world.run(10)
+    assert _unseen(world) == []
+    world.run(30)
+    assert _unseen(world) == [gpu_of(world.hosts[0], 3)]
+    assert (
+        "its agent has let go of it; on the host `gangline release --status` says why"
+        in _only_words(world)
+    )
+
+
+def test_a_release_of_all_that_nobody_ends_is_a_finding_in_the_end() -> None:
+    world = World()
+    world.run(10)
+    _out(world, range(8), by=RELEASED, whole=True)
+    world.now_ns += 3_600 * 1_000_000_000
+    world.run(30)
+    assert len(_unseen(world)) == 8
+
+
+def test_a_gpu_that_hangs_for_hours_is_still_one_finding() -> None:
+    world = World()
+    world.run(10)
+    _out(world, range(3, 4), by=HANGS)
+    world.hosts[0].set("gpu_1s_probe", gpu_of(world.hosts[0], 3), probe_hung_seconds=12.0)
+    world.now_ns += 7_200 * 1_000_000_000
+    world.run(30)
+    assert "has not answered" in _only_words(world)
+
+
+def test_a_gpu_that_was_out_before_we_began_and_stays_away_is_noticed() -> None:
+    """The aggregator was restarted in the midst of a repair: that it was out was all that was ever said of it."""
+    world = World()
+    host = world.hosts[0]
+    _remove(host, 3)
+    host.set("gpu_1s_probe", gpu_of(host, 3), probe_hung_seconds=0.0)
+    host.set("probe_1s", f"gpu {ADDRESSES[3]}", hung_seconds=0.0, abandoned_count=0, **RELEASED)
+    world.run(60)
+    assert _unseen(world) == []
+    host.forget("probe_1s")
+    host.forget("gpu_1s_probe")
+    world.run(40)
+    assert _unseen(world) == [gpu_of(host, 3)]
+
+
+def _remove(host: Host, gpu: int) -> None:
+    for key in [key for key in host.readings if key[1] == gpu_of(host, gpu)]:
+        del host.readings[key]
+    host.growth.clear()
+
+
+def test_gpus_that_one_collector_is_not_to_read_are_not_missed() -> None:
+    """`collectors_off = ["gpu_1s"]`: by the other collectors' word the GPUs are there."""
+    world = World()
+    world.hosts[0].forget("gpu_1s")
+    world.run(60)
+    assert _unseen(world) == []
+
+
+def test_a_gpu_that_a_reboot_does_not_bring_back_is_noticed() -> None:
+    """It was read before: since the reboot it is not, and its reading of before it was taken for one."""
+    world = World()
+    host = world.hosts[0]
+    world.run(10)
+    _remove(host, 3)
+    host.reboot(world.now_ns)
+    world.register(host)
+    world.run(10)
+    assert _unseen(world) == []
+    world.run(20)
+    assert _unseen(world) == [gpu_of(host, 3)]
+    assert "is there, but nothing reads it while its neighbours answer" in _only_words(world)
+
+
+def _only_words(world: World) -> str:
+    (evidence,) = world.score(world.hosts[0]).evidence
+    return evidence.words
 
 
 @pytest.mark.parametrize("out", [True, False])

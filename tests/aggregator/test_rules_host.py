@@ -172,6 +172,15 @@ def test_a_gpu_that_ends_who_asks_it_is_not_said_to_be_waited_for() -> None:
     )
 
 
+def test_a_gpu_that_ended_who_asked_it_is_not_said_to_be_out_for_no_time() -> None:
+    """One that hung beside it was the driver's event, and none was of this one: it was left alone for 0.0 s."""
+    world = World()
+    world.run(10)
+    world.hosts[0].set("probe_1s", "gpu 0000:03:00.0", state=3, hung_seconds=0.017)
+    world.run(5)
+    assert "is left alone, as the agent's process died: drain" in _only_words(world)
+
+
 def test_a_gpu_that_is_slow_is_not_said_to_hang() -> None:
     world = World()
     world.run(10)

@@ -134,6 +134,33 @@ def test_an_hour_table_of_an_older_version_gains_columns(tmp_path: Path) -> None
     assert values == [(None,), (2.0,)]
 
 
+def test_what_is_stored_under_a_table_s_former_name_is_found_under_that_of_now(
+    tmp_path: Path,
+) -> None:
+    """An operator asked for the month before the upgrade, and was shown the hour since."""
+    now = [NOW_NS]
+    block = Block("agent_10s", ["agent"])
+    with opened(tmp_path, lambda: now[0]) as store:
+        put(store, 1, block)
+    with duckdb.connect(str(tmp_path / "gangline.duckdb")) as connection:
+        connection.execute(
+            "CREATE TABLE hours.agent_1s__2026112010 AS FROM hours.agent_10s__2026112010"
+        )
+        connection.execute("DROP TABLE hours.agent_10s__2026112010")
+    rows_of = {name: f"SELECT count(*) FROM {name}.agent_10s" for name in ("readings", "latest")}
+    with opened(tmp_path, lambda: now[0], retention_hours=2) as store:
+        put(store, 2, block)
+        now[0] += HOUR_NS
+        put(store, 3, block)
+    assert [ask(tmp_path, each) for each in rows_of.values()] == [[(3,)], [(1,)]]
+    with opened(tmp_path, lambda: now[0], retention_hours=2) as store:
+        now[0] += 3 * HOUR_NS
+        put(store, 4, block)
+    assert ask(tmp_path, rows_of["readings"]) == [(1,)]
+    tables = ask(tmp_path, "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'hours'")
+    assert tables == [("agent_10s__2026112014",)]
+
+
 def test_what_is_missing_is_null_and_counters_keep_64_bits(tmp_path: Path) -> None:
     """A cell that was not read is neither zero nor healthy; 2^64 - 1 is not rounded to a double."""
     block = Block("gpu_1s_changes", ["GPU-0", "GPU-1"])

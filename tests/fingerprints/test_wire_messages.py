@@ -65,6 +65,23 @@ def test_code_that_is_not_as_protoc_writes_it_is_refused() -> None:
         lighter("DESCRIPTOR = something_else()\n")
 
 
+def test_only_what_stands_before_the_file_is_kept_of_the_code() -> None:
+    """Of a short file a call of protobuf's builder, which is imported no more, was kept as well."""
+    head = "# by protoc\n" * 20
+    generated = (
+        f"{head}from google.protobuf import descriptor as _descriptor\n"
+        "from google.protobuf.internal import builder as _builder\n"
+        "from gangline import other_pb2 as _other\n"
+        "DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'a')\n"
+        "_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'a_pb2', globals())\n"
+    )
+    assert lighter(generated) == (
+        f"{head}from gangline.fingerprints.wire import messages as _messages\n"
+        "from gangline import other_pb2 as _other\n\n"
+        "DESCRIPTOR = _messages.file_of(b'a', __name__, globals())\n"
+    )
+
+
 def test_a_library_that_has_it_elsewhere_leaves_it_to_the_builder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from ...fleet.arrays import Flags
 from ...verdicts import Reason, State
 from ..present import SILENT_SECONDS_MAX, Present, quoted
 from ..symptoms import Rule, Symptom, short
+from .hangs import GPU_LANE, RELEASED, gpu_at
 
 LOST = Rule(
     "gpu.lost",
@@ -35,6 +38,10 @@ UNSEEN = Rule(
     leave_seconds=10.0,
     hazard_factor=3.0,
 )
+#: An agent that begins has not read them all at once.
+NEVER_SEEN = replace(UNSEEN, enter_seconds=SILENT_SECONDS_MAX)
+#: So long a GPU may be out for a repair before somebody is to look whether it was forgotten.
+OUT_SECONDS_MAX = 3600.0
 
 #: `gpu.recovery_action_state` in words (nvml.h, nvmlDeviceGpuRecoveryAction).
 ACTIONS = {
@@ -90,25 +97,61 @@ def recovery_actions(present: Present) -> Iterator[Symptom]:
 def unseen_gpus(present: Present) -> Iterator[Symptom]:
     """The host speaks, but not of a GPU that it has: vanished fields come before faults.
 
-    One that its agent says is out, as it hangs or was released, or was until a moment ago, is not missing.
+    One that its agent says is out, as it hangs or was released, or was until a moment ago, is not missing: for as long as
+    its hanging is a finding, and else for an hour, as a repair that nobody ends is one.
     """
-    hosts_out = _hosts_with_all_out(present)
-    yield from _vanished(present, hosts_out)
-    yield from _never_seen(present, hosts_out)
+    out = _Out(present)
+    yield from _vanished(present, out)
+    yield from _never_seen(present, out)
 
 
-def _hosts_with_all_out(present: Present) -> frozenset[int]:
-    """Return the hosts whose agents say that they enter no GPU: the driver hangs, or all are released."""
-    said = np.flatnonzero(present.heard("probe_1s") <= SILENT_SECONDS_MAX).tolist()
-    rows = (present.name("probe_1s", row) for row in said)
-    return frozenset(host for host, name in rows if name == "gpu")
+class _Out:
+    """Which GPUs need not be read, by their agents' word; and of which a release stands."""
+
+    def __init__(self, present: Present) -> None:
+        fleet, hosts = present.fleet, present.fleet.devices["gpu"].host
+        drivers = [
+            row
+            for row in np.flatnonzero(present.heard("probe_1s") <= SILENT_SECONDS_MAX).tolist()
+            if present.name("probe_1s", row)[1] == GPU_LANE
+        ]
+        of_drivers = fleet.devices["probe"].host[drivers]
+        everywhere = np.arange(len(fleet))
+        is_out = np.isin(everywhere, of_drivers)
+        seconds = present.gauge("probe_1s", "hung_seconds")[drivers]
+        hangs = np.isin(everywhere, of_drivers[seconds > 0.0])
+        known = np.minimum(fleet.heard_ns - fleet.first_ns, present.host_now_ns) / 1e9
+        #: By host: all its GPUs are, whether they were ever read or not.
+        self.hosts: Flags = hangs | (is_out & (known <= OUT_SECONDS_MAX))
+        heard = present.heard("gpu_1s")
+        unread = np.where(np.isfinite(heard), heard, known[hosts])
+        gpu_is_out = is_out[hosts] | (present.heard("gpu_1s_probe") <= SILENT_SECONDS_MAX)
+        gpu_hangs = hangs[hosts] | (present.gauge("gpu_1s_probe", "probe_hung_seconds") > 0.0)
+        #: By GPU that has a row of readings.
+        self.gpus: Flags = gpu_hangs | (gpu_is_out & (unread <= OUT_SECONDS_MAX))
+        self._released = set(_released(present))
+
+    def words(self, host: int, device: str) -> str:
+        """Return what to do about a GPU that is missing because it was released."""
+        if self._released.isdisjoint(((host, device), (host, ""))):
+            return ""
+        return (
+            ": its agent has let go of it; on the host `gangline release --status` says why, and "
+            "`gangline resume` takes it back"
+        )
 
 
-def _vanished(present: Present, hosts_out: frozenset[int]) -> Iterator[Symptom]:
+def _released(present: Present) -> Iterator[tuple[int, str]]:
+    """Yield (host, GPU) of what is released now; an empty GPU for all of a host's."""
+    for row in np.flatnonzero(present.state("probe_1s", "state") == RELEASED).tolist():
+        host, name = present.name("probe_1s", row)
+        yield host, gpu_at(present, host, name.partition(" ")[2])
+
+
+def _vanished(present: Present, out: _Out) -> Iterator[Symptom]:
     heard, hosts = present.heard("gpu_1s"), present.fleet.devices["gpu"].host
-    out = np.isin(hosts, list(hosts_out)) | (present.heard("gpu_1s_probe") <= SILENT_SECONDS_MAX)
-    missing = present.awake[hosts] & np.isfinite(heard) & (heard > SILENT_SECONDS_MAX) & ~out
-    for row in np.flatnonzero(missing).tolist():
+    silent = np.isfinite(heard) & (heard > SILENT_SECONDS_MAX)
+    for row in np.flatnonzero(present.awake[hosts] & silent & ~out.gpus).tolist():
         host, device = present.name("gpu_1s", row)
         yield Symptom(
             rule=UNSEEN,
@@ -118,24 +161,26 @@ def _vanished(present: Present, hosts_out: frozenset[int]) -> Iterator[Symptom]:
             value=float(round(heard[row])),
             unit="seconds",
             normal="a reading every second",
-            words=f"no reading of {short(device)} for {heard[row]:.0f} s while its host goes on",
+            words=f"no reading of {short(device)} for {heard[row]:.0f} s while its host goes on"
+            + out.words(host, device),
             sql=present.sql("gpu_1s", row, f"{present.age()}, sm_clock_hertz", heard[row] + 60),
         )
 
 
-def _never_seen(present: Present, hosts_out: frozenset[int]) -> Iterator[Symptom]:
-    """A GPU that the inventory lists has no reading, while its neighbours have."""
+def _never_seen(present: Present, out: _Out) -> Iterator[Symptom]:
+    """A GPU that the inventory lists has no reading in this boot, while its neighbours have."""
     gpus = present.fleet.devices["gpu"]
-    heard_seconds = (present.fleet.heard_ns - present.fleet.first_ns) / 1e9
-    read = np.bincount(gpus.host, minlength=len(present.fleet))
-    lacks = present.awake & (heard_seconds > SILENT_SECONDS_MAX) & (read < present.fleet.gpus)
-    for host in set(np.flatnonzero(lacks).tolist()) - hosts_out:
+    is_read = _read_in_this_boot(present)
+    read = np.bincount(gpus.host[is_read], minlength=len(present.fleet))
+    for host in np.flatnonzero(present.awake & (read < present.fleet.gpus)).tolist():
         for kind, device in present.fleet.attributes[host]:
-            if kind != "gpu" or (host, device) in gpus.row_of:
+            row = gpus.row_of.get((host, device))
+            settled = out.hosts[host] if row is None else is_read[row] or out.gpus[row]
+            if kind != "gpu" or settled:
                 continue
             alone = not gpus.of_host(host)
             yield Symptom(
-                rule=UNSEEN,
+                rule=NEVER_SEEN,
                 host=host,
                 device=device,
                 signal="gpu.sm_clock_hertz",
@@ -143,11 +188,20 @@ def _never_seen(present: Present, hosts_out: frozenset[int]) -> Iterator[Symptom
                 unit="readings",
                 normal="a reading every second",
                 words=f"{short(device)} is there, but nothing reads it"
-                + ("; nor any other GPU here" if alone else " while its neighbours answer"),
+                + (" while its neighbours answer" if read[host] else "; nor any other GPU here")
+                + out.words(host, device),
                 sql=_readings_of_each(present.fleet.names[host]),
                 state=State.HEALTHY if alone else None,
                 hazard_factor=1.0 if alone else 0.0,
             )
+
+
+def _read_in_this_boot(present: Present) -> Flags:
+    """Say of which GPUs anything was read: which collectors are off is the operator's affair."""
+    tables = present.fleet.tables.values()
+    gpus = present.fleet.devices["gpu"]
+    names = [each.name for each in tables if each.devices is gpus and each.name != "gpu_1s_probe"]
+    return np.asarray(np.isfinite([present.heard(name) for name in names]).any(axis=0), dtype=bool)
 
 
 def _readings_of_each(host: str) -> str:

@@ -118,7 +118,8 @@ def _device_hangs(present: Present, row: int, seconds: float, is_slow: bool) -> 
         )
     elif seconds < DIED_SECONDS_MAX:
         died = said.words.partition(" in ")[0] or "died"
-        words = f"{who} is left alone {since}, as the agent's process {died}{_in(said)}: {action}"
+        lasts = f" {since}" if said.since_ns else ""  # the seconds are of the call alone
+        words = f"{who} is left alone{lasts}, as the agent's process {died}{_in(said)}: {action}"
     else:
         words = f"{who} has not answered {since}{_in(said)}: {action}"
     return _symptom(

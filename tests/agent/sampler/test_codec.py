@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 
 import pytest
@@ -163,6 +164,36 @@ def test_blocks_whose_shape_is_known_keep_their_memory() -> None:
     block.valid.clear()
 
 
+def test_after_a_message_that_was_refused_no_reading_of_before_is_taken_for_a_new_one() -> None:
+    """A new shape was taken, its cells were not all there: the next turn filled it, and showed the block before it."""
+    encoder, decoder = RoundEncoder(NAMES), Decoder(NAMES)
+    both = [Block(name, ["a"], [1]) for name in ("gpu_1s", "disk_1s")]
+    turns = [Timed(1, Turn("gpu_1s", both, 0.0, Outcome.OK))]
+    feed(decoder, encoder.encode(1, 0.0, 0, 0, turns, frozenset()))
+    assert decoder.next().turns[0].turn.blocks[0].devices == ("a",)
+    known, other = bytes(4) + b"\7" * 8 + b"\1", of_shape(1, 1, b"\1\0", b"\1\0b") + bytes(9)
+    feed(decoder, message(1, of_round(1), of_turn(count=2), other))
+    with pytest.raises(CodecError, match="4 bytes expected"):
+        decoder.next()
+    feed(decoder, message(1, of_round(1), of_turn(count=2), known, known))
+    block, _ = decoder.next().turns[0].turn.blocks
+    assert (block.devices, block.ints[0]) == (("b",), 0x0707070707070707)
+
+
+def test_what_only_the_collector_still_knows_gives_its_memory_back(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """An agent that ended left a line of SystemError for each table of its samplers."""
+    encoder = RoundEncoder(NAMES)
+    turns = [Timed(1, Turn("gpu_1s", [Block("gpu_1s", ["a"])], 0.0, Outcome.OK))]
+    encoder.encode(1, 0.0, 0, 0, turns, frozenset())
+    knot: list[object] = [each for each in gc.get_objects() if type(each).__name__ == "_Known"]
+    knot.append(knot)
+    del encoder, turns, knot
+    gc.collect()
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("began_ns", "blocks"), [(-1, 0), (1 << 64, 0), (1, 256)], ids=["negative", "long", "blocks"]
 )
@@ -272,7 +303,10 @@ def test_what_is_none_of_ours_is_refused_in_words(data: bytes, words: str) -> No
 
 
 def test_a_round_that_no_message_can_hold_is_refused_where_it_is_made() -> None:
-    block = Block("gpu_1s", ["a"] * 200_000)
+    """Once it had room for one that was nearly too long, it made longer ones, and the daemon killed who sent them."""
+    encoder, slow = RoundEncoder(NAMES), frozenset(f"{number:01024}" for number in range(15_000))
+    block = Block("gpu_1s", ["a"] * 150_000, [1])
     turns = [Timed(1, Turn("gpu_1s", [block], 0.0, Outcome.OK))]
+    assert len(encoder.encode(1, 0.0, 0, 0, [], slow)) < codec.MESSAGE_BYTES_MAX
     with pytest.raises(CodecError, match="a message of"):
-        RoundEncoder(NAMES).encode(*Round(1, 0.0, 0, 0, turns))
+        encoder.encode(1, 0.0, 0, 0, turns, slow)

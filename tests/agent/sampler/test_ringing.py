@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gangline.agent.main import Signals
 from gangline.agent.sampler.child import Mouth
 from gangline.agent.sampler.codec import Task
 from gangline.agent.sampler.loop import Sampler
@@ -71,6 +72,34 @@ def test_an_event_is_said_at_once_and_a_round_is_not() -> None:
     assert said == ["at once", "at once", "round"]
 
 
+class Poll:
+    """Nobody speaks; notes how many milliseconds it was asked to wait."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def register(self, *_: int) -> None:
+        pass
+
+    def poll(self, milliseconds: float) -> list[tuple[int, int]]:
+        self.waits.append(milliseconds)
+        return []
+
+
+def test_the_daemon_comes_when_who_begins_with_the_second_has_spoken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight GPUs answer after 30 ms: who came with the second had to come again, each time."""
+    poll = Poll()
+    monkeypatch.setattr("gangline.agent.main.select.poll", lambda: poll)
+    signals = Signals(World(lambda _: {}, 5 * SECOND - 10_000_000))
+    with signals.caught():
+        signals.wait(5 * SECOND)
+        signals.wait(5 * SECOND + SECOND // 2)
+        signals.wait(4 * SECOND)
+    assert poll.waits == [60.0, 510.0, 0.0]
+
+
 def test_a_lane_is_polled_only_while_it_is_waited_for() -> None:
     """It speaks each second, when the daemon comes anyway."""
     host = Watched()
@@ -79,7 +108,7 @@ def test_a_lane_is_polled_only_while_it_is_waited_for() -> None:
     links = {1000 + process.serial for process in lanes if process}
     assert len(links) == 2
     polled = set(host.samplers.descriptors())
-    assert len(polled) == 1 and not polled & links  # the standby's
+    assert len(polled) == 3 and not polled & links  # the nursery's two and the standby's
     assert not host.samplers.waiting(host.world.now_ns // SECOND * SECOND)
     assert host.samplers.waiting(host.world.now_ns // SECOND * SECOND + SECOND)
     assert links < set(host.samplers.descriptors())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.agent.sampler.codec import NOBODY, RoundEncoder, encode_event
 from gangline.agent.sampler.crew import Role
 from gangline.agent.sampler.lanes import PROCESSES_MAX
 from gangline.agent.sampler.left_behind import LeftBehindFile, parse_left_behind
@@ -55,7 +56,9 @@ def told(host: Watched) -> tuple[dict[str, int], list[str]]:
 
 def test_all_turns_of_a_second_are_in_its_frame_and_nobody_wakes_twice() -> None:
     host = Watched()
-    host.run(10)
+    host.run(9.5)
+    assert host.wakings == 10 + 4  # those of the beginning, with its births
+    host.run(0.5)
     for table, device in (("gpu_1s", GPUS[0]), ("disk_1s", DISKS[1]), ("host_1s", "host")):
         seconds = [at // SECOND for at in host.latest.times[table, device]]
         assert seconds == list(range(START // SECOND, START // SECOND + 10))
@@ -81,6 +84,22 @@ def test_a_hung_gpu_is_named_with_its_call_within_two_seconds() -> None:
     (outcome,) = host.told("collector.outcome")
     assert (outcome.device, outcome.code) == ("gpu_1s", Outcome.HUNG)
     assert f"in gpu_1s: {GPUS[5]} nvmlDeviceGetFieldValues" in outcome.message
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.06, 0.2, 0.5, 0.95])
+def test_a_call_between_the_turns_is_named_as_soon(phase: float) -> None:
+    """The ring of samples calls eight times a second, and the daemon looks once."""
+    host = Watched()
+    host.run(10 + phase)
+    hang(host, GPUS[5])
+    process, began_ns = host.samplers._supervisor.lane_process("gpu"), host.world.now_ns
+    assert process is not None
+    child = host.world.children[process.serial]
+    child.collector, child.stuck_in = "gpu_fast_1s", (began_ns, GPUS[5], "nvmlGpmSampleGet")
+    host.run(2)
+    (event,) = host.told("probe.hung")
+    assert 0.9 * SECOND <= event.boottime_ns - began_ns <= 1.1 * SECOND
+    assert event.attributes["call"] == "nvmlGpmSampleGet"
 
 
 def test_a_device_that_never_answers_again_is_tried_ever_more_rarely() -> None:
@@ -422,8 +441,28 @@ def test_a_sampler_that_speaks_nonsense_is_replaced_and_its_lane_goes_on() -> No
     host.run(10)
     process = host.samplers._supervisor.lane_process("gpu")
     assert process is not None
-    host.world.children[process.serial].say(b"\xff" * 64)
+    child = host.world.children[process.serial]
+    child.say(b"\0\0\0\0\xff")
+    child.say_at_once(encode_event(telemetry_pb2.HealthEvent(name="gpu.lost", device="none")))
     host.run(20)
     assert host.on_time("gpu_1s", GPUS[0], host.world.now_ns - 10 * SECOND, 10) == 1.0
     assert host.on_time("disk_1s", DISKS[0], START, 30) == 1.0
-    assert host.alive == 3
+    assert host.alive == 3 and not host.told("gpu.lost")
+
+
+def test_a_sampler_that_never_stops_talking_holds_nobody_up() -> None:
+    """A collector in a loop said a round whenever there was room: the daemon heard it for ever, and nobody else."""
+    host = Watched()
+    host.run(10.5)
+    process = host.samplers._supervisor.lane_process("gpu")
+    assert process is not None
+    child = host.world.children[process.serial]
+    child.talks = encode_round()
+    turns = len(host.latest.times["host_1s", "host"])
+    host.run(5)
+    assert len(host.latest.times["host_1s", "host"]) == turns + 5
+    assert child.talked < 100
+
+
+def encode_round() -> bytes:
+    return RoundEncoder([]).encode(1, 0.0, 0, 0, [], NOBODY)

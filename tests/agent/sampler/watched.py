@@ -12,6 +12,7 @@ from gangline.agent.daemon import Daemon
 from gangline.agent.framing import Framer
 from gangline.agent.latest import Latest
 from gangline.agent.listening import Teller
+from gangline.agent.main import TOGETHER_NS
 from gangline.agent.sampler.samplers import Samplers
 from gangline.agent.turn import Collector
 from gangline.fingerprints.block import Block
@@ -141,15 +142,20 @@ class Watched:
         self.samplers.start()
         self.samplers.listen(teller)
         self._stop = threading.Event()
+        self.wakings = 0  # of the daemon
 
     def run(self, seconds: float) -> None:
         end_ns = self.world.now_ns + int(seconds * SECOND)
         self._stop.clear()
 
-        def wait(until_ns: int) -> None:
-            self.world.wait(min(until_ns, end_ns))
+        def wait(until_ns: int) -> list[int]:
+            self.wakings += 1
+            if until_ns % SECOND == 0:
+                until_ns += TOGETHER_NS
+            ready = self.world.wait(min(until_ns, end_ns), self.samplers.descriptors())
             if self.world.now_ns >= end_ns:
                 self._stop.set()
+            return ready
 
         self.daemon.run(self._stop, wait)
 

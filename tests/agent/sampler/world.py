@@ -24,6 +24,8 @@ from gangline.fingerprints.catalogue import Pace
 
 SECOND = 1_000_000_000
 FOREVER = 1 << 62
+#: Descriptors of the nursery's; a child's is 1000 and its serial.
+REPORTS, BELL = 1, 2
 _PLACE = struct.Struct("<QQ32s64s88s")
 
 
@@ -82,6 +84,8 @@ class Child:
     stopped: bool = False
     dead: bool = False
     closed: bool = False
+    talks: bytes = b""  # what it says as often as it is heard
+    talked: int = 0
     words: str = ""
     excuse: Excuse | None = None
 
@@ -95,9 +99,17 @@ class Child:
         self.said.append((self.boottime_ns(), message))
         return True
 
+    def say_at_once(self, message: bytes) -> bool:
+        self.world.rings.append(self.boottime_ns())
+        return self.say(message)
+
     # ---- the link, as the daemon has it
 
     def recv_into(self, room: Decoder, /) -> int:
+        if self.talks:
+            self.talked += 1
+            assert self.talked < 10_000, "it is heard for ever"
+            self.said.insert(0, (self.world.now_ns, 3 * self.talks))
         ready = [each for each in self.said if each[0] <= self.world.now_ns]
         if ready:
             data = b"".join(data for _, data in ready)
@@ -196,6 +208,7 @@ class World:
         self.pid = 0
         self.is_gone = self.refuses = False  # the nursery; another one, for want of processes
         self.starts = 0
+        self.rings: list[int] = []  # when, of the bell
         self._slots: dict[int, bytearray] = {}
 
     # ---- the nursery
@@ -213,7 +226,7 @@ class World:
         if self.is_gone:
             raise OSError("no nursery")
         child = self.children[serial] = Child(serial, self.slot(slot), self)
-        child.sampler = Sampler(self.lanes(self), child, child.say)
+        child.sampler = Sampler(self.lanes(self), child, child.say, say_at_once=child.say_at_once)
         self.ended.append(Report(serial, 10_000 + serial, ""))
         self.most = max(self.most, sum(not each.dead for each in self.children.values()))
         return child
@@ -235,10 +248,10 @@ class World:
         return found
 
     def hush(self) -> None:
-        pass
+        self.rings = [each for each in self.rings if each > self.now_ns]
 
     def descriptors(self) -> list[int]:
-        return []
+        return [] if self.is_gone else [REPORTS, BELL]
 
     def kill_all(self) -> None:
         for child in self.children.values():
@@ -254,12 +267,13 @@ class World:
     def wall_ns(self) -> int:
         return self.now_ns + 1_700_000_000 * SECOND
 
-    def wait(self, until_ns: int) -> None:
-        """Let time pass until then, or until a sampler has spoken."""
-        while not self._spoken() and not self.ended:
+    def wait(self, until_ns: int, polled: Sequence[int]) -> list[int]:
+        """Let time pass until then, or until one of *polled* can be read; return those."""
+        while not self._readable(polled):
             alive = [each for each in self.children.values() if not each.dead]
             times = [(each.next_ns(), each.serial) for each in alive]
             times += [(at, 0) for each in alive for at, _ in each.said if at > self.now_ns]
+            times += [(at, 0) for at in self.rings if at > self.now_ns]
             heapq.heapify(times)
             at, serial = times[0] if times else (FOREVER, 0)
             if at > until_ns:
@@ -273,6 +287,7 @@ class World:
             child.show()
             if child.dead and not child.said and len(self.children) > 40:
                 del self.children[serial]
+        return self._readable(polled)
 
     def _let_go(self, child: Child) -> None:
         if child.stuck_in and child.killed and not child.dead:
@@ -280,10 +295,16 @@ class World:
             if self.now_ns >= device.hangs_until_ns:
                 child.die("died of SIGKILL")
 
-    def _spoken(self) -> bool:
-        return any(
-            at <= self.now_ns for child in self.children.values() for at, _ in child.said[:1]
-        )
+    def _readable(self, polled: Sequence[int]) -> list[int]:
+        now_ns = self.now_ns
+        found = {
+            child.fileno()
+            for child in self.children.values()
+            if child.dead or any(at <= now_ns for at, _ in child.said)
+        }
+        found |= {REPORTS} if self.ended else set()
+        found |= {BELL} if any(at <= now_ns for at in self.rings) else set()
+        return [each for each in polled if each in found]
 
     # ---- the driver
 
