@@ -125,7 +125,7 @@ class Places:
             if size > HEAD_BYTES_MAX:
                 return False
         try:
-            head.segments.append(sequence, frame)
+            head.segments.append(sequence, frame, when_full=False)  # the disk may have room
         except OSError as error:
             self.last_error = f"{head.folder}: {error.strerror}"
             self._look_at = now  # it may have been removed

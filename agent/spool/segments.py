@@ -85,12 +85,14 @@ class Segments:
 
     # Appending -----------------------------------------------------------------------------
 
-    def append(self, sequence: int, frame: bytes) -> None:
-        """Write the frame to the newest segment, dropping old ones for room. Raises OSError."""
+    def append(self, sequence: int, frame: bytes, *, when_full: bool = True) -> None:
+        """Write the frame to the newest segment, dropping old ones for room; *when_full*, also for room on a
+        file system that has none. Raises OSError.
+        """
         try:
             self._append(sequence, frame)
         except OSError as error:
-            if error.errno not in _FULL or not self._drop_oldest_file():
+            if not when_full or error.errno not in _FULL or not self._drop_oldest_file():
                 raise
             self._append(sequence, frame)
 

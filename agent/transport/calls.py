@@ -5,7 +5,7 @@ Format: gRPC's PROTOCOL-HTTP2.md (five bytes before each message, status in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
@@ -37,7 +37,9 @@ STATUS_NAMES = (
 
 
 class SessionError(Exception):
-    """The connection is of no use any more; the words say why."""
+    """The connection is of no use any more; the words say why. `before`: what came before that."""
+
+    before: Sequence[Answer | Ended] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Call:
     method: str
     out: bytearray = field(default_factory=bytearray)
     out_ends: bool = False
+    finished: bool = False  # what was to be sent on it was said to be all
     streams: bool = False  # messages come on it: its answer has begun, as it should
     received: bytearray = field(default_factory=bytearray)
     answer: Message | None = None

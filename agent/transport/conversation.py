@@ -5,7 +5,7 @@ Bytes in by `receive`, bytes out by `step`, time handed in; a SessionError ends 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from ...fingerprints.frames import deflated, inflated, is_plain
@@ -143,7 +143,7 @@ class Conversation:
             self._send_register(now)
         if self._outflow is not None:
             self._send_events(now)
-            if self._session.unsent_bytes + queued_bytes <= UNSENT_BYTES_MAX:
+            if self.unsent_bytes + queued_bytes <= UNSENT_BYTES_MAX:
                 self._send_frames(self._outflow, now)
         return self._session.data_to_send()
 
@@ -223,6 +223,11 @@ class Conversation:
         return max(min(waits), 0.0) if waits else None
 
     @property
+    def unsent_bytes(self) -> int:
+        """What waits for the peer to open its windows: its word that it does must be read."""
+        return self._session.unsent_bytes
+
+    @property
     def receipts_due(self) -> bool:
         """No further frame may be on its way before something is read."""
         outflow = self._outflow
@@ -234,7 +239,7 @@ class Conversation:
         outflow = self._outflow
         if outflow is None or self._asked or self._finishing or not self.proven:
             return 0.0
-        if outflow.in_flight > _frames_at_rest(outflow) or outflow.has_backlog:
+        if outflow.in_flight > _frames_at_rest(outflow) or outflow.has_backlog or self.unsent_bytes:
             return 0.0
         return max(self._sent_at + REST_PERIODS / self._live_hertz - now, 0.0)
 
@@ -257,7 +262,7 @@ class Conversation:
         """Take bytes from the socket. Raises SessionError, whatever they are; nothing else."""
         durable: list[tuple[int, int]] = []
         try:
-            for answer in self._session.receive(data):
+            for answer in self._answers(data):
                 if isinstance(answer, Ended):
                     self._take_end(answer, now)
                 else:
@@ -266,6 +271,14 @@ class Conversation:
             for first, last in joined(durable):
                 self._spool.receipt(first, last)
                 self.proven = True
+
+    def _answers(self, data: bytes) -> Iterator[Answer | Ended]:
+        """Yield what came, also what came before that which ends the connection. Raises SessionError."""
+        try:
+            yield from self._session.receive(data)
+        except SessionError as error:
+            yield from error.before
+            raise
 
     def _take(self, answer: Answer, now: float) -> list[tuple[int, int]]:
         """Take an answer; return the ranges of frames that are durable by it."""

@@ -23,6 +23,14 @@ class FrameLengths:
         """All that came was whole frames."""
         return not self._left and not self._head
 
+    def bytes_left(self, head: bytes) -> int:
+        """Return how many bytes belong to the frame in hand, or to the one that *head* begins: as far as is known."""
+        if self._left:
+            return self._left
+        whole = (self._head + head)[:_HEAD_BYTES]
+        body = int.from_bytes(whole[:3], "big") if len(whole) == _HEAD_BYTES else 0
+        return _HEAD_BYTES - len(self._head) + body
+
     def check(self, data: bytes) -> None:
         """Raises FrameTooLong, whatever the bytes are; nothing else."""
         at = 0

@@ -16,6 +16,8 @@ from .calls import SessionError
 from .conversation import Conversation
 
 RECEIVE_BYTES_MAX = 1 << 16
+#: Of receipts that are due, who adds a frame takes no more, whatever a peer has said beside them.
+REST_BYTES_MAX = 1 << 12
 #: What waits for the socket; more is the echo of a peer that asks and does not read.
 OUT_BYTES_MAX = 8 << 20
 #: While others send, the thread looks only now and then whether they still do: at last once in so many frames' time.
@@ -42,9 +44,8 @@ class Line:
         self._look_seconds = 0.0
         self._held = threading.Lock()
         self._out = b""  # what the socket has not taken
-        self._at_rest = (
-            False  # the holder waits, and nothing but frames and receipts is to be expected
-        )
+        #: The holder waits, and nothing but frames and receipts is to be expected.
+        self._at_rest = False
         self._sent_at_rest = False  # since the holder began to wait so
         self._failure: Exception | None = None  # of a frame that was sent at rest
         self._stirred = False  # somebody ended the last wait, or sent in it
@@ -80,14 +81,15 @@ class Line:
         """Send one frame, and take the receipts that are due; return whether all is well still."""
         conversation, now = self.conversation, self._seconds()
         if conversation.receipts_due:
-            if data := _receive(self._connection):
+            if data := _receive(self._connection, REST_BYTES_MAX):
                 conversation.receive(data, now)
             if conversation.receipts_due:  # they are to be waited for
                 return False
-        more = conversation.step_at_rest(now)
+        if not (more := conversation.step_at_rest(now)):
+            return False
         self._send(more)
         self._sent_at_rest = True
-        return bool(more) and not self._out
+        return not self._out and not conversation.unsent_bytes
 
     # Holding it ----------------------------------------------------------------------------
 
@@ -118,14 +120,14 @@ class Line:
         ready = self._let_go(rest > 0, min((s for s in waits if s is not None), default=None))
         # Woken by nobody, it is time to look, whatever a clock says.
         self._stirred = bool(ready) or (rest > 0 and self._sent_at_rest)
-        took = False
-        for descriptor, _ in ready:
-            if descriptor == self._wake:
-                os.eventfd_read(self._wake)
-            elif data := _receive(self._connection):
-                self.conversation.receive(data, self._seconds())
-                took = True
-        return took
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+            ready.remove(self._wake)
+        # At rest nobody asked for what came: else patience might end while the receipts lie there.
+        data = _receive(self._connection, RECEIVE_BYTES_MAX) if ready or rest else b""
+        if data:
+            self.conversation.receive(data, self._seconds())
+        return bool(data)
 
     def _rest_seconds(self, now: float) -> float:
         """How long the socket need not be read; longer each time that others send meanwhile, and take the receipts."""
@@ -137,7 +139,7 @@ class Line:
             return self._look_seconds
         return 0.0
 
-    def _let_go(self, resting: bool, seconds: float | None) -> list[tuple[int, int]]:
+    def _let_go(self, resting: bool, seconds: float | None) -> list[int]:
         """Hold the line no more until a descriptor is ready or the time is over; return those that are."""
         before, self._wanted = self._wanted, _wanted(resting=resting, sending=bool(self._out))
         if self._wanted != before:
@@ -146,7 +148,8 @@ class Line:
         self._held.release()
         try:
             # Rounded up, or the last millisecond before a deadline would spin.
-            return self._poll.poll(None if seconds is None else int(seconds * 1000) + 1)
+            ready = self._poll.poll(None if seconds is None else int(seconds * 1000) + 1)
+            return [descriptor for descriptor, _ in ready]
         finally:
             self._held.acquire()
             self._at_rest = False
@@ -167,10 +170,10 @@ def _sent(connection: socket.socket, out: bytes) -> bytes:
         return out
 
 
-def _receive(connection: socket.socket) -> bytes:
+def _receive(connection: socket.socket, size_max: int) -> bytes:
     """Return what is there, b"" if nothing is. Raises OSError; SessionError at the end."""
     try:
-        data = connection.recv(RECEIVE_BYTES_MAX)
+        data = connection.recv(size_max)
     except BlockingIOError:
         return b""
     if not data:

@@ -108,15 +108,16 @@ class Outflow:
     def take_newest(self, now: float) -> Outgoing | None:
         """Return the frame that was added last, if nothing else waits to be sent; it then counts as sent."""
         sequence = self._live_after + 1
-        if sequence != self._frames.next_sequence() - 1 or self._backlog_after < self._backlog_last:
+        if sequence != self._frames.next_sequence() - 1 or self.has_backlog:
             return None
         if len(self._in_flight) >= self.credit_frames:
             return None
         rows = self._frames.pending(self._live_after, 1)
-        if not rows:
+        if not rows or rows[0][0] != sequence:  # lost, and another added meanwhile
             return None
         if not self._in_flight:
             self._waiting_since = now
+        self._pace_from(now)
         self._live_after = sequence
         self._in_flight.add(sequence)
         return Outgoing(sequence, rows[0][1], backlog=False)

@@ -117,9 +117,9 @@ class Session:
         self._out += self._connection.data_to_send() + frame
 
     def finish(self, call: int) -> None:
-        """Say that no more messages follow on the stream."""
-        if call in self._calls:
-            self._calls[call].out_ends = True
+        """Say, once, that no more messages follow on the stream."""
+        if call in self._calls and not self._calls[call].finished:
+            self._calls[call].finished = self._calls[call].out_ends = True
             self._pump()
 
     @property
@@ -164,12 +164,26 @@ class Session:
         if len(self._first_bytes) < _FRAME_HEADER_BYTES:
             self._first_bytes = (self._first_bytes + data)[:_FRAME_HEADER_BYTES]
             _check_protocol(self._first_bytes)
+        found: list[Answer | Ended] = []
         try:
-            found, at = self._take_plain(data) if self._lengths.between_frames else ([], 0)
-            if at < len(data):
-                rest = data[at:]
-                self._lengths.check(rest)
-                found += [answer for event in self._parse(rest) for answer in self._take(event)]
+            self._receive(data, found)
+        except SessionError as error:
+            error.before = found
+            raise
+        return found
+
+    def _receive(self, data: bytes, found: list[Answer | Ended]) -> None:
+        """Add to *found* what the bytes say, as far as they can be read. Raises SessionError."""
+        try:
+            at = self._take_plain(data, 0, found)
+            while at < len(data):
+                # One frame at a time: h2 does not tell what it made of one if it refuses another behind it.
+                size = self._lengths.bytes_left(data[at : at + _FRAME_HEADER_BYTES])
+                frame = data[at : at + size]
+                self._lengths.check(frame)
+                for event in self._parse(frame):
+                    found.extend(self._take(event))
+                at = self._take_plain(data, at + len(frame), found)
             self._pump()
         except SessionError:
             raise
@@ -177,30 +191,28 @@ class Session:
             raise SessionError(f"HTTP/2: {error}") from error
         except Exception as error:  # three libraries parse a stranger's bytes here
             raise SessionError(f"what came is not gRPC: {words_of(error)}") from error
-        return found
 
-    def _take_plain(self, data: bytes) -> tuple[list[Answer | Ended], int]:
-        """Take the frames in front that move none of h2's state machines: whole messages of a stream that has its head,
-        and wider windows. Return what they say, and where others begin. Raises SessionError.
+    def _take_plain(self, data: bytes, at: int, found: list[Answer | Ended]) -> int:
+        """Take the frames from *at* on that move none of h2's state machines: whole messages of a stream that has its head,
+        and wider windows. Add what they say to *found*; return where others begin. Raises SessionError.
 
         h2 takes 30 us for each, cold. Of what it does not see it is not told: the windows that it grants are wider
         by that than what the peer has left, until we have granted it ourselves.
         """
-        found: list[Answer | Ended] = []
-        at, size_max = 0, len(data) - _FRAME_HEADER_BYTES
-        while at <= size_max:
+        size_max = len(data) - _FRAME_HEADER_BYTES
+        while at <= size_max and self._lengths.between_frames:
             length, kind, flags, number = _frame_head(data, at)
             begin, end = at + _FRAME_HEADER_BYTES, at + _FRAME_HEADER_BYTES + length
             call = self._calls.get(number)
             if flags or end > len(data) or length > FRAME_BYTES_MAX:
                 break
             if kind == _DATA_FRAME and call is not None and call.streams:
-                found += call.take_data(data[begin:end])
+                found.extend(call.take_data(data[begin:end]))
                 self._grant(number, length)
             elif kind != _WINDOW_UPDATE_FRAME or not self._widen(number, data[begin:end]):
                 break
             at = end
-        return found, at
+        return at
 
     def _grant(self, number: int, size: int) -> None:
         """Let the peer send as much again as we took without h2, once it is worth a word (RFC 9113, 6.9)."""

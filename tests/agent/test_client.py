@@ -99,7 +99,7 @@ class Aggregator(TelemetryServiceServicer):
         asyncio.run_coroutine_threadsafe(what, self._loop).result(GUARD_SECONDS)
 
     async def _start(self) -> None:
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(options=[("grpc.http2.bdp_probe", 0)])  # as the real one
         add_TelemetryServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()

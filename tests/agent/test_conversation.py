@@ -310,6 +310,37 @@ def test_while_all_is_well_nothing_is_read_but_every_few_frames(talk: Talk) -> N
     assert talk.conversation.rest_seconds(9.2) == 0.0, "an event waits for its answer"
 
 
+def test_what_the_peer_has_no_room_for_makes_us_read(talk: Talk) -> None:
+    """A frame of many devices filled its window, and its word that there is room again lay there for eight seconds."""
+    talk.registered(0.0)
+    talk.append()
+    talk.step(1.0)
+    talk.receipt(1, 1, 1.0, head=True)
+    talk.spool.append(2, bytes(range(256)) * 400)
+    out = talk.conversation.step_at_rest(2.0)
+    assert out and talk.conversation.unsent_bytes
+    assert talk.conversation.rest_seconds(2.0) == 0.0
+    talk.conversation.receive(talk.server.receive(out), 2.1)
+    talk.step(2.1)
+    assert not talk.conversation.unsent_bytes
+    assert talk.conversation.rest_seconds(2.1) > 0.0
+
+
+def test_receipts_count_that_came_before_the_end(talk: Talk) -> None:
+    """An aggregator that is stopped closes behind its last receipts, and all of it lay there unread."""
+    talk.registered(0.0)
+    talk.append(2)
+    talk.step(1.0)
+    talk.receipt(1, 1, 1.0, head=True)
+    ack = IngestAck(durable=[SequenceRange(first=2, last=2)])
+    said = talk.server.answer(STREAM, framed(ack.SerializeToString()), end=False)
+    talk.server.connection.close_connection()
+    said += talk.server.connection.data_to_send()
+    with pytest.raises(SessionError, match="closes the connection"):
+        talk.conversation.receive(said, 2.0)
+    assert talk.spool.unacknowledged_frames == 0
+
+
 def test_at_rest_the_newest_frame_goes_if_it_is_all_there_is(talk: Talk) -> None:
     """All else may take a disk, or a call that is waited for: the client's thread does that."""
     assert talk.conversation.step_at_rest(0.0) == b"", "not registered"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
+import socket
 import threading
 from collections.abc import Callable
 
 import pytest
 
 from gangline.agent.transport.client import Client
-from gangline.agent.transport.conversation import REST_FRAMES_MAX
-from gangline.agent.transport.line import Line
+from gangline.agent.transport.conversation import RECEIPT_SECONDS_MAX, REST_FRAMES_MAX
+from gangline.agent.transport.line import REST_BYTES_MAX, Line
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent, IngestAck, SequenceRange
 from tests.agent.test_client import (  # the fixtures too
     GUARD_SECONDS,
     Agent,
@@ -46,12 +48,14 @@ class Wire:
 class Resting:
     """A client at rest: it has had its first receipt, and its thread waits."""
 
-    def __init__(self, told: Told, aggregator: Aggregator, agent: Agent) -> None:
+    def __init__(
+        self, told: Told, aggregator: Aggregator, agent: Agent, live_hertz: float = 1.0
+    ) -> None:
         self.told, self.aggregator, self.agent = told, aggregator, agent
         aggregator.context_bytes, aggregator.credit_frames = 1 << 15, 2 * REST_FRAMES_MAX
         self.sent: dict[int, bytes] = {}
         self.wakings = 0
-        self.client = agent.client(aggregator.port)
+        self.client = agent.client(aggregator.port, live_hertz)
         told.until(lambda: aggregator.streams, "streaming")
         self.add()
         told.until(lambda: agent.spool.unacknowledged_frames == 0, "receipted")
@@ -92,6 +96,12 @@ def resting(told: Told, aggregator: Aggregator, agent: Agent) -> Resting:
     return Resting(told, aggregator, agent)
 
 
+@pytest.fixture
+def long_resting(told: Told, aggregator: Aggregator, agent: Agent) -> Resting:
+    """One whose thread does not look by itself before the test is over."""
+    return Resting(told, aggregator, agent, 1 / (2 * GUARD_SECONDS))
+
+
 def counting_wakings(resting: Resting, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.eventfd_write
 
@@ -103,9 +113,10 @@ def counting_wakings(resting: Resting, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_frame_is_sent_and_nobody_woken(
-    resting: Resting, monkeypatch: pytest.MonkeyPatch
+    long_resting: Resting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waking a thread each second cost more than all that it then did."""
+    resting = long_resting
     counting_wakings(resting, monkeypatch)
     for count in range(2, 2 + REST_FRAMES_MAX):
         resting.add()
@@ -114,6 +125,7 @@ def test_a_frame_is_sent_and_nobody_woken(
     assert resting.agent.spool.unacknowledged_frames == REST_FRAMES_MAX, "nothing was read"
     resting.add()  # which reads first
     resting.told.until(lambda: resting.agent.spool.unacknowledged_frames < 3, "receipts")
+    resting.arrived(len(resting.sent))
     assert resting.restored() == resting.sent
     assert resting.aggregator.streams == 1
 
@@ -239,3 +251,58 @@ def test_receipts_are_read_though_no_frame_comes(resting: Resting) -> None:
     resting.arrived(2)
     resting.told.until(lambda: resting.agent.spool.unacknowledged_frames == 0, "receipted")
     assert isinstance(resting.client, Client) and resting.client.connected
+
+
+def receipts_lie_there(resting: Resting, sequence: int) -> None:
+    """Return once the socket holds the receipt, unread."""
+    done = SequenceRange(first=sequence, last=sequence)
+    said = IngestAck(durable=[done], credit_frames=resting.aggregator.credit_frames)
+    while said.SerializeToString() not in _peek(resting.line._connection):
+        with resting.told.condition:
+            resting.told.condition.wait(0.01)
+
+
+def _peek(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(1 << 16, socket.MSG_PEEK)
+    except BlockingIOError:
+        return b""
+
+
+def test_receipts_that_lie_there_are_read_before_patience_ends(long_resting: Resting) -> None:
+    """The agent was frozen for a minute (a cgroup, a debugger): it gave a sound connection up, and began anew."""
+    resting = long_resting
+    resting.add()
+    receipts_lie_there(resting, 2)
+    resting.agent.clock.advance(RECEIPT_SECONDS_MAX + 1)
+    resting.client.notify()
+    resting.told.until(lambda: resting.agent.spool.unacknowledged_frames == 0, "receipted")
+    resting.rest()
+    assert (resting.aggregator.streams, resting.client.last_error) == (1, "")
+
+
+def test_a_frame_longer_than_the_peers_window_does_not_wait(long_resting: Resting) -> None:
+    """The peer opened it again at once, and that was read when eight more frames had come."""
+    resting = long_resting
+    frame = random.Random(1).randbytes(200_000)
+    resting.agent.spool.append(resting.agent.spool.next_sequence(), frame)
+    resting.client.notify()
+    resting.arrived(2)
+    assert resting.aggregator.batches[-1].frame == frame
+
+
+def test_who_adds_a_frame_takes_little_of_what_a_peer_says(long_resting: Resting) -> None:
+    """64 kB of pings that were asked for beside the receipts are the client's thread's to answer."""
+    resting = long_resting
+    wire, asked = Wire(resting.line), []
+
+    def recv(size: int) -> bytes:
+        if threading.current_thread() is threading.main_thread():
+            asked.append(size)
+        return wire.connection.recv(size)
+
+    wire.recv = recv  # type: ignore[attr-defined]
+    for count in range(2, 3 + REST_FRAMES_MAX):
+        resting.add()
+        resting.arrived(count)
+    assert asked and max(asked) <= REST_BYTES_MAX

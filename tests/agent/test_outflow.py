@@ -41,6 +41,15 @@ class Memory:
         return [(sequence, self.waiting[sequence]) for sequence in later[:count_max]]
 
 
+class Losing(Memory):
+    """Frames of which the newest goes, and another comes, while it is asked for."""
+
+    def pending(self, after: int, count_max: int) -> list[tuple[int, bytes]]:
+        self.waiting.pop(self.next - 1, None)
+        self.append()
+        return super().pending(after, count_max)
+
+
 @pytest.fixture
 def spool(tmp_path: Path) -> Iterator[Spool]:
     spool = Spool.open(tmp_path / "spool", bytes_max=1 << 20, boot_id=b"b" * 16, owner="m")
@@ -185,3 +194,25 @@ def test_backoff_grows_to_half_a_minute_and_is_spread() -> None:
     backoff.succeeded()
     assert backoff.failed(refused=False) <= 2 * BACKOFF_SECONDS_MIN
     assert backoff.failed(refused=True) >= BACKOFF_REFUSED_SECONDS
+
+
+def test_a_frame_goes_under_its_own_number() -> None:
+    """The newest was lost with its folder, and the next one added, while it was being fetched."""
+    frames = Losing(0)
+    outflow = Outflow(frames, 4, 1.0, 0.0)
+    frames.append()
+    assert outflow.take_newest(0.0) is None
+    assert [(out.sequence, out.frame) for out in outflow.take(0.0)] == [(3, b"3")]
+
+
+def test_what_waits_after_a_long_rest_goes_at_its_pace() -> None:
+    """Nobody looked at the backlog for minutes, as there was none: that is no allowance for a burst."""
+    frames = Memory(0)
+    outflow = Outflow(frames, 64, 1.0, 0.0)
+    for second in range(100):
+        frames.append()
+        assert outflow.take_newest(float(second)) is not None
+        outflow.settle(1, 100, float(second))
+    for _ in range(LIVE_FRAMES_MAX + 10):
+        frames.append()
+    assert len(outflow.take(100.0)) <= 1 + BACKLOG_RATE_RATIO

@@ -98,6 +98,7 @@ def test_the_stream_carries_messages_both_ways_until_it_ends() -> None:
     found = [answer for byte in data for answer in session.receive(bytes((byte,)))]
     assert found == [Answer(call, "StreamTelemetry", ack) for ack in acks]
     session.finish(call)
+    session.finish(call)  # the socket did not take the end at once
     server.receive(session.data_to_send())
     assert server.ended == [call]
     assert session.receive(server.answer(call, OK)) == [Ended(call, "StreamTelemetry", "OK", "")]
@@ -133,6 +134,7 @@ def test_windows_are_respected_and_events_overtake_frames() -> None:
         st.one_of(
             st.integers(0, 30_000).map(lambda size: ("send", size)),
             st.sampled_from([("carry", 0), ("widen", 20_000), ("widen", 1 << 20), ("report", 0)]),
+            st.sampled_from([("settle", 0), ("settle", 5000), ("settle", 200_000)]),
         ),
         max_size=30,
     )
@@ -144,12 +146,18 @@ def test_messages_arrive_whole_and_in_order_whatever_the_windows(
     session, server = connected()
     stream = session.open_stream("s-1")
     sent: list[bytes] = []
-    for what, size in [*course, ("carry", 0), ("widen", 1 << 30), ("carry", 0)]:
+    end = [("carry", 0), ("settle", 1 << 20), ("widen", 1 << 30), ("carry", 0)]
+    for what, size in [*course, *end]:
         if what == "send":
             sent.append(bytes([len(sent)]) * size)
             session.send(stream, TelemetryBatch(frame=sent[-1]))
         elif what == "report":
             session.call(EVENTS, RegisterNodeRequest(), "s-1")
+        elif what == "settle":
+            said = server.receive(session.data_to_send(), acknowledge=False)
+            server.connection.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: size})
+            session.receive(said + server.connection.data_to_send())
+            server.receive(session.data_to_send(), acknowledge=False)
         elif what == "carry":
             server.receive(session.data_to_send(), acknowledge=False)
         elif stream in server.bodies:
@@ -175,7 +183,7 @@ def test_receipts_never_end_whatever_the_window() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(["ack", "ping", "widen", "settle"]), max_size=20),
+@given(st.lists(st.sampled_from(["ack", "padded", "ping", "widen", "settle"]), max_size=20),
        st.integers(1, 300))  # fmt: skip
 def test_answers_are_the_same_however_they_are_cut(parts: list[str], step: int) -> None:
     """Whole frames in front go past h2, the first other and all after it through it."""
@@ -184,9 +192,10 @@ def test_answers_are_the_same_however_they_are_cut(parts: list[str], step: int) 
     session.receive(server.receive(session.data_to_send()))
     said, wanted = server.answer(stream, HEAD, end=False), []
     for number, part in enumerate(parts):
-        if part == "ack":
+        if part in ("ack", "padded"):
             wanted.append(IngestAck(credit_frames=number))
-            said += server.answer(stream, framed(wanted[-1].SerializeToString()), end=False)
+            body = framed(wanted[-1].SerializeToString())
+            server.connection.send_data(stream, body, pad_length=9 if part == "padded" else None)
         elif part == "ping":
             server.connection.ping(bytes(8))
         elif part == "settle":
@@ -228,6 +237,21 @@ def reset(server: Server, call: int) -> bytes:
 def go_away(server: Server, call: int) -> bytes:
     server.connection.close_connection(11, b"too_many_pings")
     return server.connection.data_to_send()
+
+
+def test_an_end_is_told_whatever_follows_it() -> None:
+    """A server that is stopped says so first, asks for an echo, and ends its streams: it "spoke no gRPC"."""
+    session, server = connected()
+    stream = session.open_stream("s-1")
+    session.receive(server.receive(session.data_to_send()))
+    ack = IngestAck(credit_frames=3)
+    said = server.answer(stream, HEAD, framed(ack.SerializeToString()), end=False)
+    end = b"\0\0\x08\7\0\0\0\0\0" + b"\x7f\xff\xff\xff" + bytes(4)
+    for last in (ping(server, stream), server.answer(stream, OK)):
+        said += end + last
+    with pytest.raises(SessionError, match="closes the connection") as told:
+        session.receive(said)
+    assert told.value.before == [Answer(stream, "StreamTelemetry", ack)]
 
 
 def ping(server: Server, call: int) -> bytes:

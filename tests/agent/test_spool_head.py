@@ -19,6 +19,7 @@ from hypothesis.stateful import rule
 
 from gangline.agent.spool.folder import FolderError
 from gangline.agent.spool.head import HEAD_BYTES_MAX, WAIT_SECONDS_MAX
+from gangline.agent.spool.head import SEGMENT_BYTES as SEGMENT_BYTES_OF_HEAD
 from gangline.agent.spool.places import LOOK_SECONDS, UNBROKEN_NAME
 from gangline.agent.spool.spool import JUMP_SEQUENCES, Spool
 from gangline.fingerprints import frames
@@ -357,6 +358,37 @@ def test_an_end_on_a_disk_that_takes_nothing_leaves_frames_in_memory(tmp_path: P
     assert spool.write_errors == 1
     spool = open_spool(tmp_path)
     assert (everything(spool), spool.next_sequence()) == ({1: b"one", 2: b"two"}, 3)
+    spool.close()
+
+
+def test_a_full_memory_costs_no_frame_while_the_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job filled /dev/shm while the aggregator was away: the oldest frames went to make room for the newest."""
+    (tmp_path / "memory").mkdir()
+    spool = Spool.open(
+        tmp_path / "spool",
+        bytes_max=1 << 22,
+        boot_id=BOOT,
+        owner="m",
+        head_folder=tmp_path / "memory",
+    )
+    long = [bytes([letter]) * (SEGMENT_BYTES_OF_HEAD // 2) for letter in b"abc"]
+    append(spool, *long)
+    (head,) = (tmp_path / "memory").iterdir()
+    assert len(segments(head)) > 1
+    real = os.pwritev
+
+    def full(descriptor: int, parts: list[bytes], at: int) -> int:
+        if Path(f"/proc/self/fd/{descriptor}").resolve().parent == head:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, parts, at)
+
+    monkeypatch.setattr(os, "pwritev", full)
+    append(spool, b"four")
+    assert spool.dropped_frames == 0
+    assert "No space left" in spool.last_error
+    assert list(everything(spool)) == [1, 2, 3, 4]
     spool.close()
 
 
