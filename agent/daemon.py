@@ -344,11 +344,15 @@ class Daemon:
 
 
 class Skips:
-    """Counts the turns that samplers have left out, from when those that they took began."""
+    """Counts the turns that samplers have left out, from when those that they took began.
+
+    After one that found nothing none is missed: who has nothing to say may pass (`turn.Passing`).
+    """
 
     def __init__(self, periods_ns: Mapping[str, int]) -> None:
         self._periods = dict(periods_ns)
         self._slots: dict[str, int] = {}
+        self._passing: set[str] = set()
         self._skipped = dict.fromkeys(periods_ns, 0)
 
     def count(self, timed: Timed) -> int:
@@ -359,7 +363,9 @@ class Skips:
             missed = slot - self._slots.get(name, slot - 1) - 1
             if missed >= 0:
                 self._slots[name] = slot
-                self._skipped[name] += missed
+                self._skipped[name] += 0 if name in self._passing else missed
+                found_nothing = timed.turn.outcome is Outcome.NO_DATA
+                (self._passing.add if found_nothing else self._passing.discard)(name)
         return self._skipped[name]
 
 

@@ -108,6 +108,16 @@ class Resting(Protocol):
 
 
 @runtime_checkable
+class Passing(Protocol):
+    """A collector that knows when a turn is not worth its cost."""
+
+    def passes(self) -> bool:
+        """Pass over the turn that is due, and say whether it does: it would say NO_DATA as the last one did, without a
+        look at anything. Now and then it takes its turn all the same. Never raises."""
+        ...
+
+
+@runtime_checkable
 class Warming(Protocol):
     """A collector that can make ready before it is its sampler's turn: load a library, open a driver."""
 

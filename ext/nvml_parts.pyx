@@ -2,8 +2,9 @@
 """The parts of a GPU by NVML's C ABI: NVLink and C2C fields, MIG, processes, fabric, the event set.
 
 Stands on `nvml`: that one loads the library, looks symbols up and attaches GPUs; this one holds the handles and
-makes the calls, each without the GIL, told in the process's place and counted in its GPU's account. A symbol that the driver lacks costs its own readings. Counts are bounded:
-a driver that claims four thousand million links or processes is not believed.
+makes the calls, each without the GIL, told in the process's place and counted in its GPU's account. A symbol that the
+driver lacks costs its own readings. Counts are bounded: a driver that claims four thousand million links or processes
+is not believed.
 """
 
 from collections import namedtuple
@@ -318,8 +319,6 @@ cdef class Parts:
                 &count,
             )
         return known(count, ~<uint64_t>0) if self._answered(code) else None
-
-    # ---- processes ----------------------------------------------------------------------------------
 
     # ---- fabric -------------------------------------------------------------------------------------
 

@@ -19,14 +19,17 @@ from place_abi cimport place_is_called
 cdef extern from *:
     """
     #include <time.h>
-    /* To a moment of the boot's clock, not for a while: a poll of a descriptor costs twice as much. A signal ends it. */
-    static void ring_sleep(int64_t until_ns)
+    #include <errno.h>
+    /* To a moment of the boot's clock, not for a while: a poll of a descriptor costs twice as much. A signal ends it.
+       False where that cannot be had: a sandbox that knows other clocks only. */
+    static int ring_sleep(int64_t until_ns)
     {
         struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
-        clock_nanosleep(CLOCK_BOOTTIME, TIMER_ABSTIME, &until, NULL);
+        int error = clock_nanosleep(CLOCK_BOOTTIME, TIMER_ABSTIME, &until, NULL);
+        return error == 0 || error == EINTR;
     }
     """
-    void ring_sleep(int64_t until_ns) noexcept nogil
+    bint ring_sleep(int64_t until_ns) noexcept nogil
 
 #: A reading's samples of a second, as one value: how they are put together.
 MEAN, LEAST, MOST, SHARE, COUNT = range(5)
@@ -101,7 +104,8 @@ cdef class SampleRing:
         slept through is not made up for."""
         cdef int64_t now = account_boottime_ns(), next_ns = (now // self.period_ns + 1) * self.period_ns
         while now < until_ns and not place_is_called(self.swept.place[0]):
-            ring_sleep(min(next_ns, until_ns))
+            if not ring_sleep(min(next_ns, until_ns)):
+                return  # rather no samples than all of a CPU
             now = account_boottime_ns()
             if now < next_ns or place_is_called(self.swept.place[0]):  # who is called may be to ask a GPU no more
                 continue

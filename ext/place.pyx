@@ -72,10 +72,9 @@ def read(const unsigned char[::1] memory not None):
     cdef Place seen
     if memory.shape[0] != sizeof(Place):
         raise ValueError(f"a place has {sizeof(Place)} bytes, got {memory.shape[0]}")
-    memset(&seen, 0, sizeof(Place))
-    memcpy(&seen, &memory[0], <uintptr_t>&seen.device - <uintptr_t>&seen)
-    if seen.entered_ns:  # seldom: what is far from here is another process's
-        memcpy(&seen, &memory[0], sizeof(Place))
+    if not place_copy_call(&seen, <const Place *>&memory[0]):  # as a rule: what is far from here is another process's
+        memset(&seen, 0, sizeof(Place))
+        memcpy(&seen.calls, &memory[sizeof(seen.entered_ns)], <uintptr_t>&seen.device - <uintptr_t>&seen.calls)
     seen.collector[sizeof(seen.collector) - 1] = 0
     seen.device[sizeof(seen.device) - 1] = 0
     seen.call[sizeof(seen.call) - 1] = 0

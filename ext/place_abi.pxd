@@ -11,6 +11,7 @@ from libc.stdint cimport uint64_t, uintptr_t
 cdef extern from *:
     """
     #include <stdint.h>
+    #include <string.h>
     #include <time.h>
 
     enum { PLACE_COLLECTOR_BYTES = 32, PLACE_DEVICE_BYTES = 64, PLACE_CALL_BYTES = 88 };
@@ -46,6 +47,23 @@ cdef extern from *:
     static inline void place_leave(Place *place)
     {
         __atomic_store_n(&place->entered_ns, 0, __ATOMIC_RELEASE);
+        __atomic_thread_fence(__ATOMIC_RELEASE); /* nobody sees the words of the next call beside this one's time */
+    }
+
+    static inline uint64_t place_entered(const Place *place)
+    {
+        return __atomic_load_n(&place->entered_ns, __ATOMIC_ACQUIRE);
+    }
+
+    /* Copy all that a place shows. False: it was in no call, or has come out of one meanwhile. */
+    static inline int place_copy_call(Place *to, const Place *from)
+    {
+        uint64_t entered_ns = place_entered(from);
+        if (!entered_ns)
+            return 0;
+        memcpy(to, from, sizeof *to);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        return to->entered_ns == entered_ns && place_entered(from) == entered_ns;
     }
 
     static inline void place_call(Place *place)
@@ -75,6 +93,7 @@ cdef extern from *:
     void place_copy(char *, const char *, int) noexcept nogil
     void place_enter(Place *, const char *, const char *) noexcept nogil
     void place_leave(Place *) noexcept nogil
+    bint place_copy_call(Place *, const Place *) noexcept nogil
     void place_call(Place *) noexcept nogil
     int place_hear(Place *) noexcept nogil
     int place_is_called(const Place *) noexcept nogil

@@ -18,6 +18,9 @@ from .gpu_session import session_of
 
 Answer = TypeVar("Answer")
 
+#: That there is no part of its kind, which it knows already, a collector says in every so many turns.
+SAYING_TURNS = 10
+
 
 class PartsLane(ABC):
     """A collector of one kind of part, of all GPUs.
@@ -57,6 +60,14 @@ class PartsLane(ABC):
         except NoData as reason:
             self._give_up(reason)
             raise
+
+    def passes(self) -> bool:
+        """While it waits to look again for what is not there, say so in one turn of ten. NVML opened anew ends that."""
+        has_nothing = self._parts is None and isinstance(self._nothing, NoData)
+        if not has_nothing or not self._turns_to_wait or self._turns_to_wait % SAYING_TURNS == 1:
+            return False
+        self._turns_to_wait -= 1
+        return True
 
     def _prepare(self, parts: Parts) -> None:  # noqa: B027 - most need nothing
         """Make what a turn needs, once the GPUs are open. May raise NoData."""

@@ -47,6 +47,9 @@ class GpuProcesses(PartsLane):
         is_same = self._lists.run()
         self._turns_as_it_is -= 1
         if self._turns_as_it_is < 0 or self._block is None or not is_same:
+            self._turns_as_it_is = (
+                0  # should this fail, the block is not what was said: it is filled anew
+            )
             self._block = self._filled(self._ask(self._lists.of))
             self._turns_as_it_is = SAME_TURNS_MAX
         self._held.put(self._told)

@@ -12,7 +12,7 @@ from ...fingerprints.wire import telemetry_pb2
 from ..clock import Clock
 from ..listening import Listening, Teller
 from ..pace import Schedule
-from ..turn import Collector, Resting, Sparing, StartAnew, Timing, Warming, take_turn
+from ..turn import Collector, Passing, Resting, Sparing, StartAnew, Timing, Warming, take_turn
 from .codec import (
     NOBODY,
     CodecError,
@@ -108,6 +108,7 @@ class Sampler:
         #: Collectors that have work of their own between turns.
         self.resting: Sequence[Resting] = ()
         self._timing: Sequence[Timing] = ()
+        self._passing: dict[str, Passing] = {}
         self._listening: set[str] = set()
         self._schedule = Schedule({})
         self._rounds = self._dropped = self._memory_bytes = 0
@@ -153,6 +154,7 @@ class Sampler:
         # asked once: isinstance of a protocol, each second of each collector, cost more than their turns
         self.resting = [each for each in chosen.values() if isinstance(each, Resting)]
         self._timing = [each for each in chosen.values() if isinstance(each, Timing)]
+        self._passing = {name: each for name, each in chosen.items() if isinstance(each, Passing)}
 
     def _listen(self, collector: Collector) -> None:
         """Have it tell. In a trial nobody hears: what is told there would count as told."""
@@ -176,7 +178,7 @@ class Sampler:
         if not due:
             return
         try:
-            turns = [self._turn(self._collectors[name]) for name in due if name != BEAT]
+            turns = [self._turn(self._collectors[name]) for name in due if not self._passes(name)]
         except StartAnew as why:
             log.warning("%s: another sampler goes on", why, extra={"cause": "sampler.anew"})
             self.ended = self.anew = True
@@ -184,6 +186,9 @@ class Sampler:
         place.collector(b"")
         self._rounds += 1
         self._tell(turns, now_ns // SECOND_NS * SECOND_NS, self._rounds % MEMORY_ROUNDS == 2)
+
+    def _passes(self, name: str) -> bool:
+        return name == BEAT or (name in self._passing and self._passing[name].passes())
 
     def _turn(self, collector: Collector) -> Timed:
         place.collector(collector.name.encode())

@@ -383,3 +383,5 @@ def test_turns_that_a_sampler_left_out_are_counted_from_when_it_took_the_others(
     assert turn(12.5, Outcome.HUNG) == 0  # said of it, not taken
     assert turn(15.9) == 2
     assert [turn(at) for at in (15.95, 16.0, 17.99)] == [2, 2, 2]
+    assert [turn(at, Outcome.NO_DATA) for at in (18.0, 28.0)] == [2, 2]  # it has nothing to say
+    assert [turn(at) for at in (38.0, 40.0)] == [2, 3]

@@ -353,19 +353,6 @@ def test_it_samples_while_its_sampler_rests(roots: Roots, play: Callable[..., Sc
     fast._session.close()
 
 
-def test_what_a_host_slept_through_is_not_made_up_for(
-    roots: Roots, play: Callable[..., Scenario]
-) -> None:
-    """A host that was suspended for a night asked its GPUs 345,600 times in a row."""
-    play(hoppers())
-    fast, clock = GpuFast(roots), SystemClock()
-    fast.collect()
-    assert fast.samples is not None
-    fast.rest(clock.boottime_ns() - 8 * 3600 * 1_000_000_000)
-    assert fast.samples.ring.count == 0
-    fast._session.close()
-
-
 def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Callable[..., Scenario]) -> None:
     """The daemon has an order; a sampler that hears it only after its rest cannot let go of a GPU at once."""
     play(hoppers())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.clock import SystemClock
+from gangline.agent.collectors import gpu_process
 from gangline.agent.collectors.gpu_fabric import GpuFabric, health, values_of
+from gangline.agent.collectors.gpu_open import LOOK_AGAIN_SECONDS
 from gangline.agent.collectors.gpu_parts import PartsLane
 from gangline.agent.collectors.gpu_process import SAME_TURNS_MAX, GpuProcesses, key_of, merged
 from gangline.agent.collectors.mig import Mig
@@ -26,6 +29,7 @@ from gangline.agent.hardware.nvidia_capabilities import (
     sees_all_mig_instances,
 )
 from gangline.agent.hardware.roots import Roots
+from gangline.agent.hardware.tasks import Task
 from gangline.agent.listening import Listening, Teller
 from gangline.agent.turn import WORDS_CHARACTERS_MAX, Outcome, Turn, take_turn
 from gangline.ext import place
@@ -171,6 +175,39 @@ def test_a_gpu_without_the_part_is_no_data(
     before = counted(b"nvmlDeviceGetHandleByPciBusId_v2")
     assert turn(collector).words == words
     assert counted(b"nvmlDeviceGetHandleByPciBusId_v2") == before
+
+
+def test_what_is_not_there_is_said_now_and_then_and_looked_for_as_ever(
+    lane: Lane, play: Play
+) -> None:
+    """Each second the agent woke half of its code to say that this host still has no fabric."""
+    devices = [with_fabric(gpu, state=(0, 3)) for gpu in gpus(2)]
+    devices[0].lines.append("error nvmlDeviceGetGpuFabricInfoV 0 0 999")
+    scenario = play(devices)
+    collector = lane(GpuFabric)
+    outcomes: dict[int, Outcome] = {}
+    for second in range(62):
+        if not collector.passes():
+            outcomes[second] = turn(collector).outcome
+        scenario.step(1)
+    nothing = dict.fromkeys(range(0, LOOK_AGAIN_SECONDS, 10), Outcome.NO_DATA)
+    assert outcomes == nothing | {60: Outcome.OK, 61: Outcome.OK}
+    scenario.step(2)
+    for _ in range(3):
+        assert not collector.passes()  # one GPU fails: the other goes on
+        assert turn(collector).outcome is Outcome.BLIND
+
+
+def test_who_has_nothing_to_say_speaks_as_soon_as_nvml_is_opened_anew(
+    lane: Lane, play: Play
+) -> None:
+    """The driver was loaded again, with the fabric manager this time."""
+    play(gpus(1))
+    collector = lane(GpuFabric)
+    assert (collector.passes(), turn(collector).outcome) == (False, Outcome.NO_DATA)
+    assert collector.passes()
+    collector._session.open_anew(driver_loaded=True)
+    assert not collector.passes()
 
 
 @pytest.mark.parametrize("kind", LANES)
@@ -564,6 +601,26 @@ def test_a_pid_that_is_dealt_again_is_another_process(lane: Lane, play: Play, ro
         row = rows(said[-1], "gpu_process_1s_changes")[f"{gpu.uuid}/4242"]
         starts.append(row["start_nanoseconds"])
     assert starts[0] != starts[1]
+
+
+def test_what_could_not_be_filled_is_filled_the_next_second(
+    lane: Lane, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job began while the agent was out of descriptors: for ten seconds nobody was on that GPU, and all was well."""
+    gpu = gpus(1)[0]
+    gpu.lines += [process(1, last=0), process(2, first=1)]
+    scenario = play([gpu])
+    collector = lane(GpuProcesses)
+    turn(collector)
+    scenario.step(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu_process, "read_tasks", _no_descriptor)
+        assert turn(collector).outcome is Outcome.ERROR
+    assert turn(collector).blocks[0].devices == (f"{gpu.uuid}/2",)
+
+
+def _no_descriptor(*_: object) -> list[Task]:
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def test_a_process_that_ends_leaves_no_row(lane: Lane, play: Play) -> None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import struct
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +19,7 @@ from hypothesis import strategies as st
 from gangline.ext.nvml import Nvml, Sweep
 from gangline.ext.nvml_gpm import Gpm
 from gangline.ext.nvml_ring import COUNT, LEAST, MEAN, MOST, SHARE, SampleRing
-from tests.fake_nvml.build import build
+from tests.fake_nvml.build import build, compiler
 from tests.fake_nvml.scenario import Scenario, gpus
 
 COLUMNS, ROWS, LENGTH = 2, 3, 5
@@ -139,3 +145,66 @@ def test_what_does_not_fit_is_refused(nvml: Nvml) -> None:
         ring.summarise(Summary())
     with pytest.raises(IndexError):
         ring.samples(2, 0)
+
+
+#: Before libc in a process of its own: what the clock of the boot does as a sampler sleeps.
+CLOCKS = {
+    "nights": "ahead += 8 * 3600; return 0;",
+    "none": "static int calls; if (++calls > 9) _exit(70); return 22; /* EINVAL */",
+}
+CLOCK = """
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+static long long ahead;
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    int failed = syscall(SYS_clock_gettime, clock, now);
+    now->tv_sec += clock == CLOCK_BOOTTIME ? ahead : 0;
+    return failed;
+}
+int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left) { SLEEP }
+"""
+RESTING = """
+import sys, time
+from gangline.ext.nvml import Nvml
+from tests.ext.test_nvml_ring import Filled
+ring = Filled(Nvml(sys.argv[1])).ring
+ring.rest(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 10 * 3600 * 1_000_000_000)
+print(ring.count)
+"""
+
+
+@pytest.mark.parametrize(("clock", "samples"), [("nights", 2), ("none", 0)])
+def test_a_rest_by_a_clock_that_is_not_as_it_should_be(
+    clock: str, samples: int, nvml: Nvml, tmp_path: Path
+) -> None:
+    """A host that slept for two nights asked its GPUs 460,800 times in a row; in a sandbox that has no such sleep, a
+    sampler never slept, and had a CPU for itself."""
+    source, library = tmp_path / "clock.c", tmp_path / "clock.so"
+    source.write_text(CLOCK.replace("SLEEP", CLOCKS[clock]))
+    subprocess.run([*compiler(), "-shared", "-fPIC", source, "-o", library], check=True)
+    rested = subprocess.run(
+        [sys.executable, "-c", RESTING, nvml.path],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "LD_PRELOAD": str(library)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert int(rested.stdout) == samples
+
+
+def test_a_signal_ends_no_rest(nvml: Nvml) -> None:
+    """A sampler that was sent a signal took its next turn at once, and was without samples until then."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: heard.append(number))
+    until_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 50_000_000
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        Filled(nvml).ring.rest(until_ns)
+        assert time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= until_ns
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert heard

@@ -10,11 +10,11 @@ import pytest
 
 from gangline.agent.main import Signals
 from gangline.agent.sampler.child import Mouth
-from gangline.agent.sampler.codec import Task
+from gangline.agent.sampler.codec import Decoder, Round, Task
 from gangline.agent.sampler.loop import Sampler
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 from tests.agent.sampler.watched import START, Watched
-from tests.agent.sampler.world import SECOND, Device, Telling, World
+from tests.agent.sampler.world import SECOND, Device, Telling, World, feed
 
 
 @pytest.fixture
@@ -98,6 +98,35 @@ def test_the_daemon_comes_when_who_begins_with_the_second_has_spoken(
         signals.wait(5 * SECOND + SECOND // 2)
         signals.wait(4 * SECOND)
     assert poll.waits == [60.0, 510.0, 0.0]
+
+
+class Passes(Telling):
+    """One that passes over every other turn."""
+
+    turns = 0
+
+    def passes(self) -> bool:
+        self.turns += 1
+        return self.turns % 2 == 0
+
+
+def test_a_turn_that_is_passed_over_is_in_no_round() -> None:
+    """It comes again by itself; the round of that second, by which the sampler is known to live, is said all the same."""
+    world, said = World(lambda _: {}, START), bytearray()
+
+    def say(message: bytes) -> bool:
+        said.extend(message)
+        return True
+
+    decoder = Decoder(["gpu_1s"])
+    sampler = Sampler({"gpu": [Passes(world, "gpu_1s", [])]}, world, say)
+    sampler.obey(Task("gpu"))
+    for _ in range(4):
+        sampler.tick()
+        world.now_ns += SECOND
+    feed(decoder, bytes(said))
+    rounds = [decoder.next() for _ in range(4)]
+    assert [len(each.turns) for each in rounds if isinstance(each, Round)] == [1, 0, 1, 0]
 
 
 def test_a_lane_is_polled_only_while_it_is_waited_for() -> None:
