@@ -85,6 +85,9 @@ class CounterFiles:
     def read(self) -> int:
         """Read all files once; return `missing_cells`. RuntimeError while another thread's pass runs."""
 
+    def reopen(self) -> None:
+        """Let the next pass open all files anew: there may be others under their names."""
+
     def close(self) -> None:
         """Close all descriptors; during another thread's pass, as soon as it returns."""
 

@@ -319,6 +319,10 @@ cdef class CounterFiles:
             self.cells[i].valid[0] = 0
             self.missing_cells += 1
 
+    def reopen(self):
+        self._must_be_idle()
+        self._close_all()
+
     def close(self):
         self.closed = True
         if not self.busy:  # else the pass closes them when it comes back, if ever

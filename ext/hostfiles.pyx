@@ -6,9 +6,28 @@ from cpython.long cimport PyLong_AsUnsignedLongLong
 from libc.errno cimport EACCES, EINTR, EPERM, errno
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memchr, memcmp, memcpy, memset, strlen
+from libc.string cimport memcmp, memcpy, memset, strlen
 from posix.fcntl cimport O_CLOEXEC, O_DIRECTORY, O_NONBLOCK, O_RDONLY, open as c_open
 from posix.unistd cimport SEEK_SET, close as c_close, lseek, pread, read as c_read
+
+from hostfiles_cores cimport Core, Shares, Times, _shares, _take_times
+from hostfiles_disks cimport DISK_VALUES, Disk, _disk_values, _next_disk
+from hostfiles_nfs cimport NFS_VALUES, _nfs_values
+from hostfiles_texts cimport (
+    U32_MAX,
+    U64_MAX,
+    Value,
+    _begins,
+    _blanks,
+    _first,
+    _gauge,
+    _is_blank,
+    _line_end,
+    _line_numbers,
+    _number,
+    _pressure,
+    _whole,
+)
 
 import os
 from typing import NamedTuple
@@ -41,32 +60,18 @@ cdef enum:
     FILE_MOST_BYTES = 1 << 20
     ENTRIES_BYTES = 8192
     CORES_MOST = 65536
-    TICKS_BITS_MOST = 56  # a thousand cores for a million years; sums of these fit 64 bits
-    TIMES = 8  # user nice system idle iowait irq softirq steal
-    DISK_FIELDS_MOST = 17
-    DISK_FIELDS_LEAST = 11
-    DISK_VALUES = 14
     HOST_VALUES = 14  # of HostTimes
     PRESSURE_VALUES = 10
     MEMORY_VALUES = 2
     NAMES_MOST = 64
-    NFS_COLUMNS = 12
-    NFS_CALLS = 3  # behind age and bytes: reads and writes, 7 values each, and the sums of all, 4
-    NFS_TRANSPORT = 21
-    NFS_VALUES = 27
     # Of /proc/PID/stat, behind the name (proc(5) counts them from 3), and of its flags that of a thread of the kernel
     # (include/linux/sched.h).
     FLAGS_FIELD = 6
     START_FIELD = 19
     PF_KTHREAD = 0x00200000
-    SECTOR_BYTES = 512  # the unit of diskstats, whatever the device's own
 
 FILE_BYTES_MAX = FILE_MOST_BYTES
 
-cdef uint64_t U64_MAX = 0xFFFFFFFFFFFFFFFF
-cdef uint64_t U32_MAX = 0xFFFFFFFF
-cdef uint64_t SECTORS_MOST = U64_MAX // SECTOR_BYTES + 1  # more bytes than 64 bits hold
-cdef uint64_t INFLIGHT_MOST = 1 << 31  # above this it is the kernel's own count gone below zero
 cdef uint64_t FNV_BASIS = 0xCBF29CE484222325
 cdef uint64_t FNV_PRIME = 0x100000001B3
 
@@ -229,26 +234,6 @@ cdef uint64_t _mixed(Entry *entry) noexcept nogil:
     return mixed | 1
 
 
-cdef struct Value:  # of a cell
-    bint known
-    bint gauge  # a number, else a whole one
-    double number
-    uint64_t whole
-
-
-cdef inline Value _whole(uint64_t whole) noexcept nogil:
-    """Return a whole number; none for all ones of 32 or 64 bits."""
-    cdef Value value
-    value.known, value.gauge, value.number, value.whole = whole != U32_MAX and whole != U64_MAX, False, 0, whole
-    return value
-
-
-cdef inline Value _gauge(double number) noexcept nogil:
-    cdef Value value
-    value.known, value.gauge, value.number, value.whole = True, True, number, 0
-    return value
-
-
 cdef list _objects(const Value *values, Py_ssize_t count):
     return [
         None if not values[i].known else values[i].number if values[i].gauge else values[i].whole for i in range(count)
@@ -341,28 +326,6 @@ class CoreShares(NamedTuple):
     system: float
     interrupt: float | None
     steal: float
-
-
-cdef struct Times:  # ticks since boot, of one core or of all together
-    uint64_t user  # with nice
-    uint64_t system  # with interrupts
-    uint64_t idle
-    uint64_t iowait
-    uint64_t steal
-    uint64_t interrupt  # hard and soft, also within `system`
-
-cdef struct Core:
-    uint32_t number
-    Times times
-
-cdef struct Shares:
-    double total  # ticks that passed; 0: nothing is known
-    double user
-    double system
-    double idle
-    double iowait
-    double steal
-    double interrupt  # below 0: not known
 
 
 cdef class CoreTimes:
@@ -503,68 +466,11 @@ cdef class CoreTimes:
         free(self.now)
 
 
-cdef Shares _shares(const Times *old, const Times *new) noexcept nogil:
-    cdef Shares shares
-    cdef uint64_t idle, iowait
-    memset(&shares, 0, sizeof(Shares))
-    if new.user < old.user or new.system < old.system or new.steal < old.steal:
-        return shares
-    # A kernel may let idle and iowait fall (proc(5)): a step back counts as none.
-    idle = new.idle - old.idle if new.idle > old.idle else 0
-    iowait = new.iowait - old.iowait if new.iowait > old.iowait else 0
-    shares.total = <double>(new.user - old.user + new.system - old.system + idle + iowait + new.steal - old.steal)
-    if not shares.total:
-        return shares
-    shares.user, shares.system = (new.user - old.user) / shares.total, (new.system - old.system) / shares.total
-    shares.idle, shares.iowait = idle / shares.total, iowait / shares.total
-    shares.steal = (new.steal - old.steal) / shares.total
-    shares.interrupt = -1 if new.interrupt < old.interrupt else (new.interrupt - old.interrupt) / shares.total
-    return shares
-
-
 def pressure(const uint8_t[::1] data not None):
     cdef Value values[4]
     cdef const char *text = <const char *>&data[0] if data.shape[0] else NULL
     _pressure(text, text + data.shape[0], values)
     return tuple(_objects(values, 4))
-
-
-cdef void _pressure(const char *text, const char *end, Value *values) noexcept nogil:
-    """Put shares (some, full), then microseconds (some, full)."""
-    cdef const char *line_end
-    memset(values, 0, 4 * sizeof(Value))
-    while text < end:
-        line_end = _line_end(text, end)
-        if _begins(text, line_end, b"some "):
-            _shares_of_line(text, line_end, &values[0], &values[2])
-        elif _begins(text, line_end, b"full "):
-            _shares_of_line(text, line_end, &values[1], &values[3])
-        text = line_end + 1
-
-
-cdef void _shares_of_line(const char *text, const char *end, Value *ratio, Value *total) noexcept nogil:
-    """Put the share of the last 10 s and the microseconds of `some avg10=1.84 ... total=4498343`."""
-    cdef const char *at = _behind(text, end, b" avg10=")
-    cdef const char *mark
-    cdef uint64_t whole = 0, fraction = 0
-    cdef double share, part
-    ratio.known = total.known = False
-    if at != NULL and _number(&at, end, &whole):
-        part = 0
-        if at < end and at[0] == c".":
-            at += 1
-            mark = at
-            if _number(&at, end, &fraction):
-                part = <double>fraction
-                while mark < at:
-                    part /= 10
-                    mark += 1
-        share = (<double>whole + part) / 100
-        if share <= 1:
-            ratio[0] = _gauge(share)
-    at = _behind(text, end, b" total=")
-    if at != NULL:
-        total[0] = _first(at, end)
 
 
 def line_numbers(const uint8_t[::1] data not None, names, *, bint indented=False):
@@ -578,41 +484,6 @@ def line_numbers(const uint8_t[::1] data not None, names, *, bint indented=False
         words[i] = <bytes>name
     _line_numbers(text, text + data.shape[0], words, len(names), indented, values)
     return _objects(values, len(names))
-
-
-cdef void _line_numbers(
-    const char *text, const char *end, const char **names, Py_ssize_t count, bint indented, Value *values
-) noexcept nogil:
-    cdef const char *line_end
-    cdef Py_ssize_t i, left = count
-    cdef uint64_t seen = 0
-    memset(values, 0, count * sizeof(Value))
-    while text < end and left:
-        line_end = _line_end(text, end)
-        text = _blanks(text, line_end) if indented else text
-        for i in range(count):
-            if not seen >> i & 1 and _begins(text, line_end, names[i]):
-                text += strlen(names[i])
-                values[i] = _first(text, line_end) if indented else _in_bytes(text, line_end)
-                seen |= <uint64_t>1 << i
-                left -= 1
-                break
-        text = line_end + 1
-
-
-cdef Value _in_bytes(const char *text, const char *end) noexcept nogil:
-    """Return the number of `  1234 kB` in bytes, or of `  1234` as it is; none with another unit."""
-    cdef Value value = _first(text, end)
-    cdef uint64_t number
-    _number(&text, end, &number)
-    text = _blanks(text, end)
-    while end > text and _is_blank((end - 1)[0]):
-        end -= 1
-    if end - text == 2 and text[0] == c"k" and text[1] == c"B" and value.whole < <uint64_t>1 << 54:
-        value.whole *= 1024
-    elif text < end:
-        value.known = False
-    return value
 
 
 cdef class HostPass:
@@ -688,136 +559,9 @@ def task_fields(const uint8_t[::1] data not None):
 
 def nfs_values(const uint8_t[::1] data not None):
     cdef Value values[NFS_VALUES]
-    cdef Value columns[NFS_COLUMNS]
     cdef const char *text = <const char *>&data[0] if data.shape[0] else NULL
-    cdef const char *end = text + data.shape[0]
-    cdef const char *line_end
-    cdef const char *name
-    cdef const char *at
-    cdef Py_ssize_t size, count, operations = 0, transports = 0
-    cdef bint whole = True  # every transport is of a form that is known
-    memset(values, 0, sizeof(values))
-    while text < end:
-        line_end = _line_end(text, end)
-        name = at = _blanks(text, line_end)
-        while at < line_end and not _is_blank(at[0]) and at[0] != c":":
-            at += 1
-        size = at - name
-        if name > text and at + 1 < line_end and at[0] == c":" and _is_blank(at[1]):
-            if _is_word(name, size, b"xprt"):
-                whole = _add_transport(at + 1, line_end, values + NFS_TRANSPORT, transports == 0) and whole
-                transports += 1
-            else:
-                count = _columns(at + 1, line_end, columns)
-                if _is_word(name, size, b"age"):
-                    values[0] = columns[0]
-                elif _is_word(name, size, b"bytes"):
-                    values[1], values[2] = columns[4], columns[5]
-                elif _is_upper(name, size):
-                    _add_operation(name, size, columns, count, values + NFS_CALLS, operations == 0)
-                    operations += 1
-        text = line_end + 1
-    if not whole:
-        memset(values + NFS_TRANSPORT, 0, (NFS_VALUES - NFS_TRANSPORT) * sizeof(Value))
+    _nfs_values(text, text + data.shape[0], values)
     return _objects(values, NFS_VALUES)
-
-
-cdef inline bint _is_word(const char *text, Py_ssize_t size, const char *word) noexcept nogil:
-    return <size_t>size == strlen(word) and memcmp(text, word, size) == 0
-
-
-cdef bint _is_upper(const char *text, Py_ssize_t size) noexcept nogil:
-    """Say whether it is the name of an operation: capitals, and `_` or digits between them."""
-    cdef Py_ssize_t i
-    cdef bint has_letter = False
-    for i in range(size):
-        if c"A" <= text[i] <= c"Z":
-            has_letter = True
-        elif text[i] != c"_" and not c"0" <= text[i] <= c"9":
-            return False
-    return has_letter
-
-
-cdef Py_ssize_t _columns(const char *text, const char *end, Value *columns) noexcept nogil:
-    """Put the numbers of a line, as many as are wanted of any; return how many columns it has, of these.
-
-    What is no number is none, and what is as large as a negative one would seem: no such sum ever is.
-    """
-    cdef Py_ssize_t count = 0
-    memset(columns, 0, NFS_COLUMNS * sizeof(Value))
-    text = _blanks(text, end)
-    while text < end and count < NFS_COLUMNS:
-        columns[count] = _first(text, end)
-        columns[count].known = columns[count].known and not columns[count].whole >> 63
-        count += 1
-        while text < end and not _is_blank(text[0]):
-            text += 1
-        text = _blanks(text, end)
-    return count
-
-
-cdef void _add(Value *total, const Value *part, bint is_first) noexcept nogil:
-    """Add to a total that is known only as long as all of its parts are, lest it seem to fall."""
-    if is_first:
-        total[0] = part[0]
-    elif not part.known or part.whole > U64_MAX - total.whole:
-        total.known = False
-    else:
-        total.whole += part.whole
-
-
-cdef void _add_operation(
-    const char *name, Py_ssize_t size, const Value *columns, Py_ssize_t count, Value *calls, bint is_first
-) noexcept nogil:
-    """Take a kind of call: calls, transmissions, major timeouts, three times, errors; reads, writes, the sums of all.
-
-    Columns: calls, transmissions, major timeouts, bytes sent, bytes received, three times, errors (Linux 5.3).
-    """
-    cdef Value wanted[7]
-    cdef Value *sums = calls + 14
-    cdef Py_ssize_t i
-    memset(wanted, 0, sizeof(wanted))
-    if count >= 8:
-        for i in range(7):
-            wanted[i] = columns[i if i < 3 else i + 2]
-    if _is_word(name, size, b"READ"):
-        memcpy(calls, wanted, sizeof(wanted))
-    elif _is_word(name, size, b"WRITE"):
-        memcpy(calls + 7, wanted, sizeof(wanted))
-    for i in range(4):
-        _add(&sums[i], &wanted[i if i < 3 else 6], is_first)
-
-
-cdef bint _add_transport(const char *text, const char *end, Value *sums, bint is_first) noexcept nogil:
-    """Add a connection's connects, sends, receives, bad replies and backlog, and take the least of the idle seconds.
-
-    False: it is of a kind or form that is not known.
-    """
-    cdef Value columns[NFS_COLUMNS]
-    cdef Value wanted[6]
-    cdef Py_ssize_t size, i, first
-    cdef bint is_udp
-    text = _blanks(text, end)
-    size = 0
-    while text + size < end and not _is_blank(text[size]):
-        size += 1
-    is_udp = _is_word(text, size, b"udp")
-    if not is_udp and not _is_word(text, size, b"tcp") and not _is_word(text, size, b"rdma"):
-        return False
-    _columns(text + size, end, columns)
-    memset(wanted, 0, sizeof(wanted))
-    first = 2 if is_udp else 5
-    wanted[1], wanted[2], wanted[3], wanted[4] = columns[first], columns[first + 1], columns[first + 2], columns[first + 4]
-    if not is_udp:  # it has no connection
-        wanted[0], wanted[5] = columns[2], columns[4]
-    for i in range(1, 5):
-        if not wanted[i].known:
-            return False
-    for i in range(5):
-        _add(&sums[i], &wanted[i], is_first)
-    if wanted[5].known and (not sums[5].known or wanted[5].whole < sums[5].whole):
-        sums[5] = wanted[5]
-    return True
 
 
 def diskstats(const uint8_t[::1] data not None, names):
@@ -831,70 +575,6 @@ def diskstats(const uint8_t[::1] data not None, names):
         if name is not None and _disk_values(&disk, values):
             found[name] = _objects(values, DISK_VALUES)
     return found
-
-
-cdef struct Disk:  # a line of diskstats
-    const char *name
-    Py_ssize_t name_bytes
-    const char *counts
-    const char *end
-
-
-cdef bint _next_disk(const char **text, const char *end, Disk *disk) noexcept nogil:
-    """Go to the next line that names a disk, and behind it. False: there is none."""
-    cdef uint64_t number
-    cdef const char *at
-    while text[0] < end:
-        at = text[0]
-        disk.end = _line_end(at, end)
-        text[0] = disk.end + 1
-        if _number(&at, disk.end, &number) and _number(&at, disk.end, &number):
-            disk.name = at = _blanks(at, disk.end)
-            while at < disk.end and not _is_blank(at[0]):
-                at += 1
-            disk.counts, disk.name_bytes = at, at - disk.name
-            return True
-    return False
-
-
-cdef bint _disk_values(const Disk *disk, Value *values) noexcept nogil:
-    """Put a line's values in the order in which the kernel has them, without what was merged, sectors as bytes.
-
-    False: a column is no count, or there are too few. Kernels before 4.18 have no discards, those before 5.5 no
-    flushes. All are missing when the bytes of one are more than 64 bits hold.
-    """
-    cdef Value counts[DISK_FIELDS_MOST]
-    cdef Py_ssize_t count = _disk_counts(disk.counts, disk.end, counts), i, at = 0
-    if count < DISK_FIELDS_LEAST:
-        return False
-    counts[8].known = counts[8].whole < INFLIGHT_MOST
-    memset(values, 0, DISK_VALUES * sizeof(Value))
-    for i in range(17 if count == 17 else 15 if count >= 15 else 11):
-        if i in (2, 6, 13):
-            if counts[i].whole >= SECTORS_MOST:
-                memset(values, 0, DISK_VALUES * sizeof(Value))
-                return True
-            counts[i].whole *= SECTOR_BYTES
-        if i not in (1, 5, 12):
-            values[at] = counts[i]
-            at += 1
-    return True
-
-
-cdef Py_ssize_t _disk_counts(const char *text, const char *end, Value *counts) noexcept nogil:
-    """Put the counts of a line, the most that are known; return how many, 0 when one is none."""
-    cdef Py_ssize_t count = 0
-    while count < DISK_FIELDS_MOST:
-        text = _blanks(text, end)
-        if text == end:
-            break
-        counts[count] = _first(text, end)
-        if not counts[count].known:
-            return 0
-        count += 1
-        while text < end and not _is_blank(text[0]):
-            text += 1
-    return count
 
 
 cdef class DiskRows:
@@ -937,68 +617,3 @@ cdef class DiskRows:
             if len(name) == disk.name_bytes and memcmp(<const char *>name, disk.name, disk.name_bytes) == 0:
                 return row
         return -1
-
-
-cdef inline bint _is_blank(char c) noexcept nogil:
-    return c == c" " or c == c"\t" or c == c"\r"
-
-
-cdef inline const char *_blanks(const char *text, const char *end) noexcept nogil:
-    while text < end and _is_blank(text[0]):
-        text += 1
-    return text
-
-
-cdef inline const char *_line_end(const char *text, const char *end) noexcept nogil:
-    cdef const char *found = <const char *>memchr(text, c"\n", end - text)
-    return found if found != NULL else end
-
-
-cdef inline bint _begins(const char *text, const char *end, const char *beginning) noexcept nogil:
-    cdef size_t size = strlen(beginning)
-    return <size_t>(end - text) >= size and memcmp(text, beginning, size) == 0
-
-
-cdef const char *_behind(const char *text, const char *end, const char *word) noexcept nogil:
-    """Return what follows *word* in the line; NULL when it is not there."""
-    while text < end:
-        if _begins(text, end, word):
-            return text + strlen(word)
-        text += 1
-    return NULL
-
-
-cdef bint _number(const char **text, const char *end, uint64_t *value) noexcept nogil:
-    """Read blanks and one or more digits. False when there is none, or they exceed 64 bits."""
-    cdef const char *at = _blanks(text[0], end)
-    cdef uint64_t total = 0, digit
-    cdef const char *begin = at
-    while at < end and c"0" <= at[0] <= c"9":
-        digit = <uint64_t>(at[0] - c"0")
-        if total > (U64_MAX - digit) // 10:
-            return False
-        total = 10 * total + digit
-        at += 1
-    text[0], value[0] = at, total
-    return at > begin
-
-
-cdef Value _first(const char *text, const char *end) noexcept nogil:
-    """Return the number that a text begins with, if a blank or the end follows; none too for all ones."""
-    cdef uint64_t number
-    cdef bint is_number = _number(&text, end, &number) and (text == end or _is_blank(text[0]))
-    return _whole(number if is_number else U64_MAX)
-
-
-cdef bint _take_times(const char *text, const char *end, Times *times) noexcept nogil:
-    cdef uint64_t ticks[TIMES]
-    cdef int i
-    for i in range(TIMES):
-        if not _number(&text, end, &ticks[i]) or (text < end and not _is_blank(text[0])):
-            return False
-        if ticks[i] == U32_MAX or ticks[i] >> TICKS_BITS_MOST:
-            return False
-    times.user, times.idle, times.iowait, times.steal = ticks[0] + ticks[1], ticks[3], ticks[4], ticks[7]
-    times.interrupt = ticks[5] + ticks[6]
-    times.system = ticks[2] + times.interrupt
-    return True

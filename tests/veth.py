@@ -52,6 +52,11 @@ def switch(name: str, up: bool) -> None:
     change(NEW, 0, b"", index=index_of(name), up=up)
 
 
+def rename(name: str, to: str) -> None:
+    """Give an interface another name."""
+    change(NEW, 0, attribute(NAME, to.encode() + b"\0"), index=index_of(name))
+
+
 def delete(name: str) -> None:
     """Take a pair away, by either name."""
     change(DELETE, 0, b"", index=index_of(name))

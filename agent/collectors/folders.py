@@ -106,6 +106,8 @@ class FolderCollector(Spares):
         """Return the blocks, refilled. Raises NoData when there is no device."""
         if self._listing.renew():
             self._rebuild(self._listing.value[:DEVICES_MAX])
+        elif self._files is not None and self._listing.is_shaken:
+            self._files.reopen()  # two devices may have changed their names
         if self._files is None:
             raise NoData(self._plan.absent)
         self._files.read()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from ...ext.hostfiles import CoreTimes, HostPass, line_numbers
+from ...ext.hostfiles import CoreTimes, Glance, HostPass, line_numbers
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
 from ..entering import Spares
@@ -161,14 +161,20 @@ def _total(counts: Sequence[int | None]) -> int | None:
 class _CoreNumbers:
     """Numbers of files of cores: those of frequencies, then those of three kinds of heat brakes.
 
-    They are listed again when a core is taken offline or comes back, and each hour: a host of 512 cores has
-    thousands of files to be looked for.
+    They are listed again when a core is taken offline or comes back, when a frequency domain does (its driver may be
+    loaded late), and each hour: a host of 512 cores has thousands of files to be looked for.
     """
 
     def __init__(self, sys: Path) -> None:
         self._sys = sys
         online = KeptFile(sys / "devices/system/cpu/online", whole=True)
-        self._listing = Listing(self._list, Pace.TEN_SECONDS, seconds=3600, glance=online.read)
+        domains = Glance(sys / "devices/system/cpu/cpufreq")
+        self._listing = Listing(
+            self._list,
+            Pace.TEN_SECONDS,
+            seconds=3600,
+            glance=lambda: (online.read(), domains.look()),
+        )
         self._files = NumberFiles(())
         self._spared: frozenset[str] = frozenset()
 

@@ -28,6 +28,8 @@ class Listing(Generic[T]):
         """
         self._read, self._glance = read, glance
         self._glanced: object = None
+        #: Whether the last glance showed another thing than the one before.
+        self.is_shaken = False
         self._turns = max(1, seconds // PERIOD_SECONDS[pace])
         self._turns_left = 0
         self._current: list[T] = []
@@ -42,7 +44,8 @@ class Listing(Generic[T]):
         self._turns_left -= 1
         if self._glance is not None:
             before, self._glanced = self._glanced, self._glance()
-            self._turns_left = 0 if before != self._glanced else self._turns_left
+            self.is_shaken = before != self._glanced
+            self._turns_left = 0 if self.is_shaken else self._turns_left
         if self._turns_left > 0:
             return False
         self._turns_left = self._turns

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...ext.hostfiles import Glance
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Pace
 from ..entering import Spares, entering
@@ -43,16 +42,15 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What small files of sysfs show of a function."""
+    """What small files of sysfs show of a function; by itself, of one that is not to be asked."""
 
-    is_asleep: bool = False
-    has_config: bool = False
+    is_asleep: bool = True
     aspm_flags: int | None = None
     iommu: int | None = None
     power: int | None = None
 
 
-_NOTHING = _Shown()
+_SPARED = _Shown()
 
 
 class PcieMinute(Spares):
@@ -64,9 +62,6 @@ class PcieMinute(Spares):
 
     def __init__(self, roots: Roots) -> None:
         self._sys = roots.sys
-        self._glance = Glance(roots.sys / "bus/pci/devices")
-        self._glanced = 0
-        self._functions: list[pci.Function] = []
         self._shown = Remembered(self._work_out)
         self._block = Block("pcie_60s", ())
         self._places = places_of(self._block, _COLUMNS)
@@ -80,20 +75,15 @@ class PcieMinute(Spares):
 
     def collect(self) -> Sequence[Block]:
         """Return the one block. Raises NoData when there is no function to watch."""
-        before, self._glanced = self._glanced, self._glance.look()
-        if self._glanced != before:
-            self._functions = list(pci.watched_functions(self._sys).values())
-            self._shown = Remembered(self._work_out)
-            self._block = block_of(self._block, [f.address for f in self._functions])
+        is_new = self._shown.look()
+        if not self._shown.value:
+            raise NoData(ABSENT)
+        if is_new:
+            self._block = block_of(self._block, [f.address for f, _ in self._shown.value])
             self._places = places_of(self._block, _COLUMNS)
             self._told.clear()
-        if not self._functions:
-            raise NoData(ABSENT)
-        self._shown.look()
         self.blind_words = ""
-        for row, (function, shown) in enumerate(
-            zip(self._functions, self._shown.value, strict=True)
-        ):
+        for row, (function, shown) in enumerate(self._shown.value):
             values = self._values(function, shown)
             if self._told.get(row) != values:
                 self._told[row] = values
@@ -101,8 +91,7 @@ class PcieMinute(Spares):
         return (self._block,)
 
     def _values(self, function: pci.Function, shown: _Shown) -> tuple[float | None, ...]:
-        asked = shown.has_config and not shown.is_asleep
-        express = self._express(function) if asked else Express()
+        express = Express() if shown.is_asleep else self._express(function)
         return (
             express.max_payload_bytes,
             express.max_payload_supported_bytes,
@@ -114,10 +103,12 @@ class PcieMinute(Spares):
             shown.power,
         )
 
-    def _work_out(self, files: Files) -> list[_Shown]:
+    def _work_out(self, files: Files) -> list[tuple[pci.Function, _Shown]]:
+        """Return the functions: others when one came, went, or was put back under its address."""
+        files.names(self._sys / "bus/pci/devices")
         return [
-            _NOTHING if self.is_spared(function.address) else _shown(function.folder, files)
-            for function in self._functions
+            (each, _SPARED if self.is_spared(each.address) else _shown(each.folder, files))
+            for each in pci.watched_functions(self._sys).values()
         ]
 
     def _express(self, function: pci.Function) -> Express:
@@ -134,7 +125,6 @@ class PcieMinute(Spares):
 def _shown(folder: Path, files: Files) -> _Shown:
     return _Shown(
         pci.is_asleep(folder, files),
-        (folder / "config").exists(),
         aspm_flags(folder, files),
         iommu_code(folder, files),
         code_of(pci.power_state(folder, files), pci.POWER_STATES),
@@ -148,14 +138,13 @@ def code_of(word: str | None, words: Sequence[str]) -> int | None:
 
 def aspm_flags(folder: Path, files: Files) -> int | None:
     """Return the link's power states that are allowed (1 L0s, 2 L1); None where sysfs has neither."""
-    if not (folder / "link").is_dir():
-        return None
     l0s, l1 = (files.unsigned(f"{folder}/link/{name}_aspm") for name in ("l0s", "l1"))
     return None if l0s is None and l1 is None else (1 if l0s else 0) | (2 if l1 else 0)
 
 
 def iommu_code(folder: Path, files: Files) -> int | None:
     """Return the code of how the function's addresses are translated; None when it cannot be told."""
-    if not os.path.lexists(f"{folder}/iommu_group"):
+    kind = files.text(f"{folder}/iommu_group/type")  # may come with the function's driver
+    if kind is None and not os.path.lexists(f"{folder}/iommu_group"):
         return 0 if folder.exists() else None
-    return code_of(files.text(f"{folder}/iommu_group/type"), IOMMU_TYPES)  # of one that is shown
+    return code_of(kind, IOMMU_TYPES)

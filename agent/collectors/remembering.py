@@ -65,10 +65,13 @@ class Remembered(Generic[T]):
         self._watch(self._noted)  # by now there may be others under the same names
         noted = Noted()
         value = self._work_out(noted)
-        if (noted.files, noted.folders) != (self._noted.files, self._noted.folders):
+        watched = self._watches(noted)
+        if not watched:
             self._watch(noted)
+            noted = Noted()
             value = self._work_out(noted)  # what changed before this look would never be seen
-        self._value, self._turns_left = [value], self._turns_max
+            watched = self._watches(noted)  # else others again: once more in the next turn
+        self._value, self._turns_left = [value], self._turns_max if watched else 0
         return True
 
     @property
@@ -79,7 +82,10 @@ class Remembered(Generic[T]):
     def spare(self, devices: frozenset[str]) -> None:
         """Read no file of these devices; *work_out* is called in the next turn, and asks for none either."""
         self._spared, self._turns_left = devices, 0
-        self._files.spare(devices)
+        self._watch(Noted())  # else that turn's look would read what is not told to be theirs
+
+    def _watches(self, noted: Noted) -> bool:
+        return (noted.files, noted.folders) == (self._noted.files, self._noted.folders)
 
     def _watch(self, noted: Noted) -> None:
         count = len(noted.files)

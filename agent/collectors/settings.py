@@ -42,11 +42,11 @@ class SettingsMinute(Spares):
         is_new = self._settings.look()
         settings_now = self._settings.value
         files, files_max = settings.parse_file_handles(self._handles.read())
-        if files is None and all(value is None for value in settings_now.values()):
-            raise NoData("no setting can be read from /sys and /proc/sys")
         if is_new:
             for name, value in settings_now.items():
                 put(self._block, f"settings.{name}", 0, value)
+        if files is None and all(value is None for value in settings_now.values()):
+            raise NoData("no setting can be read from /sys and /proc/sys")
         # NVIDIA's file is not kept open: nothing of the driver is held that may have to be unloaded
         put(
             self._block, "settings.gpu_open_module_state", 0, settings.open_module(self._roots.proc)

@@ -131,6 +131,15 @@ def test_a_step_back_of_the_kernels_times_is_no_share() -> None:
     assert times.take(b"cpu 1 0 1 200 30 0 0 0 0 0\n").user is None
 
 
+def test_frequencies_whose_driver_is_loaded_late(tmp_path: Path) -> None:
+    """The agent came up before acpi-cpufreq, and the host had no frequency for its first hour."""
+    write(tmp_path, {"meminfo": "MemTotal: 8 kB\n", "devices/system/cpu/online": "0-1\n"})
+    collector = HostTenSeconds(Roots(tmp_path, tmp_path))
+    assert row(collector)["cpu_frequency_hertz"] is None
+    write(tmp_path, {"devices/system/cpu/cpufreq/policy0/scaling_cur_freq": "2000000\n"})
+    assert row(collector)["cpu_frequency_hertz"] == 2e9
+
+
 def test_throttle_counts_of_threads_are_not_added_up(tmp_path: Path) -> None:
     """Both threads of a core show the core's count: the sum said twice what happened. A file that cannot be
     read makes the sum unknown, lest it seem to fall."""

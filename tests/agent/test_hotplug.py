@@ -128,6 +128,21 @@ def test_a_pulled_interface_leaves_no_stale_values() -> None:
         assert again and again["counter_epoch_count"] != before["counter_epoch_count"]
 
 
+def test_two_interfaces_that_change_their_names() -> None:
+    """The names were put right after the boot, and each NIC's counters stood in the other's row until a restart."""
+    with veth.pair("gls") as (name, peer), veth.pair("glt") as (other, _):
+        for each in (name, peer, other):
+            veth.switch(each, False)  # older kernels rename none that is up
+        collector = net.net_1s(Roots(), choose(name, other))
+        collector.collect()
+        veth.rename(name, "glx0")
+        veth.rename(other, name)
+        veth.rename("glx0", other)
+        for each in (name, other):
+            row = row_of(collector, "net_1s", each)
+            assert row and row["counter_epoch_count"] == veth.index_of(each)
+
+
 def test_a_replaced_interface_is_no_rate() -> None:
     """The new card had counted more than the old one: the difference was taken for traffic.
 

@@ -327,6 +327,23 @@ def test_settings_of_functions(tmp_path: Path) -> None:
     assert collector.blind_words == ""
 
 
+@pytest.mark.parametrize("late", ["iommu_group", "config", "link"])
+def test_what_comes_with_a_functions_driver_is_shown_in_the_next_turn(
+    late: str, tmp_path: Path
+) -> None:
+    """A GPU's IOMMU group came when its driver was bound (Grace), and it was said to have none for an hour."""
+    host = hosts.unpack("h100-ib", tmp_path)
+    function = (host.roots.sys / "bus/pci/devices" / GPU).resolve()
+    (function / "config").write_bytes(config())
+    (function / "link/l0s_aspm").write_text("1\n")  # the configuration space says another thing
+    whole = dict(rows_of(PcieMinute(host.roots).collect()[0]))[GPU]
+    (function / late).rename(tmp_path / "aside")
+    collector = PcieMinute(host.roots)
+    assert dict(rows_of(collector.collect()[0]))[GPU] != whole
+    (tmp_path / "aside").rename(function / late)
+    assert dict(rows_of(collector.collect()[0]))[GPU] == whole
+
+
 def test_closed_settings_are_blind_and_the_rest_is_told(tmp_path: Path) -> None:
     """An agent without CAP_SYS_ADMIN: the words that open it, beside what sysfs shows to all."""
     host = hosts.unpack("h100-ib", tmp_path)

@@ -71,6 +71,12 @@ def test_no_text_is_a_task_that_it_does_not_say(data: bytes) -> None:
     if task is not None:
         assert len(task.state) == 1 and 0 <= task.number < 1 << 64
         assert data.startswith(str(task.number).encode()) or not data[:1].isdigit()
+        assert b")" in data
+
+
+def test_a_text_without_a_name_is_no_task() -> None:
+    """The fields of one whose name was cut away were read from its beginning: state `1`, of another process."""
+    assert tasks.parse_task(b"1 (" + b" 7" * 30) is None
 
 
 def test_a_thread_of_the_kernel_is_known_by_its_flag() -> None:
