@@ -239,8 +239,10 @@ def test_many_jobs_leave_room_for_faults(
     for _ in range(3):
         fleet.turn("a", *range(4711, 4715))
     fleet.run(lab)
-    names = lab.rows("SELECT name FROM events ORDER BY name", "operators.duckdb")
-    assert names == [("gpu.process",), ("gpu.xid",)]
+    names = {name for (name,) in lab.rows("SELECT name FROM events", "operators.duckdb")}
+    of_jobs = names - {"gpu.xid"}
+    assert len(of_jobs) == 1 and names > of_jobs, "one of each kind, whichever of those of one moment"
+    assert of_jobs <= {"gpu.process", "gpu.told_anew"}
 
 
 def test_from_the_driver_to_the_question(

@@ -73,6 +73,7 @@ READ_AND_ABSENT = {
     "agent.*": KINDS_ABSENT["agent"],
     "bond.*": KINDS_ABSENT["bond"],
     "c2c.*": KINDS_ABSENT["c2c"],
+    "gpu.probe_hung_seconds": KINDS_ABSENT["probe"],
     "gpu.retirement_pending_state": "before Ampere",
     "gpu_job.*": KINDS_ABSENT["gpu_job"],
     "gpu_fabric.*_recovery_state": "Hopper's fabric has no health",

@@ -43,23 +43,6 @@ def blocks(draw: st.DrawFn) -> Block:
     return block
 
 
-def test_what_is_known_of_blocks_ends_as_a_whole(capfd: pytest.CaptureFixture[str]) -> None:
-    """The memory of blocks that ended in a cycle was freed while it was lent: words of CPython's about a bug."""
-    known: list[object] = []  # older than the cycle: what is in it is let go of first
-    encoder = RoundEncoder(NAMES)
-    turn = Turn("gpu_1s", [Block("gpu_1s", ["a"], [1])], 0.0, Outcome.OK)
-    encoder.encode(0, 0.0, 0, 0, [Timed(0, turn)], frozenset())
-    cycle: list[object] = [encoder]
-    cycle.append(cycle)
-    known += [each for each in gc.get_objects() if type(each).__name__ == "_Known"]
-    assert known
-    del encoder, turn
-    gc.collect()
-    del known, cycle
-    gc.collect()
-    assert capfd.readouterr().err == ""
-
-
 @st.composite
 def rounds(draw: st.DrawFn) -> Round:
     turns = [
