@@ -241,7 +241,9 @@ def test_many_jobs_leave_room_for_faults(
     fleet.run(lab)
     names = {name for (name,) in lab.rows("SELECT name FROM events", "operators.duckdb")}
     of_jobs = names - {"gpu.xid"}
-    assert len(of_jobs) == 1 and names > of_jobs, "one of each kind, whichever of those of one moment"
+    assert len(of_jobs) == 1 and names > of_jobs, (
+        "one of each kind, whichever of those of one moment"
+    )
     assert of_jobs <= {"gpu.process", "gpu.told_anew"}
 
 
