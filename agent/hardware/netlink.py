@@ -131,6 +131,11 @@ def number(data: bytes | None) -> int | None:
     return int.from_bytes(data, sys.byteorder)
 
 
+def _count(data: bytes | None) -> int | None:
+    """Return a count of the carrier's changes, of 32 bits (IFLA_CARRIER_CHANGES and its like); None for any other."""
+    return number(data) if data is not None and len(data) == 4 else None
+
+
 def text(data: bytes | None) -> str:
     """Return an attribute's string up to its zero byte. Kernel names are bytes (`os.fsdecode`)."""
     return os.fsdecode((data or b"").partition(b"\0")[0])
@@ -153,9 +158,9 @@ def parse_link(payload: bytes) -> Link | None:
         switched_on=bool(flags & _UP),
         kind=text(attributes(found.get(_INFO, b"")).get(_KIND)),
         operational=number(found.get(_OPERATIONAL)),
-        changes=number(found.get(_CHANGES)),
-        ups=number(found.get(_UPS)),
-        downs=number(found.get(_DOWNS)),
+        changes=_count(found.get(_CHANGES)),
+        ups=_count(found.get(_UPS)),
+        downs=_count(found.get(_DOWNS)),
     )
 
 

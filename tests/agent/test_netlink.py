@@ -56,6 +56,16 @@ def test_a_link_is_read_as_it_was_written(
     assert (link.operational, link.changes, link.switched_on) == (operational, None, True)
 
 
+@pytest.mark.parametrize("form", ["=B", "=H", "=Q"])
+def test_a_count_that_is_not_of_32_bits_is_not_known(form: str) -> None:
+    """A damaged message of eight bytes was quadrillions of changes of a link that had none."""
+    data = struct.pack(form, 200)
+    body = attribute(3, b"ib0\0") + b"".join(attribute(kind, data) for kind in (35, 47, 48))
+    link = netlink.parse_link(struct.pack("=BxHiII", 0, 1, 3, 0x41, 0) + body)
+    assert link is not None
+    assert (link.changes, link.ups, link.downs) == (None, None, None)
+
+
 @given(NAMES, st.integers(0, 400))
 def test_a_message_that_is_cut_off_invents_nothing(name: bytes, cut: int) -> None:
     """A buffer too small showed half a message: a link without a name, and a carrier of 0."""

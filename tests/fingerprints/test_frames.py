@@ -210,8 +210,9 @@ def test_what_is_no_frame_is_left_as_it_is(data: bytes | int) -> None:
         damaged = bytearray(EXAMPLE)
         damaged[data // 8] ^= 1 << data % 8
         data = bytes(damaged)
-    frames.deflated(data)
-    frames.inflated(data)
+    deflated, inflated = frames.deflated(data), frames.inflated(data)
+    assert frames.is_plain(data) or deflated == data
+    assert not frames.is_plain(data) or inflated == data
 
 
 def test_a_long_payload_is_deflated_at_once() -> None:
