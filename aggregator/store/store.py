@@ -10,8 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 import duckdb
 
@@ -27,6 +30,8 @@ from .trouble import Trouble
 from .writer import OnDurable, Pending, Writer
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: A failed commit is tried again after this long.
 RETRY_SECONDS = 1.0
@@ -90,6 +95,7 @@ class Store:
         self._change = threading.Condition()
         self._pending = Pending()
         self._committing = Pending()
+        self._works: deque[Callable[[], None]] = deque()
         self._closing = self._hurried = False
         self._give_up_at = float("inf")
         self._trouble = Trouble(folder)
@@ -157,14 +163,20 @@ class Store:
         """
         one = HostFrame(host, frame, time_offset_ns, foreign or {})
         size = one.size_bytes
+        rows = sum(block.rows for block in frame.blocks)
         with self._change:
-            waiting = self._pending.size_bytes + self._committing.size_bytes
+            pending, due = self._pending, self._config.commit_rows
+            waiting = pending.size_bytes + self._committing.size_bytes
             if waiting and waiting + size > self._config.queue_bytes_max:
                 return False
-            self._pending.frames.append((one, on_durable))
-            self._pending.size_bytes += size
-            self._pending.rows += sum(block.rows for block in frame.blocks)
-            self._change.notify_all()
+            # The writer waits for the first frame, then for a commit's worth: to wake it for each
+            # in between costs more than to take the frame.
+            first, full = pending.empty, pending.rows < due <= pending.rows + rows
+            pending.frames.append((one, on_durable))
+            pending.size_bytes += size
+            pending.rows += rows
+            if first or full:
+                self._change.notify_all()
         return True
 
     @property
@@ -225,6 +237,27 @@ class Store:
                 self._pending.findings[one.host, one.name, one.subject, one.since_ns] = one
             self._change.notify_all()
 
+    def in_transaction(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+        """Run *work* on the writer's connection, between two commits, in a transaction of its own.
+
+        Blocks until it is durable; also while commits fail, so that what makes room can run. Raises
+        what *work* raises, and then nothing of it stays; StoreError when the store closes first.
+        """
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(self._writer.transact(work))
+            except BaseException as error:  # noqa: BLE001 - told to the one who waits
+                done.set_exception(error)
+
+        with self._change:
+            if self._closing:
+                raise StoreError("the store is closing")
+            self._works.append(run)
+            self._change.notify_all()
+        return done.result()
+
     def hurry(self) -> None:
         """Commit what waits now, not after `commit_seconds`."""
         with self._change:
@@ -234,24 +267,36 @@ class Store:
     # -- the writer thread ------------------------------------------------------------------
 
     def _write(self) -> None:
-        while True:
+        going = True
+        while going:
             pending = self._take()
-            if pending is None or not self._commit_at_last(pending):
-                return
-            self._committing = Pending()
+            going = pending is not None and self._commit_at_last(pending)
+            self._run_works()
+            if going:
+                self._committing = Pending()
+
+    def _run_works(self) -> None:
+        while self._works:
+            self._works.popleft()()
 
     def _take(self) -> Pending | None:
-        """Wait until a commit is due and take all that waits; None when closing and nothing does."""
+        """Wait until a commit is due and take all that waits; None when closing and nothing does.
+
+        Work for `in_transaction` ends the waiting too.
+        """
         with self._change:
-            self._change.wait_for(lambda: self._closing or not self._pending.empty)
+            self._change.wait_for(lambda: self._closing or self._works or not self._pending.empty)
             self._change.wait_for(
                 lambda: (
-                    self._closing or self._hurried or self._pending.rows >= self._config.commit_rows
+                    self._closing
+                    or self._hurried
+                    or self._works
+                    or self._pending.rows >= self._config.commit_rows
                 ),
                 timeout=self._config.commit_seconds,
             )
             self._hurried = False
-            if self._pending.empty:
+            if self._pending.empty and not self._works:
                 return None
             pending, self._pending = self._pending, Pending()
             self._committing = pending
@@ -259,9 +304,10 @@ class Store:
 
     def _commit_at_last(self, pending: Pending) -> bool:
         """Commit, however often it takes. False when closing ended the attempts."""
-        while not self._commit(pending):
+        while not pending.empty and not self._commit(pending):
+            self._run_works()
             with self._change:
-                self._change.wait_for(lambda: self._closing, timeout=RETRY_SECONDS)
+                self._change.wait_for(lambda: self._closing or self._works, timeout=RETRY_SECONDS)
             if time.monotonic() > self._give_up_at:
                 return False
         return True

@@ -24,11 +24,13 @@ OPS_FILE = "operators.duckdb"
 #: Bytes 8 to 12 of every DuckDB file.
 _MAGIC = b"DUCK"
 #: How every file of ours is opened. Left to itself DuckDB would keep up to 80 % of the machine's
-#: memory full of pages; past the limit it spills to disk beside the file.
+#: memory full of pages; past the limit it spills to disk beside the file. One thread: a commit is too
+#: small to share, and threads that wait for work cost a third of it.
 CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "memory_limit": "1GB",
+    "threads": 1,
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 
@@ -24,6 +24,8 @@ from .rows import Batch, Foreign, HostFrame, batch
 from .storefile import open_store, script
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: The table `received` is rewritten as the fewest rows once it has grown by so many.
 RECEIVED_ROWS_MAX = 100_000
@@ -168,6 +170,20 @@ class Writer:
         self._doubtful = True
         self._commit(pending, now_ns)
         self._doubtful = False
+
+    def transact(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+        """Run *work* in a transaction; what it does to the hours is seen from then on.
+
+        Raises what *work* raises, duckdb.Error, OSError or StoreError; then nothing of it stays.
+        """
+        if self._doubtful:
+            self._reopen()
+        self._doubtful = True
+        with self._transaction():
+            result = work(self._connection)
+            self._hours.open()
+        self._doubtful = False
+        return result
 
     def _commit(self, pending: Pending, now_ns: int) -> None:
         new = self._not_yet_received(pending)

@@ -231,3 +231,49 @@ def test_what_cannot_be_stored_costs_no_other_host(
         put(store, 2, host="good")
         assert (receipts, store.set_aside_frames) == ([], 1)
     assert ask(tmp_path, "SELECT DISTINCT host FROM readings.host_1s") == [("good",)]
+
+
+def test_work_between_commits_is_durable_or_nothing(tmp_path: Path) -> None:
+    """What exports an hour and drops it must not leave half of that behind."""
+
+    def rename(connection: duckdb.DuckDBPyConnection) -> int:
+        connection.execute("UPDATE received SET host = 'renamed'")
+        return 7
+
+    def fail(connection: duckdb.DuckDBPyConnection) -> None:
+        connection.execute("DELETE FROM received")
+        raise ValueError("half way")
+
+    with opened(tmp_path, lambda: NOW_NS) as store:
+        put(store, 1)
+        assert store.in_transaction(rename) == 7
+        with pytest.raises(ValueError, match="half way"):
+            store.in_transaction(fail)
+        put(store, 2)
+    assert ask(tmp_path, "SELECT DISTINCT host FROM received") == [("renamed",), ("a",)]
+    with pytest.raises(StoreError, match="closing"):
+        store.in_transaction(rename)
+
+
+def test_work_that_makes_room_runs_while_commits_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk the oldest hours go first: that must not wait for a commit to succeed."""
+    with opened(tmp_path, lambda: NOW_NS) as store:
+        put(store, 1)
+        failed = threading.Event()
+
+        def full(*_: Any) -> None:
+            failed.set()
+            raise duckdb.IOException("No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("gangline.aggregator.store.writer.batch", full)
+            done = threading.Event()
+            block = Block("host_1s", ["host"])
+            frame = frames.Frame(frames.Stamp(b"r" * 16, b"b" * 16, 2, 1, NOW_NS), (block,))
+            assert store.submit_frame("a", frame, NOW_NS, lambda _: done.set())
+            assert failed.wait(20)
+            store.in_transaction(lambda connection: connection.execute("DELETE FROM received"))
+            assert not done.is_set()
+        assert done.wait(20)

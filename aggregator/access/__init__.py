@@ -1,0 +1,1 @@
+"""Who may do what: roles, certificates, tokens, and limits per peer."""

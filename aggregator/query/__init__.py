@@ -1,0 +1,1 @@
+"""Operators' SQL over gRPC, in a process of its own that can be killed."""
