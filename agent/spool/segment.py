@@ -152,16 +152,26 @@ class FileSegment(Segment):
     def scan(cls, folder: Path, first: int) -> tuple[FileSegment, int]:
         """Find the records; return the segment and how many bytes at its end are none.
 
-        Only lengths and sequences are looked at, which is enough to know the numbering: a frame's
-        checksum is checked when it is read. Whatever the bytes are, this ends and raises nothing
-        but OSError.
+        Lengths and sequences tell the numbering, but for the last record: a length that was damaged
+        may reach over all that follow it, so that one must match its checksum. The others' are
+        checked when they are read. Whatever the bytes are, this ends and raises nothing but OSError.
         """
         segment = cls(folder, first)
         with open(segment.path, "rb", buffering=0) as file:
             length = os.fstat(file.fileno()).st_size
             while (size := segment._record_at(file.fileno(), length)) is not None:
                 segment._index(size)
+            if segment.ends and segment._read(file.fileno(), segment.next - 1) is None:
+                segment._unindex_last()
         return segment, length - segment.size_bytes
+
+    def _unindex_last(self) -> None:
+        size = self.record_bytes(self.next - 1)
+        self.ends.pop()
+        self.forgotten.pop()
+        self.size_bytes -= size
+        self.waiting_frames -= 1
+        self.waiting_bytes -= size
 
     def _record_at(self, descriptor: int, file_bytes: int) -> int | None:
         """Return the size of the record past the last one known; None if there is none."""

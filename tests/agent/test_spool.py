@@ -264,6 +264,24 @@ def test_a_cloned_image_begins_a_run_of_its_own(folder: Path) -> None:
     clone.close()
 
 
+def test_a_length_that_swallows_the_records_after_it_gives_no_number_twice(folder: Path) -> None:
+    """One flipped bit, 256 bytes more: record 1 reached to the end of the file, and 2 was given out again."""
+    spool = open_spool(folder)
+    assert append(spool, b"", bytes(240)) == [1, 2]
+    run_id = spool.run_id
+    spool.close()
+    (path,) = segments(folder)
+    content = bytearray(path.read_bytes())
+    content[1] ^= 1
+    path.write_bytes(content)
+    spool = open_spool(folder)
+    assert spool.run_id == run_id
+    assert spool.next_sequence() > 2
+    assert spool.dropped_frames == 1
+    assert "272 damaged bytes cut off" in spool.notice
+    spool.close()
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[" * 4000, b'{"format": 1}'])
 def test_a_damaged_note_begins_a_new_run(folder: Path, content: bytes) -> None:
     """Without the run id the frames could not be told from another run's: say so, and count."""
