@@ -79,9 +79,9 @@ class Kubelet:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(short_path: Path) -> Path:
     """Where kubelet listens on a host that is this folder."""
-    found = tmp_path / SOCKET
+    found = short_path / SOCKET
     found.parent.mkdir(parents=True)
     return found
 
@@ -120,8 +120,8 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
+def host(short_path: Path) -> Host:
+    return Host(short_path)
 
 
 def test_who_holds_what_and_gives_it_back(host: Host, served: Kubelet) -> None:
