@@ -57,6 +57,19 @@ class AggregatorConfig:
         says="with more of the hosts UNHEALTHY (and more than one) a permit to enforce is withheld",
     )
     judge_seconds: float = setting(1.0, low=0.05, high=60, says="how often all hosts are judged")
+    # Late frames and agents that come back
+    backlog_frames_per_second: int = setting(
+        2,
+        low=1,
+        high=10_000,
+        says="late frames taken of a host, or two for each live one; the rest wait, live ones do not",
+    )
+    reconnects_per_second: int = setting(
+        200,
+        low=1,
+        high=100_000,
+        says="registrations taken a second; of more each agent is told when to come",
+    )
 
 
 def parse_listen(text: str, *, beyond_loopback: bool) -> tuple[str, int]:

@@ -6,6 +6,9 @@ from __future__ import annotations
 class Refusal(Exception):
     """The base of all: an answer in words for the other side, not a fault of ours."""
 
+    #: When the other side is to try again, where we know it.
+    retry_seconds: float | None = None
+
 
 class Invalid(Refusal):
     """A request's field is not what it may be. The words name the field, the value and the limit."""
@@ -36,6 +39,14 @@ class OutOfDate(Refusal):
 
 class TooMuch(Refusal):
     """A limit on how many is reached: hosts, events that wait. Later may help."""
+
+
+class NotYet(TooMuch):
+    """Too many at once: *retry_seconds* is this one's own turn."""
+
+    def __init__(self, words: str, retry_seconds: float) -> None:
+        super().__init__(words)
+        self.retry_seconds = retry_seconds
 
 
 class NotReady(Refusal):

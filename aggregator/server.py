@@ -20,16 +20,20 @@ from ..fingerprints.wire.score_pb2_grpc import add_ScoreServiceServicer_to_serve
 from ..fingerprints.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
 from .config import AggregatorConfig, parse_listen
 from .fleet.fleet import Fleet
+from .ingest.clocklog import ClockWriter
+from .ingest.findings import OURSELVES
 from .ingest.intake import Ingest
-from .judgement.judge import Judgement, judge
+from .judgement.judge import JUDGED_FINDINGS, Judgement, judge
 from .judgement.restart import restore
 from .permits import Permits
 from .service.errors import Errors
 from .service.permit import PermitService
 from .service.score import ScoreService
 from .service.telemetry import TelemetryService
+from .service.turns import Turns
 from .store.scorelog import ScoreLog
 from .store.store import Store
+from .store.writer import NOT_LOOKED_AT
 
 log = logging.getLogger(__name__)
 
@@ -81,15 +85,17 @@ class Aggregator:
         _refuse_taken(address, port)  # before anything is written
         self.store = Store.open(self._config.data, self._config, self._wall_ns)
         try:
-            self._remember()
             self._ingest = Ingest(self.fleet, self.store, self._config, self._wall_ns)
+            self._remember()
             self._permits = Permits(
                 self._config.data,
                 self._config.permit_unhealthy_share_max,
                 lambda: self.holder.snapshot,
                 self._wall_ns,
             )
-            self._telemetry = TelemetryService(self._ingest, self._permits.lease)
+            self._clocks = ClockWriter(self._ingest.heard_clocks, self.store)
+            self.turns = Turns(self._ingest, self.store, self.fleet, self._config)
+            self._telemetry = TelemetryService(self._ingest, self.turns, self._permits.lease)
             self._server = self._make_server()
             self.port = self._bind(address, port)
             await self._server.start()
@@ -105,9 +111,25 @@ class Aggregator:
         """Answer as before the restart, until the hosts have spoken."""
         now_ns = self._wall_ns()
         before = restore(self.fleet, self.store.last_scores, now_ns)
+        before = replace(before, findings=self._remember_findings(now_ns))
         if before.scores:
             self.holder.snapshot = judge(self.fleet, now_ns, None, before)
             self._scores.changed(self.holder.snapshot)  # they stand in the store already
+
+    def _remember_findings(self, now_ns: int) -> frozenset[tuple[str, str, str]]:
+        """Take over what was found of hosts that are known still, and return what judging is to end."""
+        judged: set[tuple[str, str, str]] = set()
+        for one in self.store.open_findings:
+            if one.host not in self.fleet.index and one.host != OURSELVES:
+                gone = replace(one, cleared_ns=now_ns, clears_when=NOT_LOOKED_AT)
+                self.store.submit_findings([gone])
+                continue
+            key = one.host, one.name, one.subject
+            if one.name in JUDGED_FINDINGS:
+                judged.add(key)
+            expires = key not in judged and not one.name.startswith("clock.")
+            self._ingest.findings.restore(one, now_ns, expires=expires)
+        return frozenset(judged)
 
     def _make_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(
@@ -148,7 +170,9 @@ class Aggregator:
     async def _judge(self) -> None:
         now_ns = self._wall_ns()
         self._ingest.findings.sweep(now_ns)
+        self._clocks.step(now_ns)
         snapshot = judge(self.fleet, now_ns, self.holder.snapshot)
+        self._ingest.findings.say_not_stored(self.store.failing, now_ns)
         if trouble := self.store.trouble:
             self._telemetry.say_not_stored()
             reasons = filter(None, (snapshot.degraded_reason, trouble))

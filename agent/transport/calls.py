@@ -26,6 +26,8 @@ ANSWERS: Mapping[str, type[Message]] = {
 MESSAGE_BYTES_MAX = 1 << 20
 #: A peer's words are cut here.
 WORDS_CHARACTERS_MAX = 240
+#: However long an aggregator would have us wait.
+RETRY_SECONDS_MAX = 300.0
 _PREFIX_BYTES = 5
 
 #: gRPC's status codes (statuscodes.md), by number.
@@ -40,6 +42,8 @@ class SessionError(Exception):
     """The connection is of no use any more; the words say why. `before`: what came before that."""
 
     before: Sequence[Answer | Ended] = ()
+    #: When the aggregator wants us back, if it said so.
+    retry_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class Ended:
     method: str
     status: str
     words: str
+    retry_seconds: float | None = None  # when to try again, if it said so
 
     def __str__(self) -> str:
         return f"{self.method}: {self.status}: {self.words or 'no words'}"
@@ -89,6 +94,7 @@ class Call:
     answer: Message | None = None
     status: str = ""
     words: str = ""
+    retry_seconds: float | None = None
 
     def take_head(self, headers: Mapping[bytes, bytes]) -> None:
         """Take the headers that an answer begins with. Raises SessionError."""
@@ -105,9 +111,12 @@ class Call:
         self.streams = self.method == STREAM and not self.status
 
     def take_status(self, headers: Mapping[bytes, bytes]) -> None:
-        """Note grpc-status and grpc-message, which is percent-encoded UTF-8."""
+        """Note grpc-status, grpc-message, which is percent-encoded UTF-8, and when to try again (gRFC A6)."""
         if b"grpc-status" not in headers:
             return
+        pushback = headers.get(b"grpc-retry-pushback-ms", b"")
+        if pushback.isdigit() and len(pushback) <= 9:
+            self.retry_seconds = min(int(pushback) / 1000, RETRY_SECONDS_MAX)
         text = headers[b"grpc-status"]
         number = int(text) if text.isdigit() and len(text) < 4 else -1
         known = 0 <= number < len(STATUS_NAMES)
@@ -160,4 +169,5 @@ class Call:
             if self.answer is None:
                 raise SessionError(f"{self.method}: status OK without an answer")
             return Answer(self.number, self.method, self.answer)
-        return Ended(self.number, self.method, self.status or "UNKNOWN", self.words)
+        status = self.status or "UNKNOWN"
+        return Ended(self.number, self.method, status, self.words, self.retry_seconds)

@@ -155,17 +155,20 @@ class Client:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            refused = False
+            refused, retry_seconds = False, None
             try:
                 self._connect_and_talk()
             except (SessionError, OSError) as error:
                 refused = isinstance(error, RefusedError)
+                retry_seconds = getattr(error, "retry_seconds", None)
                 self._differences = self._differences and not isinstance(error, DifferencesError)
                 self._failed(error)
             except Exception as error:  # noqa: BLE001 - sampling must go on, whatever this was
                 self._failed(error)
             if not self._closing.is_set():
-                self._closing.wait(self._backoff.failed(refused=refused))
+                self._closing.wait(
+                    self._backoff.failed(refused=refused, retry_seconds=retry_seconds)
+                )
 
     def _failed(self, error: Exception) -> None:
         name = "" if isinstance(error, SessionError | OSError) else f"{type(error).__name__}: "
@@ -193,6 +196,8 @@ class Client:
                     self._talk(line)
             finally:
                 self._line, self.connected = None, False
+                if conversation.registered:
+                    self._backoff.spread(conversation.host, conversation.reconnect_seconds)
 
     def _talk(self, line: Line) -> None:
         while True:

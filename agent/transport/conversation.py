@@ -107,6 +107,10 @@ class Conversation:
         shown each message that gives a permit to enforce or, by its absence, takes it back."""
         self.registered = False
         self.proven = False
+        #: Our name, once it was said.
+        self.host = ""
+        #: Within how long the whole fleet is to come back should this connection be lost.
+        self.reconnect_seconds = 0.0
         self._session = session
         self._register = register
         self._spool = spool
@@ -161,6 +165,7 @@ class Conversation:
         request = self._register()
         request.run_id = self._spool.run_id
         request.boot_id = self._spool.boot_id
+        self.host = request.node
         self._must_register = False
         self._asked[REGISTER] = now
         self._session.call(REGISTER, request)
@@ -286,6 +291,7 @@ class Conversation:
         message = answer.message
         if isinstance(message, RegisterNodeResponse | IngestAck):
             self._permitted(message)
+            self.reconnect_seconds = float(message.reconnect_seconds)
         if isinstance(message, RegisterNodeResponse):
             self._take_registration(message, now)
         elif isinstance(message, IngestAck) and self._outflow is not None:
@@ -305,11 +311,10 @@ class Conversation:
             if self._differences and response.stream_context_bytes:
                 room = min(response.stream_context_bytes, CONTEXT_BYTES_MAX)
                 self._sender = Sender(room)
-        else:
-            self._outflow.grant(response.credit_frames)
+        self._outflow.grant(response.credit_frames, response.backlog_frames)
 
     def _take_receipts(self, outflow: Outflow, ack: IngestAck, now: float) -> list[tuple[int, int]]:
-        outflow.grant(ack.credit_frames)
+        outflow.grant(ack.credit_frames, ack.backlog_frames)
         outflow.heard(now)
         for refused in ack.refused:
             if outflow.settle(refused.sequence, refused.sequence, now):
@@ -332,7 +337,9 @@ class Conversation:
                 2 * self._report_retry_seconds, EVENTS_RETRY_SECONDS_MAX
             )
             return
-        raise SessionError(str(ended))
+        error = SessionError(str(ended))
+        error.retry_seconds = ended.retry_seconds
+        raise error
 
     def _take_refused_report(self, words: str) -> None:
         """One bad event must not hold up all others for ever: find it, one at a time."""

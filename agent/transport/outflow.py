@@ -24,6 +24,8 @@ BACKOFF_SECONDS_MIN = 0.5
 BACKOFF_SECONDS_MAX = 30.0
 #: After a refusal that trying again soon cannot change: between this and twice this.
 BACKOFF_REFUSED_SECONDS = 30.0
+#: However long an aggregator would have a fleet take to come back.
+FLEET_SECONDS_MAX = 120.0
 
 
 class Frames(Protocol):
@@ -57,6 +59,8 @@ class Outflow:
         self._backlog_after = 0
         self._backlog_last = self._live_after
         self._in_flight: set[int] = set()
+        self._late_in_flight: set[int] = set()  # those of them that are backlog
+        self.backlog_frames = 0
         self._waiting_since = now  # for a receipt, or a word that there is none yet
         self.credit_frames = CREDIT_FRAMES_DEFAULT
         self.grant(credit_frames)
@@ -90,10 +94,12 @@ class Outflow:
         """The aggregator spoke: it is there, though it may have nothing stored yet."""
         self._waiting_since = now
 
-    def grant(self, credit_frames: int) -> None:
-        """Take the aggregator's credit; 0 says nothing and leaves it as it was."""
+    def grant(self, credit_frames: int, backlog_frames: int = 0) -> None:
+        """Take the aggregator's credit; 0 says nothing and leaves it as it was. *backlog_frames*: how many
+        of it may be backlog; 0 where an aggregator says nothing of that."""
         if credit_frames > 0:
             self.credit_frames = min(credit_frames, CREDIT_FRAMES_MAX)
+        self.backlog_frames = backlog_frames
 
     def take(self, now: float, *, with_backlog: bool = True) -> list[Outgoing]:
         """Return what goes now, in order. It then counts as sent."""
@@ -103,6 +109,7 @@ class Outflow:
         self._in_flight.update([outgoing.sequence for outgoing in live])
         backlog = self._take_backlog(now) if with_backlog else []
         self._in_flight.update([outgoing.sequence for outgoing in backlog])
+        self._late_in_flight.update([outgoing.sequence for outgoing in backlog])
         return live + backlog
 
     def take_newest(self, now: float) -> Outgoing | None:
@@ -152,7 +159,10 @@ class Outflow:
         return [Outgoing(sequence, frame, backlog=True) for sequence, frame in rows]
 
     def _backlog_room(self) -> int:
-        return max(self.credit_frames // BACKLOG_CREDIT_SHARE, 1) - len(self._in_flight)
+        room = max(self.credit_frames // BACKLOG_CREDIT_SHARE, 1) - len(self._in_flight)
+        if self.backlog_frames:
+            room = min(room, self.backlog_frames - len(self._late_in_flight))
+        return room
 
     def _backlog_allowance(self, now: float) -> int:
         by_time = (now - self._paced_since) * self._live_hertz
@@ -167,6 +177,7 @@ class Outflow:
         settled = [sequence for sequence in self._in_flight if first <= sequence <= last]
         if settled:
             self._in_flight.difference_update(settled)
+            self._late_in_flight.difference_update(settled)
             self._waiting_since = now
         return joined((sequence, sequence) for sequence in settled)
 
@@ -185,21 +196,35 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 class Backoff:
     """Seconds to wait before the next attempt: exponential, with full jitter.
 
-    A thousand agents that lost one aggregator together must not come back together.
+    A thousand agents that lost one aggregator together must not come back together. So where it told
+    within how long the whole fleet is to come, the second attempt and all that follow are at this
+    host's own moment of so many seconds; the first is soon, for the loss may be ours alone.
     """
 
     def __init__(self, random_source: random.Random) -> None:
         self._random = random_source
         self._failures = 0
+        self._fleet_seconds = self._own_seconds = 0.0
+
+    def spread(self, host: str, fleet_seconds: float) -> None:
+        """Take within how long the fleet is to come back; our moment of it is by our name."""
+        self._fleet_seconds = min(fleet_seconds, FLEET_SECONDS_MAX)
+        self._own_seconds = self._fleet_seconds * random.Random(host).random()
 
     def succeeded(self) -> None:
         """The next failure is the first again."""
         self._failures = 0
 
-    def failed(self, *, refused: bool) -> float:
-        """Return how long to wait; *refused*: the aggregator said no to who we are."""
+    def failed(self, *, refused: bool, retry_seconds: float | None = None) -> float:
+        """Return how long to wait. *refused*: the aggregator said no to who we are; *retry_seconds*: it
+        said when to come."""
         if refused:
             return self._random.uniform(BACKOFF_REFUSED_SECONDS, 2 * BACKOFF_REFUSED_SECONDS)
+        if retry_seconds is not None:
+            return retry_seconds
         self._failures += 1
         doubled = BACKOFF_SECONDS_MIN * 2.0 ** min(self._failures, 16)
-        return self._random.uniform(BACKOFF_SECONDS_MIN, min(doubled, BACKOFF_SECONDS_MAX))
+        wait = self._random.uniform(BACKOFF_SECONDS_MIN, min(doubled, BACKOFF_SECONDS_MAX))
+        if self._failures > 1 and self._fleet_seconds:
+            return max(wait, self._own_seconds if self._failures == 2 else self._fleet_seconds)
+        return wait

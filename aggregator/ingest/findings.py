@@ -9,6 +9,8 @@ from ..verdicts import Finding
 
 #: A finding that is told by an occurrence, not by a state, ends when it has not occurred for so long.
 EXPIRES_SECONDS = 300
+#: In place of a host: what is wrong with the aggregator itself. No host has such a name.
+OURSELVES = "(aggregator)"
 _EXPIRES_NS = EXPIRES_SECONDS * 1_000_000_000
 
 Key = tuple[str, str, str]  # host, name, subject
@@ -37,6 +39,22 @@ class Findings:
             finding = self._told[key] = Finding(host, name, subject, words, now_ns)
             self._fleet.find(finding)
             self._news.append(finding)
+
+    def restore(self, finding: Finding, now_ns: int, *, expires: bool) -> None:
+        """Take over what was so before our restart, since when it was."""
+        key = finding.host, finding.name, finding.subject
+        if expires:
+            self._last_ns[key] = now_ns
+        self._told[key] = finding
+        self._fleet.find(finding)
+
+    def say_not_stored(self, words: str, now_ns: int) -> None:
+        """Say why nothing is stored; "" when all is. It is on record once the disk takes it."""
+        if words:
+            said = f"nothing is stored and nothing receipted: {words}; agents keep their readings"
+            self.find(OURSELVES, "store.failing", said, now_ns, expires=False)
+        else:
+            self.clear(OURSELVES, "store.failing", now_ns)
 
     def clear(self, host: str, name: str, now_ns: int, *, subject: str = "") -> None:
         """Say that something is no longer so. Nothing happens when it was not."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from ..store.journal import StoredEvent
 from ..store.records import HostRecord
 from ..store.store import Store
 from . import clocks
+from .clocklog import Heard
 from .clocks import HostClock
 from .findings import Findings
 from .registration import check_events, check_request
@@ -184,6 +185,11 @@ class Ingest:
             self.findings.find(host, "clock.offset", clocks.words(error), now_ns, expires=False)
         elif abs(error) < clocks.CLEAR_SECONDS_MAX:
             self.findings.clear(host, "clock.offset", now_ns)
+
+    def heard_clocks(self) -> Iterator[Heard]:
+        """Yield every host that spoke since our start, with its clocks."""
+        for host, clock in self._clocks.items():
+            yield Heard(host, clock, self.sessions.heard_ns(host))
 
     def submit(self, session: Session, good: Accepted, on_durable: Callable[[int], None]) -> bool:
         """Queue an accepted frame for the store. False: no room now."""

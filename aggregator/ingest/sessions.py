@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ..refusals import NameTaken, NoSession, TooMuch
 from ..store.rows import Foreign
 from .findings import Findings
+from .pace import HostPace
 
 #: After so long without a word of the incumbent, its name is free.
 SILENT_SECONDS = 60
@@ -28,6 +29,8 @@ class Session:
     streams: int = 0
     ended: bool = False
     foreign: Mapping[int, Foreign] = field(default_factory=dict[int, Foreign])
+    #: Of the host's late frames, kept when it registers again; made by its first stream.
+    pace: HostPace | None = None
 
     def silent(self, now_ns: int) -> bool:
         """Whether its name is free."""
@@ -69,9 +72,21 @@ class Sessions:
             raise NameTaken(self._two_of_one_name(incumbent, new, now_ns))
         self._look_for_clone(new, now_ns)
         if incumbent is not None:
+            new.pace = incumbent.pace
             self._end(incumbent)
         self._keep(new)
         return new
+
+    def speaks(self, host: str, run_id: bytes, boot_id: bytes, address: str) -> bool:
+        """Say whether this agent is registered on this connection: it only tells of a change."""
+        incumbent = self._by_host.get(host)
+        return incumbent is not None and _is_same(
+            incumbent, Session(host, run_id, boot_id, address, 0)
+        )
+
+    def heard_ns(self, host: str) -> int:
+        """Return when a host that registered last spoke."""
+        return self._by_host[host].heard_ns
 
     def get(self, token: str) -> Session:
         """Return the session of *token*. Raises NoSession."""

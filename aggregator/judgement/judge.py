@@ -97,6 +97,8 @@ STANDING_RULES = (
     "folded",
     *sorted({kind.rule.name for kind in rules_kernel.KINDS.values()}),
 )
+#: All of these: judging begins them and ends them.
+JUDGED_FINDINGS = frozenset((*FINDING_RULES, *STANDING_RULES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +125,14 @@ def judge(
     kin = _of_this_epoch(fleet, previous)
     before = before or (kin.before if kin else Before())
     waiting = before.waiting(fleet, now_ns)
-    frozen = outage(present) - waiting
+    listened = before.listened_seconds(present.silent_seconds, fleet, now_ns)
+    frozen = outage(present, listened) - waiting
     groups, failed = _look(present)
     symptoms = _by_host(groups)
     holds = _hold(present, symptoms, kin)
     silent = _by_host([rules_agent.silent_hosts(present, frozen)])
     hosts, before = carried(before, list(_score(present, holds, silent)), fleet, now_ns)
-    _report(fleet, holds, now_ns)
+    _report(fleet, holds, before, now_ns)
     degraded = (
         before.words(len(fleet), len(waiting), now_ns),
         _outage(len(frozen), len(fleet)),
@@ -170,9 +173,11 @@ def _look(present: Present) -> tuple[list[list[Symptom]], str]:
     return groups, "; ".join(failed)
 
 
-def outage(present: Present) -> frozenset[int]:
-    """Return the hosts that fell silent together, so many that the fault is more likely ours."""
-    silent = present.silent_seconds
+def outage(present: Present, silent: Floats) -> frozenset[int]:
+    """Return the hosts that fell silent together, so many that the fault is more likely ours.
+
+    *silent*: seconds, while we listened.
+    """
     hosts = np.flatnonzero(~present.awake & (silent <= OUTAGE_SECONDS_MAX) & ~present.ended)
     when = np.sort(silent[hosts])
     first = np.searchsorted(when, silent[hosts] - OUTAGE_WINDOW_SECONDS)
@@ -240,10 +245,13 @@ def _slowest(present: Present) -> Floats:
     return np.where(np.isfinite(slowest), slowest, np.nan)
 
 
-def _report(fleet: Fleet, holds: Mapping[int, Mapping[Key, Hold]], now_ns: int) -> None:
+def _report(
+    fleet: Fleet, holds: Mapping[int, Mapping[Key, Hold]], before: Before, now_ns: int
+) -> None:
     """Keep as findings what operators must act on; end, on record, those whose condition is gone.
 
-    A host that is silent keeps its own: nothing of it was looked at again.
+    A host that is silent keeps its own: nothing of it was looked at again. So does one that was heard
+    again only now, after a restart of ours.
     """
     standing: set[tuple[str, str, str]] = set()
     for host, held in holds.items():
@@ -255,9 +263,9 @@ def _report(fleet: Fleet, holds: Mapping[int, Mapping[Key, Hold]], now_ns: int) 
                 fleet.find(
                     Finding(fleet.names[host], name, subject, symptom.words, now_ns, 0, clears)
                 )
-    ours = {*FINDING_RULES, *STANDING_RULES}
-    for key in [k for k in fleet.findings if k[1] in ours and k not in standing]:
-        fleet.clear(*key)
+    for key in [k for k in fleet.findings if k[1] in JUDGED_FINDINGS and k not in standing]:
+        if not before.keeps(key, fleet, now_ns):
+            fleet.clear(*key)
 
 
 def finding_name(symptom: Symptom) -> str:

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+import numpy as np
+
+from ..fleet.arrays import Floats
 from ..fleet.fleet import Fleet
 from ..verdicts import SEVERITY, SIMULATED_SILENT_SECONDS_MAX, HostScore, State
 
@@ -16,6 +19,10 @@ from ..verdicts import SEVERITY, SIMULATED_SILENT_SECONDS_MAX, HostScore, State
 #: before it is better than it was: most symptoms need less to show again.
 SETTLED_SECONDS = 60
 _SETTLED_NS = SETTLED_SECONDS * 1_000_000_000
+
+#: So long a host is heard again before what was found of it and does not show is taken as gone: what
+#: travels on change is told anew within a minute, and some needs as long again to be believed.
+_LOOKED_AT_NS = 2 * _SETTLED_NS
 
 #: What a first frame disproves, or says nothing of.
 _PASSING = (State.HEALTHY, State.STALE, State.UNKNOWN)
@@ -27,12 +34,37 @@ class Before:
 
     restarted_ns: int = 0
     scores: Mapping[int, HostScore] = field(default_factory=dict[int, HostScore])
+    #: Judged findings of before: (host, name, subject).
+    findings: frozenset[tuple[str, str, str]] = frozenset()
 
     def waiting(self, fleet: Fleet, now_ns: int) -> frozenset[int]:
         """Return the hosts not heard again yet, for as long as that is our doing."""
         if now_ns - self.restarted_ns >= _SETTLED_NS:
             return frozenset()
         return frozenset(host for host in self.scores if not fleet.first_ns[host])
+
+    def keeps(self, key: tuple[str, str, str], fleet: Fleet, now_ns: int) -> bool:
+        """Say whether a finding of before stands though nothing shows it again yet."""
+        host = fleet.index.get(key[0])
+        if key not in self.findings or host is None:
+            return False
+        first_ns = int(fleet.first_ns[host])
+        return not first_ns or now_ns - first_ns < _LOOKED_AT_NS
+
+    def listened_seconds(self, silent_seconds: Floats, fleet: Fleet, now_ns: int) -> Floats:
+        """Return for how long each host has been silent while we listened: of those that spoke before
+        our restart and not since, no longer than that."""
+        lost = [
+            host
+            for host, score in self.scores.items()
+            if not fleet.first_ns[host] and score.state is not State.STALE
+        ]
+        if not lost:
+            return silent_seconds
+        listened = silent_seconds.copy()
+        since_restart = (now_ns - self.restarted_ns) / 1e9
+        listened[lost] = np.minimum(listened[lost], since_restart)
+        return listened
 
     def words(self, hosts: int, waiting: int, now_ns: int) -> str:
         """Say what is not of now; empty once nothing is, or its silence is the host's own."""
@@ -55,9 +87,8 @@ def restore(fleet: Fleet, last: Iterable[tuple[HostScore, int]], now_ns: int) ->
         silent_seconds = (now_ns - score.heard_ns) / 1e9
         if score.simulated and silent_seconds > SIMULATED_SILENT_SECONDS_MAX:
             continue
-        host = fleet.restore(
-            score.host, simulated=score.simulated, gpus=gpus, heard_ns=score.heard_ns
-        )
+        heard_ns = min(score.heard_ns, now_ns)  # our clock may have been set back
+        host = fleet.restore(score.host, simulated=score.simulated, gpus=gpus, heard_ns=heard_ns)
         scores[host] = replace(score, node_index=host)
     return Before(now_ns, scores)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..refusals import (
     NotAllowed,
     NotFound,
     NotReady,
+    NotYet,
     OutOfDate,
     Refusal,
     StreamRefused,
@@ -33,6 +35,7 @@ STATUS: dict[type[Refusal], grpc.StatusCode] = {
     NotFound: grpc.StatusCode.NOT_FOUND,
     OutOfDate: grpc.StatusCode.FAILED_PRECONDITION,
     TooMuch: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    NotYet: grpc.StatusCode.RESOURCE_EXHAUSTED,
     NotReady: grpc.StatusCode.UNAVAILABLE,
     StreamRefused: grpc.StatusCode.INVALID_ARGUMENT,
     DifferencesLost: grpc.StatusCode.DATA_LOSS,
@@ -68,6 +71,11 @@ class Errors(grpc.aio.ServerInterceptor):
         )
 
 
+def pushback(seconds: float) -> tuple[tuple[str, str], ...]:
+    """Return the trailing metadata that tells when to try again (gRFC A6)."""
+    return (("grpc-retry-pushback-ms", str(math.ceil(seconds * 1000))),)
+
+
 def serialised(serializer: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     """Return *serializer*, but a reply that is bytes already (made once per snapshot) as it is."""
     return lambda reply: reply if isinstance(reply, bytes) else serializer(reply)
@@ -80,7 +88,8 @@ def translated(handler: Handler) -> Handler:
         try:
             return await handler(request, context)
         except Refusal as refusal:
-            await context.abort(STATUS[type(refusal)], str(refusal))
+            trailers = () if refusal.retry_seconds is None else pushback(refusal.retry_seconds)
+            await context.abort(STATUS[type(refusal)], str(refusal), trailers)
         except grpc.aio.AbortError:
             raise
         except Exception as error:

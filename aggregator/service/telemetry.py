@@ -15,13 +15,15 @@ from ...fingerprints.wire import telemetry_pb2 as wire
 from ...fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceServicer
 from ..ingest.intake import Accepted, Ingest
 from ..ingest.sessions import Session
-from ..refusals import NoSession, NotReady, StreamRefused
+from ..refusals import NoSession, NotReady, Refusal, StreamRefused
 from ..store.ledger import RangeSet
+from .errors import pushback
+from .turns import Turns
 
 #: After so many refused frames in a row the stream is closed with words.
 REFUSED_IN_ROW_MAX = 32
-#: While the store's queue is full, a stream looks for room this often and reads nothing.
-ROOM_SECONDS = 0.05
+#: While receipts are not read, a stream looks this often whether they are, and reads nothing.
+UNREAD_SECONDS = 0.05
 #: Receipts and refusals that a stream's agent does not read; with so many it is read no further either.
 UNREAD_MAX = 8192
 #: A closed stream's last receipts are waited for at most this long.
@@ -32,17 +34,24 @@ class TelemetryService(TelemetryServiceServicer):
     """How agents speak to the ingest."""
 
     def __init__(
-        self, ingest: Ingest, permit: Callable[[], wire.Permit | None] = lambda: None
+        self,
+        ingest: Ingest,
+        turns: Turns,
+        permit: Callable[[], wire.Permit | None] = lambda: None,
     ) -> None:
         """*permit*: what each answer gives the host leave to; None takes it back."""
-        self._ingest, self._permit = ingest, permit
+        self._ingest, self._turns, self._permit = ingest, turns, permit
         self._streams: set[Stream] = set()
 
     async def RegisterNode(
         self, request: wire.RegisterNodeRequest, context: Any
     ) -> wire.RegisterNodeResponse:
         """Who speaks, and what its signal ids mean."""
-        response = self._ingest.register(request, _address(context.peer()))
+        address = _address(context.peer())
+        self._turns.admit(request, address)
+        response = self._ingest.register(request, address)
+        response.reconnect_seconds = self._turns.reconnect_seconds
+        response.backlog_frames = self._turns.backlog_frames
         if permit := self._permit():
             response.permit.CopyFrom(permit)
         return response
@@ -58,24 +67,29 @@ class TelemetryService(TelemetryServiceServicer):
     ) -> None:
         """Frames in, receipts out."""
         session = self._session(context)
-        stream = Stream(self._ingest, session, self._permit)
+        stream = Stream(self._ingest, session, self._turns, self._permit)
         self._streams.add(stream)
+        self._turns.streams.add(stream)
         session.streams += 1
         try:
             await stream.run(request_iterator, context)
         finally:
             session.streams -= 1
             self._streams.discard(stream)
+            self._turns.leave(stream)
+        if self._turns.stopping:
+            context.set_trailing_metadata(pushback(self._turns.retry_seconds(session.host)))
 
     def stop_reading(self) -> None:
-        """Read no further frames; each stream ends once its last receipt is sent."""
+        """Read no further frames; each stream ends once its last receipt is sent, told when to come back."""
+        self._turns.stop()
         for stream in self._streams:
             stream.stop_reading()
 
     def say_not_stored(self) -> None:
         """Tell every agent that it is heard though nothing can be stored: it goes on, and keeps all."""
         for stream in self._streams:
-            stream.say_not_stored()
+            stream.say_heard()
 
     def _session(self, context: Any) -> Session:
         for key, value in context.invocation_metadata() or ():
@@ -88,11 +102,23 @@ class Stream:
     """One stream: a task that reads, and a loop that writes what the reader and the store tell."""
 
     def __init__(
-        self, ingest: Ingest, session: Session, permit: Callable[[], wire.Permit | None]
+        self,
+        ingest: Ingest,
+        session: Session,
+        turns: Turns,
+        permit: Callable[[], wire.Permit | None],
     ) -> None:
-        self._ingest, self._permit = ingest, permit
+        self._ingest, self._turns, self._permit = ingest, turns, permit
         self._session = session
         self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
+        if session.pace is None:
+            session.pace = turns.pace(now)
+        #: How fast the host's late frames are taken.
+        self.pace = session.pace
+        self._spoke = now
+        self._failure: Refusal | None = None  # of a late frame
+        self._late_passed_over = 0  # for which there was no room to wait
         self._wake = asyncio.Event()
         self._waking = False
         self._durable: deque[int] = deque()  # filled by the writer thread, emptied by the loop
@@ -112,6 +138,8 @@ class Stream:
             while not self._reader.done():
                 await self._wake.wait()
                 await self._answer(context)
+                if self._failure is not None:
+                    raise self._failure
             async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
                 while self._unreceipted or self._refused:
                     await self._answer(context)
@@ -129,23 +157,67 @@ class Stream:
         if self._reader is not None:
             self._reader.cancel()
 
-    def say_not_stored(self) -> None:
+    def say_heard(self) -> None:
         """Send credit without a receipt soon."""
         self._say_heard = True
         self._wake.set()
 
+    def quiet_since(self, since: float) -> bool:
+        """Say whether the agent waits for receipts and had no word since then."""
+        waits = self._unreceipted > 0 or self._turns.late.waits(self)
+        return waits and self._spoke <= since
+
     async def _read(self, requests: AsyncIterator[wire.TelemetryBatch]) -> None:
         async for message in requests:
             while len(self._refused) + self._unreceipted >= UNREAD_MAX:
-                await asyncio.sleep(ROOM_SECONDS)
-            try:
-                good = self._ingest.accept(self._session, message, self._differences)
-            except FrameError as error:
-                self._refuse(message.sequence, str(error))
+                await asyncio.sleep(UNREAD_SECONDS)
+            if message.backlog:
+                self._hold(message)
                 continue
-            self._refused_in_row = 0
-            if await self._submit(good):
+            self.pace.live_frames += 1
+            if (good := self._accept(message)) is not None and await self._submit(good):
                 self._unreceipted += 1
+
+    def _accept(self, message: wire.TelemetryBatch) -> Accepted | None:
+        """Return what is good of a message; None: it was refused."""
+        try:
+            good = self._ingest.accept(self._session, message, self._differences)
+        except FrameError as error:
+            self._refuse(message.sequence, str(error))
+            return None
+        self._refused_in_row = 0
+        return good
+
+    def _hold(self, message: wire.TelemetryBatch) -> None:
+        """Let a late frame wait for its turn, so that the live ones behind it do not."""
+        if message.differences:
+            self._refuse(message.sequence, "a late frame goes whole, not as differences")
+        elif not self._turns.late.hold(self, message):
+            self._late_passed_over += 1
+        elif self._late_passed_over and not self._turns.late.pressed:
+            raise self._again(
+                f"{self._late_passed_over} late frames came when no more could wait: send them again"
+            )
+
+    def take_late(self, message: wire.TelemetryBatch) -> bool:
+        """Take a late frame whose turn it is. False: the store has no room for it now."""
+        try:
+            good = self._accept(message)
+        except Refusal as refusal:
+            self._failure = refusal
+            self._wake.set()
+            return True
+        if good is None:
+            return True
+        stored = self._ingest.submit(self._session, good, self.durable)
+        self._unreceipted += stored
+        return stored
+
+    def _again(self, words: str) -> NotReady:
+        """Return what ends the stream, so that its agent sends again what has no receipt."""
+        refusal = NotReady(words)
+        refusal.retry_seconds = self._turns.retry_seconds(self._session.host)
+        return refusal
 
     async def _submit(self, good: Accepted) -> bool:
         """Queue a frame, once there is room. False: there will be none while the disk is full.
@@ -154,14 +226,14 @@ class Stream:
         which it is made to open once frames are stored again.
         """
         if self._passed_over and self._ingest.storing:
-            raise NotReady(
+            raise self._again(
                 f"frames are stored again; {self._passed_over} were judged only: send them again"
             )
         while not self._ingest.submit(self._session, good, self.durable):
             if not self._ingest.storing:
                 self._passed_over += 1
                 return False
-            await asyncio.sleep(ROOM_SECONDS)
+            await self._turns.room()
         return True
 
     def _refuse(self, sequence: int, reason: str) -> None:
@@ -190,19 +262,22 @@ class Stream:
         heard, self._say_heard = self._say_heard, False
         if not ranges and not refused and not heard:
             return
+        self._spoke = self._loop.time()
         await context.write(
             wire.IngestAck(
                 durable=ranges,
                 refused=refused,
                 credit_frames=self._credit_frames(),
                 permit=self._permit(),
+                reconnect_seconds=self._turns.reconnect_seconds,
+                backlog_frames=self._turns.backlog_frames,
             )
         )
 
     def _credit_frames(self) -> int:
         """While nothing is stored, what has no receipt does not count: judging needs live frames."""
         if self._ingest.storing:
-            return self._ingest.credit_frames
+            return self._turns.credit_frames
         return self._unreceipted + self._passed_over + self._ingest.credit_frames_max
 
     def _receipts(self) -> list[wire.SequenceRange]:

@@ -138,6 +138,7 @@ _COPIES: tuple[tuple[str, str, int], ...] = (
     ("hosts", "FROM hosts", 0),
     ("devices", "FROM devices LIMIT 2000000", 0),
     ("signals", "FROM signals", 0),
+    ("clocks", "FROM clocks", 0),
     ("scores", "FROM scores WHERE time > make_timestamp(?) LIMIT 1000000", SCORES_SECONDS),
     ("evidence", "FROM evidence WHERE time > make_timestamp(?) LIMIT 1000000", SCORES_SECONDS),
     (

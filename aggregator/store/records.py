@@ -153,6 +153,13 @@ ScoreOf = tuple[Snapshot, HostScore]
 LastScore = tuple[HostScore, int]
 
 
+def of_snapshot(snapshot: Snapshot, chosen: Iterable[HostScore]) -> list[ScoreOf]:
+    """Return *chosen* with what is stored of their snapshot, and no more: while a disk is full they wait, and
+    each second's judgement of a whole fleet would wait with them (6 MB of 10,000 hosts)."""
+    head = Snapshot(snapshot.version, snapshot.computed_ns, snapshot.horizon_seconds, ())
+    return [(head, one) for one in chosen]
+
+
 def scores(judged: Iterable[ScoreOf]) -> Any:
     """Rows of `scores`."""
     return table(
@@ -188,29 +195,34 @@ def evidence(judged: Iterable[ScoreOf]) -> Any:
     )  # fmt: skip
 
 
-#: Each host's last score if the host was heard since ?: with its GPUs, its evidence, strongest first,
-#: and when it was last heard (its readings tell that better than its score, which may be minutes old).
-#: The parameter, microseconds since 1970, comes twice.
+#: Each host's last score: with its GPUs, its evidence, strongest first, and when it was last heard (its
+#: readings tell that better than its score, which may be minutes old). Of the store's last hour and last
+#: minutes only, so that a year of history costs a start nothing. Parameters, microseconds since 1970: of
+#: readings and of scores those since then, and of hosts those heard since then.
 LAST_SCORES = """
 WITH heard AS (
     SELECT host, max(time) AS heard
     FROM (
         SELECT host, time FROM readings.host_1s UNION ALL SELECT host, time FROM readings.collector_10s
     )
-    WHERE time > make_timestamp(?) GROUP BY host
+    WHERE time > make_timestamp($readings) GROUP BY host
+),
+last AS (
+    FROM main.scores WHERE time > make_timestamp($scores)
+    QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC, version DESC) = 1
 ),
 gpus AS (SELECT host, count(*) AS gpus FROM devices WHERE kind = 'gpu' GROUP BY host),
 because AS (
     SELECT host, time, version, list(e ORDER BY e.score_delta, e.log_hazard_delta DESC) AS evidence
-    FROM evidence AS e GROUP BY ALL
+    FROM evidence AS e WHERE time > make_timestamp($scores) GROUP BY ALL
 )
 SELECT
     s.* EXCLUDE (heard, time), greatest(s.heard, h.heard) AS heard, coalesce(gpus, 0) AS gpus,
     coalesce(evidence, []) AS evidence
-FROM ops.scores_now AS s
+FROM last AS s
 LEFT JOIN heard AS h USING (host) LEFT JOIN gpus USING (host)
 LEFT JOIN because AS b USING (host, time, version)
-WHERE greatest(s.heard, h.heard) > make_timestamp(?)
+WHERE greatest(s.heard, h.heard) > make_timestamp($hosts)
 ORDER BY node_index, host
 """
 

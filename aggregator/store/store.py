@@ -21,6 +21,7 @@ import duckdb
 from ...fingerprints.frames import Frame
 from ..config import AggregatorConfig
 from ..verdicts import Finding, HostScore, Snapshot
+from . import records
 from .journal import EventJournal, StoredEvent
 from .opsfile import OpsFile
 from .records import HostRecord
@@ -37,12 +38,14 @@ T = TypeVar("T")
 RETRY_SECONDS = 1.0
 #: Judgements that wait while the disk is full; older ones go first, and are counted.
 SCORES_WAITING_MAX = 100_000
+#: Findings that wait, come and gone; the oldest go first, and are counted.
+FINDINGS_WAITING_MAX = 20_000
 #: Events that wait while the disk is full; then ReportEvents is refused.
 EVENTS_WAITING_MAX = 100_000
 #: At the start, events of the last day are read again, so that a restart forgets no fault.
 EVENTS_AGAIN_SECONDS, EVENTS_AGAIN_MAX = 86_400, 100_000
-#: At the start, the scores of hosts that were heard within this are read again.
-SCORES_AGAIN_SECONDS = 3600
+#: At the start, the scores of hosts are read again that were heard within this before the last score of all.
+SCORES_AGAIN_SECONDS = 86_400
 
 #: Failures of a commit that pass when the machine does better. Others are of what is in it.
 OF_THE_MACHINE = (
@@ -102,6 +105,8 @@ class Store:
         self._ops_failing = ""
         #: Judgements left out because too many waited.
         self.dropped_scores = 0
+        #: Findings left out because too many waited.
+        self.dropped_findings = 0
         #: Frames that could not be stored for what is in them.
         self.set_aside_frames = 0
         self._threads = [
@@ -126,9 +131,9 @@ class Store:
         self.known_hosts = self._writer.known_hosts()
         self.recent_events = self._writer.recent_events(since_ns, EVENTS_AGAIN_MAX)
         self.recent_events += self._journal.replayed
-        self.last_scores = self._writer.last_scores(now_ns - SCORES_AGAIN_SECONDS * 1_000_000_000)
+        self.last_scores = self._writer.last_scores(SCORES_AGAIN_SECONDS)
         self.cleared_findings = self._writer.cleared_findings()
-        self._writer.clear_findings(now_ns)
+        self.open_findings = self._writer.open_findings()
         self._pending.events += self._journal.replayed
         self._pending.journal_position = self._journal.position
 
@@ -223,7 +228,7 @@ class Store:
         """Queue judgements with their evidence."""
         with self._change:
             scores = self._pending.scores
-            scores += [(snapshot, one) for one in changed]
+            scores += records.of_snapshot(snapshot, changed)
             over = len(scores) - SCORES_WAITING_MAX
             if over > 0:
                 del scores[:over]
@@ -235,6 +240,9 @@ class Store:
         with self._change:
             for one in findings:
                 self._pending.findings[one.host, one.name, one.subject, one.since_ns] = one
+            while len(self._pending.findings) > FINDINGS_WAITING_MAX:
+                self._pending.findings.pop(next(iter(self._pending.findings)))
+                self.dropped_findings += 1
             self._change.notify_all()
 
     def in_transaction(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 RECEIVED_ROWS_MAX = 100_000
 
 #: Why a finding was cleared that nobody looked at again.
-_STARTED = "the aggregator started again; what is still so is found anew"
+NOT_LOOKED_AT = "the aggregator started again; what is still so is found anew"
 
 OnDurable = Callable[[int], None]
 
@@ -134,19 +134,27 @@ class Writer:
         ).fetchall()
         return [_event(*row) for row in rows[::-1]]
 
-    def last_scores(self, since_ns: int) -> list[LastScore]:
-        """Return the last score of every host that was heard since then."""
-        since_us = since_ns // 1000
-        found = self._connection.execute(records.LAST_SCORES, [since_us, since_us])
+    def last_scores(self, heard_seconds: int) -> list[LastScore]:
+        """Return every host's last score, of those that were heard within so long before the last of all."""
+        newest = self._connection.execute("SELECT epoch_us(max(time)) FROM scores").fetchone()
+        if newest is None or newest[0] is None:
+            return []
+        back = {"readings": 600, "scores": 3600, "hosts": heard_seconds}
+        since = {name: newest[0] - seconds * 1_000_000 for name, seconds in back.items()}
+        found = self._connection.execute(records.LAST_SCORES, since)
         names = [column[0] for column in found.description or ()]
         return [records.last_score(dict(zip(names, row, strict=True))) for row in found.fetchall()]
 
-    def clear_findings(self, now_ns: int) -> None:
-        """Clear what an earlier process found; what is still so is found again."""
-        self._connection.execute(
-            "UPDATE findings SET cleared = make_timestamp(?), clears_when = ? WHERE cleared IS NULL",
-            [now_ns // 1000, _STARTED],
-        )
+    def open_findings(self) -> list[Finding]:
+        """Return what an earlier process found and did not clear."""
+        rows = self._connection.execute(
+            "SELECT host, name, subject, words, epoch_us(since), clears_when FROM findings "
+            "WHERE cleared IS NULL ORDER BY since"
+        ).fetchall()
+        return [
+            Finding(host, name, subject, words, since_us * 1000, 0, clears or "")
+            for host, name, subject, words, since_us, clears in rows
+        ]
 
     def cleared_findings(self) -> dict[str, list[tuple[str, int]]]:
         """Return host -> (subject, when it was cleared) of what was looked at again and was gone."""
@@ -156,7 +164,7 @@ class Writer:
         ).fetchall()
         found: dict[str, list[tuple[str, int]]] = {}
         for host, subject, cleared_us, clears_when in rows:
-            if cleared_us is not None and clears_when != _STARTED:
+            if cleared_us is not None and clears_when != NOT_LOOKED_AT:
                 found.setdefault(host, []).append((subject, cleared_us * 1000))
         return found
 

@@ -71,20 +71,24 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., key: _Optional[str] = ..., attributes: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RegisterNodeResponse(_message.Message):
-    __slots__ = ("node", "node_index", "session", "credit_frames", "permit", "stream_context_bytes")
+    __slots__ = ("node", "node_index", "session", "credit_frames", "permit", "reconnect_seconds", "backlog_frames", "stream_context_bytes")
     NODE_FIELD_NUMBER: _ClassVar[int]
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FRAMES_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
+    RECONNECT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FRAMES_FIELD_NUMBER: _ClassVar[int]
     STREAM_CONTEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
     node: str
     node_index: int
     session: str
     credit_frames: int
     permit: Permit
+    reconnect_seconds: int
+    backlog_frames: int
     stream_context_bytes: int
-    def __init__(self, node: _Optional[str] = ..., node_index: _Optional[int] = ..., session: _Optional[str] = ..., credit_frames: _Optional[int] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ..., stream_context_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., node_index: _Optional[int] = ..., session: _Optional[str] = ..., credit_frames: _Optional[int] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ..., reconnect_seconds: _Optional[int] = ..., backlog_frames: _Optional[int] = ..., stream_context_bytes: _Optional[int] = ...) -> None: ...
 
 class Permit(_message.Message):
     __slots__ = ("seconds", "reason")
@@ -123,16 +127,20 @@ class RefusedFrame(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class IngestAck(_message.Message):
-    __slots__ = ("durable", "refused", "credit_frames", "permit")
+    __slots__ = ("durable", "refused", "credit_frames", "permit", "reconnect_seconds", "backlog_frames")
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FRAMES_FIELD_NUMBER: _ClassVar[int]
     PERMIT_FIELD_NUMBER: _ClassVar[int]
+    RECONNECT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FRAMES_FIELD_NUMBER: _ClassVar[int]
     durable: _containers.RepeatedCompositeFieldContainer[SequenceRange]
     refused: _containers.RepeatedCompositeFieldContainer[RefusedFrame]
     credit_frames: int
     permit: Permit
-    def __init__(self, durable: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedFrame, _Mapping]]] = ..., credit_frames: _Optional[int] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ...) -> None: ...
+    reconnect_seconds: int
+    backlog_frames: int
+    def __init__(self, durable: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedFrame, _Mapping]]] = ..., credit_frames: _Optional[int] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ..., reconnect_seconds: _Optional[int] = ..., backlog_frames: _Optional[int] = ...) -> None: ...
 
 class HealthEvent(_message.Message):
     __slots__ = ("event_id", "device_kind", "device", "name", "code", "message", "boottime_ns", "wall_time_ns", "revision", "count", "last_boottime_ns", "forms", "forms_count", "process_id", "process_name", "attributes", "boot_id")

@@ -9,7 +9,7 @@ import pytest
 
 from gangline.agent.spool.events import EventQueue
 from gangline.agent.spool.spool import Spool
-from gangline.agent.transport.calls import SessionError
+from gangline.agent.transport.calls import RETRY_SECONDS_MAX, SessionError
 from gangline.agent.transport.conversation import (
     ANSWER_SECONDS_MAX,
     RECEIPT_SECONDS_MAX,
@@ -368,3 +368,39 @@ def test_at_rest_the_newest_frame_goes_if_it_is_all_there_is(talk: Talk) -> None
     talk.append(1)
     assert talk.conversation.step_at_rest(5.0) == b"", "an event waits"
     assert talk.frames() == [2, 1, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("0", 0.0),
+        ("2500", 2.5),
+        ("999999999", RETRY_SECONDS_MAX),
+        ("1000000000", None),  # no number that we would believe
+        ("-1", None),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_an_end_says_when_to_come_back(talk: Talk, said: str, wanted: float | None) -> None:
+    """An aggregator with ten thousand agents at its door: each has its turn. What it says is a stranger's word."""
+    talk.step(0.0)
+    trailers = [("grpc-status", "8"), ("grpc-message", "later"), ("grpc-retry-pushback-ms", said)]
+    reply = talk.server.answer(REGISTRATION, [*HEAD, *trailers])
+    with pytest.raises(SessionError, match="later") as error:
+        talk.conversation.receive(reply, 0.0)
+    assert error.value.retry_seconds == wanted
+
+
+def test_within_how_long_a_fleet_comes_back_is_kept(talk: Talk) -> None:
+    """Told with the registration and with each receipt: the fleet may have grown since."""
+    talk.registered(0.0)
+    assert (talk.conversation.host, talk.conversation.reconnect_seconds) == ("", 0.0)
+    ack = IngestAck(reconnect_seconds=33, backlog_frames=1)
+    reply = talk.server.answer(STREAM, HEAD, end=False)
+    reply += talk.server.answer(STREAM, framed(ack.SerializeToString()), end=False)
+    talk.conversation.receive(reply, 1.0)
+    assert talk.conversation.reconnect_seconds == 33.0
+    talk.append(3)
+    talk.step(2.0)
+    assert talk.frames() == [1, 2, 3]  # live ones

@@ -216,3 +216,47 @@ def test_what_waits_after_a_long_rest_goes_at_its_pace() -> None:
     for _ in range(LIVE_FRAMES_MAX + 10):
         frames.append()
     assert len(outflow.take(100.0)) <= 1 + BACKLOG_RATE_RATIO
+
+
+def test_backlog_keeps_to_what_the_aggregator_grants_it(spool: Spool) -> None:
+    """Ten thousand hosts catch up at once, and the aggregator tells each to have one late frame on its way."""
+    add(spool, 20)
+    outflow = Outflow(spool, 64, live_hertz=1.0, now=0.0)
+    outflow.grant(64, 2)
+    assert [s for s, _ in sent(outflow, 30.0)] == [1, 2]
+    add(spool, 3)  # live ones go all the same
+    assert [s for s, _ in sent(outflow, 31.0)] == [21, 22, 23]
+    assert outflow.settle(21, 23, 31.0) == [(21, 23)]
+    assert sent(outflow, 32.0) == []
+    outflow.settle(1, 1, 32.0)
+    assert [s for s, _ in sent(outflow, 33.0)] == [3]
+    outflow.grant(64, 0)  # an aggregator that says nothing of it: half of the credit
+    assert len(sent(outflow, 34.0)) == 17
+
+
+def test_a_fleet_comes_back_spread_by_its_names() -> None:
+    """kill -9 of the aggregator: its ten thousand agents all see it in the same moment."""
+
+    def attempts(host: str, fleet_seconds: float) -> list[float]:
+        backoff = Backoff(random.Random(host))
+        backoff.spread(host, fleet_seconds)
+        return [backoff.failed(refused=False) for _ in range(6)]
+
+    hosts = [f"host-{n}" for n in range(1000)]
+    waits = [attempts(host, 40.0) for host in hosts]
+    assert all(wait[0] <= 2 * BACKOFF_SECONDS_MIN for wait in waits)  # the loss may be ours alone
+    second = sorted(wait[1] for wait in waits)
+    assert second[500] > 18.0 and second[-1] <= 40.0
+    assert all(wait[2:] == [40.0] * 4 for wait in waits)
+    tenths = [sum(k <= wait / 4 < k + 1 for wait in second) for k in range(10)]
+    assert max(tenths) < 150
+    assert attempts("host-1", 40.0) == attempts("host-1", 40.0)
+    assert max(attempts("host-1", 0.0)[:3]) <= 4.0  # alone: its own back-off
+
+
+def test_an_aggregator_that_says_when_is_heeded() -> None:
+    """It knows how many come, and gave this one its turn."""
+    backoff = Backoff(random.Random(1))
+    assert backoff.failed(refused=False, retry_seconds=12.5) == 12.5
+    assert backoff.failed(refused=False) <= 2 * BACKOFF_SECONDS_MIN  # that was no failure
+    assert backoff.failed(refused=True, retry_seconds=1.0) >= BACKOFF_REFUSED_SECONDS

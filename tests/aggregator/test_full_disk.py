@@ -161,6 +161,10 @@ def test_a_full_disk_is_said_and_events_are_judged(
     assert said.count("ERROR not storing") == 1 and said.count("storing again") == 1
     assert lab.rows("SELECT event_id FROM events") == [("e1",)]
     assert lab.rows("SELECT count(*), count(DISTINCT power_watts) FROM readings.gpu_1s") == [(6, 3)]
+    [(host, words, cleared)] = lab.rows(
+        "SELECT host, words, cleared > since FROM findings WHERE name = 'store.failing'"
+    )
+    assert host == "(aggregator)" and "nothing is stored and nothing receipted" in words and cleared
 
 
 def test_more_than_memory_holds_is_judged_and_sent_again(

@@ -28,6 +28,12 @@ class World:
         self.port = free_port()
         address = f"127.0.0.1:{self.port}"
         data = ["--data", str(place / "aggregator"), "--listen", address]
+        data += [
+            "--set",
+            "backlog_frames_per_second=1000",
+            "--set",
+            "commit_seconds=0.1",
+        ]  # the sender's second is a hundredth
         self.aggregator = Process(["aggregator", *data], place / "aggregator.log")
         spool = sender.pop("folder", str(place))
         more = [word for key, value in sender.items() for word in (f"--{key}", value)]

@@ -1,0 +1,198 @@
+"""How fast late frames and returning agents are taken: decisions, with the time in hand."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator.ingest.pace import (
+    BACKLOG_RATE_RATIO,
+    BURST_FRAMES,
+    FLEET_HERTZ,
+    FLEET_HERTZ_MAX,
+    FLEET_HERTZ_MIN,
+    LAG_SECONDS_MAX,
+    RECONNECT_SECONDS_MAX,
+    TURN_SECONDS,
+    WAITING_FRAMES_MAX,
+    Admission,
+    FleetPace,
+    HostPace,
+    Late,
+    Spread,
+    share,
+)
+from gangline.fingerprints.wire.telemetry_pb2 import TelemetryBatch
+
+#: Late frames a second of a host that is paced by time.
+HERTZ = 2.0
+
+
+class Lane:
+    """A stream: what it took, and whether the store has room."""
+
+    def __init__(self) -> None:
+        self.pace = HostPace(HERTZ, 0.0)
+        self.taken: list[int] = []
+        self.room = True
+
+    def take_late(self, message: TelemetryBatch) -> bool:
+        if self.room:
+            self.taken.append(message.sequence)
+        return self.room
+
+
+def message(sequence: int, size_bytes: int = 100) -> TelemetryBatch:
+    return TelemetryBatch(sequence=sequence, frame=bytes(size_bytes), backlog=True)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(0, 9), st.integers(0, 40)), max_size=60),
+)
+def test_no_host_sends_its_past_faster_than_twice_its_present(
+    steps: list[tuple[float, int, int]],
+) -> None:
+    """Whatever an agent does: what is taken of its backlog is bounded by its live frames or by time."""
+    pace, now, live, taken = HostPace(HERTZ, 0.0), 0.0, 0, 0
+    for seconds, frames, late in steps:
+        now += seconds
+        live += frames
+        pace.live_frames += frames
+        for _ in range(late):
+            if pace.allows(now):
+                pace.take()
+                taken += 1
+        assert taken <= BURST_FRAMES + BACKLOG_RATE_RATIO * live + HERTZ * now
+
+
+def test_an_agent_that_keeps_its_own_pace_is_never_held() -> None:
+    """Two late frames with each live one, as agents of today and of before send them."""
+    pace = HostPace(HERTZ, 0.0)
+    for second in range(3600):
+        pace.live_frames += 1
+        for _ in range(2):
+            assert pace.allows(float(second))
+            pace.take()
+
+
+def test_what_was_not_used_is_not_saved_up() -> None:
+    """A host without backlog for a day has no right to a burst of a day."""
+    pace = HostPace(HERTZ, 0.0)
+    pace.live_frames += 86_400
+    taken = 0
+    while pace.allows(86_400.0):
+        pace.take()
+        taken += 1
+    assert taken == BURST_FRAMES
+
+
+def test_a_fleet_sends_less_of_its_past_while_its_present_suffers() -> None:
+    """An hour's outage of a switch: 2,000 hosts come back at once, and receipts came after half a minute."""
+    pace = FleetPace(0.0)
+    assert pace.step(0.1, 0.0, 1.0) == int((FLEET_HERTZ + 50) * 0.1)
+    pace.took(10**6)
+    for tick in range(2, 12):  # the loop is late, or the queue half full
+        lag, room = (2 * LAG_SECONDS_MAX, 1.0) if tick % 2 else (0.0, 0.4)
+        before = pace.hertz
+        assert pace.step(tick / 10, lag, room) <= before / 2 * 0.11 or before == FLEET_HERTZ_MIN
+    assert pace.hertz == FLEET_HERTZ_MIN
+    for second in range(2, 200):
+        pace.step(float(second), 0.0, 0.9)
+    assert pace.hertz == FLEET_HERTZ_MAX
+
+
+def test_late_frames_go_in_rounds_each_in_its_order() -> None:
+    """One host with much to tell does not come before a hundred with little."""
+    late, lanes = Late(1 << 20, 0.0), [Lane() for _ in range(3)]
+    for sequence in range(6):
+        for lane in lanes[: 1 if sequence > 1 else 3]:
+            assert late.hold(lane, message(sequence))
+    late.fleet.hertz = 30.0
+    late.step(0.1, 0.0, 1.0)  # 80 * 0.1: the rate has risen
+    assert [lane.taken for lane in lanes] == [[0, 1, 2, 3], [0, 1], [0, 1]]
+    late.step(10.0, 0.0, 1.0)
+    assert lanes[0].taken == list(range(6))
+    assert (late.waiting_frames, late.waiting_bytes) == (0, 0) and not late.waits(lanes[0])
+
+
+def test_late_frames_beyond_their_room_are_not_taken_into_memory() -> None:
+    """A hostile agent says of all that it sends that it is of yesterday, at full speed."""
+    late, one, other = Late(10_000, 0.0), Lane(), Lane()
+    taken = sum(late.hold(one, message(n)) for n in range(1000))
+    assert taken == 10_000 // (100 + 256) and late.pressed
+    assert late.waiting_bytes <= 10_000 and late.passed_over_frames == 1000 - taken
+    late.drop(one)
+    assert (late.waiting_frames, late.waiting_bytes, late.pressed) == (0, 0, False)
+    roomy = Late(1 << 30, 0.0)
+    assert sum(roomy.hold(other, message(n)) for n in range(1000)) == WAITING_FRAMES_MAX
+
+
+def test_a_full_store_lets_late_frames_wait() -> None:
+    """Nothing of them is lost, and none goes before the one that had no room."""
+    late, lane = Late(1 << 20, 0.0), Lane()
+    late.hold(lane, message(1))
+    late.hold(lane, message(2))
+    lane.room = False
+    late.step(1.0, 0.0, 1.0)
+    assert lane.taken == [] and late.waiting_frames == 2
+    lane.room = True
+    late.step(2.0, 0.0, 1.0)
+    assert lane.taken == [1, 2]
+
+
+def test_a_fleet_comes_back_within_tens_of_seconds_and_one_host_at_once() -> None:
+    """By size: nobody waits who is alone, and ten thousand do not come in one second."""
+    spread = Spread(300)
+    assert [spread.seconds(hosts) for hosts in (0, 1, 299, 300, 10_000, 10**6)] == [
+        0, 0, 0, 1, 33, RECONNECT_SECONDS_MAX,
+    ]  # fmt: skip
+    hosts = [f"host-{n:05d}" for n in range(10_000)]
+    when = [spread.retry_seconds(host, len(hosts)) for host in hosts]
+    a_second = Counter(int(seconds) for seconds in when)
+    assert max(a_second.values()) < 400 and max(when) < 34
+    assert spread.retry_seconds("host-1", 1) == 0.5
+    assert share("host-1") == share("host-1") != share("host-2")
+
+
+def test_ten_thousand_agents_register_in_turn() -> None:
+    """All at once, and each comes when it was told to: no second has more than it can bear, all are served."""
+    admission, served = Admission(300, 0.0), Counter[int]()
+    waiting = [(0.0, host) for host in (f"host-{n}" for n in range(10_000))]
+    asked = 0
+    while waiting:
+        now, host = heapq.heappop(waiting)
+        asked += 1
+        if seconds := admission.wait_seconds(host, now):
+            heapq.heappush(waiting, (now + seconds, host))
+        else:
+            served[int(now)] += 1
+    assert sum(served.values()) == 10_000
+    assert (
+        max(served.values()) <= 601 and max(served) <= 34
+    )  # the bucket, and the first of the line
+    assert asked == 20_000 - 300 and admission.deferred == asked - 10_000
+
+
+def test_who_comes_before_its_turn_keeps_its_place() -> None:
+    """An agent of before knows nothing of turns and tries by its own back-off; it is not sent to the end."""
+    admission = Admission(1, 0.0)
+    assert admission.wait_seconds("a", 0.0) == 0.0
+    assert admission.wait_seconds("b", 0.0) == 1.0
+    assert admission.wait_seconds("c", 0.0) == 2.0
+    assert admission.wait_seconds("c", 0.5) == 1.5
+    assert admission.wait_seconds("d", 1.9) > 1.0  # while there is a line nobody passes it
+    assert admission.wait_seconds("c", 2.0) == 0.0
+    assert admission.wait_seconds("b", 2.0 + TURN_SECONDS) == 0.0  # late, and nobody else is there
+
+
+def test_a_million_names_do_not_make_a_line_of_an_hour() -> None:
+    """A hostile peer registers under names that it makes up."""
+    admission = Admission(300, 0.0)
+    told = [admission.wait_seconds(f"name-{n}", 0.0) for n in range(100_000)]
+    assert max(told) <= RECONNECT_SECONDS_MAX + 1
+    assert len(admission._turns) <= 300 * RECONNECT_SECONDS_MAX + 1
+    assert admission.wait_seconds("honest", TURN_SECONDS + RECONNECT_SECONDS_MAX + 2) == 0.0
+    assert not admission._turns
