@@ -137,6 +137,22 @@ class AgentConfig:
         400, low=10, high=100_000, says="/metrics shows no more series, the most important first"
     )
 
+    # access
+    tls_ca_file: str = setting(
+        "",
+        says="the CA of the aggregator's certificate, PEM: then all is said by TLS; empty: plain text",
+    )
+    tls_certificate_file: str = setting(
+        "", says="this host's certificate, PEM, by which the aggregator knows it"
+    )
+    tls_key_file: str = setting("", says="its key, PEM, not encrypted")
+    tls_server_name: str = setting(
+        "", says="the name in the aggregator's certificate; empty: the one in `aggregator`"
+    )
+    token_file: str = setting(
+        "", says="a file with this host's token, by which the aggregator knows it; empty: none"
+    )
+
     @property
     def host_name(self) -> str:
         """The name that this host goes by. Raises SettingsError if the machine's own cannot serve."""

@@ -36,7 +36,8 @@ from .sampler.left_behind import LeftBehindFile
 from .sampler.samplers import Samplers
 from .spool.events import EventQueue
 from .spool.spool import Spool
-from .transport.client import Client, TargetError, parse_target
+from .transport.client import Client, TargetError, on_loopback, parse_target
+from .transport.credentials import Credentials
 from .turn import Collector
 
 #: Of the five seconds from SIGTERM to the end: the client may take one more, then its thread is left.
@@ -134,8 +135,10 @@ def check(config: AgentConfig) -> None:
     _ = config.host_name
     switched_off(config)
     try:
-        parse_target(config.aggregator, allow_plaintext=config.allow_plaintext)
-    except TargetError as error:
+        secure = bool(config.tls_ca_file)
+        parse_target(config.aggregator, allow_plaintext=config.allow_plaintext or secure)
+        _credentials(config)
+    except ValueError as error:
         raise SettingsError(str(error)) from error
     refusals = () if config.policy_file else map(builtin().refusal, config.enforcing)
     for words in filter(None, refusals):
@@ -322,9 +325,23 @@ def _client(
             random_source=random.Random(),
             allow_plaintext=config.allow_plaintext,
             permitted=permit.take,
+            credentials=_credentials(config),
         )
     except TargetError as error:
         raise SettingsError(str(error)) from error
+
+
+def _credentials(config: AgentConfig) -> Credentials:
+    """Return what the agent proves itself by. Raises ValueError."""
+    credentials = Credentials(
+        config.tls_ca_file,
+        config.tls_certificate_file,
+        config.tls_key_file,
+        config.tls_server_name,
+        config.token_file,
+    )
+    credentials.check(beyond_loopback=not on_loopback(config.aggregator))
+    return credentials
 
 
 def _troubles(client: Client, spool: Spool, events: EventQueue) -> Troubles:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..fingerprints.settings import SettingsError, setting
+from .access.names import check_patterns, check_trust_domain
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,8 @@ class AggregatorConfig:
 
     listen: str = setting("127.0.0.1:7600", says="address:port; port 0 takes any free one")
     listen_beyond_loopback: bool = setting(
-        False, says="allow a listen address that other machines reach: plain text, no TLS, no login"
+        False,
+        says="allow plain text on an address that other machines reach; with TLS it is not needed",
     )
     data: Path = setting(  # noqa: RUF009 - a Path is immutable
         Path("var/aggregator"), says="folder of the store, made if missing"
@@ -71,6 +73,83 @@ class AggregatorConfig:
         says="registrations taken a second; of more each agent is told when to come",
     )
 
+    # access
+    tls_certificate_file: str = setting(
+        "", says="the server's certificate with its chain, PEM; empty: plain text"
+    )
+    tls_key_file: str = setting("", says="its key, PEM, not encrypted")
+    tls_client_ca_file: str = setting(
+        "",
+        says="the CA of callers' certificates, PEM: on `listen` a caller must then show one; empty: "
+        "callers log in with a token",
+    )
+    listen_tokens: str = setting(
+        "",
+        says="address:port of a second port, for callers with a token in place of a certificate; "
+        "empty: none",
+    )
+    certificate_names: tuple[str, ...] = setting(
+        (),
+        check=check_patterns,
+        says="ROLE=PATTERN with {name}, for certificates without a spiffe:// name, as "
+        "agent={name}.gpu.example",
+    )
+    trust_domain: str = setting(
+        "",
+        check=check_trust_domain,
+        says="the trust domain of spiffe:// names; empty: any that the CA signs",
+    )
+    access_look_seconds: float = setting(
+        2.0,
+        low=0.1,
+        high=60,
+        says="how often certificates, tokens and connections are looked at",
+    )
+    login_seconds_max: float = setting(
+        30.0,
+        low=1,
+        high=600,
+        says="a connection on which nobody has logged in is ended after so long",
+    )
+    connections_max: int = setting(
+        30_000, low=16, high=1_000_000, says="connections to a port; a further one is refused"
+    )
+    connections_unknown_max: int = setting(
+        1024, low=1, says="connections on which nobody has logged in yet; the oldest are ended"
+    )
+    connections_unknown_per_address_max: int = setting(
+        128, low=1, says="of them from one address; the newest are ended"
+    )
+    connections_per_caller_max: int = setting(
+        8, low=1, says="connections of one login; the oldest are ended"
+    )
+    calls_per_caller_max: int = setting(
+        64, low=1, says="calls of one login at once, streams too; a further one is refused"
+    )
+    streams_per_connection_max: int = setting(
+        100, low=1, high=10_000, says="calls on one connection at once; further ones wait"
+    )
+    message_bytes_max: int = setting(
+        4 << 20,
+        low=1 << 20,
+        high=64 << 20,
+        says="a longer message is refused by gRPC itself: a frame has 1 MiB, a registration less",
+    )
+    agent_calls_per_minute_max: float = setting(
+        600.0,
+        low=1,
+        says="calls of an agent that has logged in: registrations, streams, events; 20 s' worth at once",
+    )
+    agent_frames_per_second_max: float = setting(
+        20.0, low=1, says="frames of an agent that has logged in; further ones are read later"
+    )
+    agent_bytes_per_second_max: float = setting(
+        float(2 << 20), low=1 << 16, says="bytes of its messages; further ones are read later"
+    )
+    agent_rows_per_second_max: float = setting(
+        4000.0, low=100, says="readings' rows of its frames; further ones are read later"
+    )
+
 
 def parse_listen(text: str, *, beyond_loopback: bool) -> tuple[str, int]:
     """Return (address, port) of `address:port`. Raises SettingsError with what would be right."""
@@ -80,9 +159,9 @@ def parse_listen(text: str, *, beyond_loopback: bool) -> tuple[str, int]:
         raise SettingsError(f"listen = {text!r}: expected address:port, such as 127.0.0.1:7600")
     if not _is_loopback(address) and not beyond_loopback:
         raise SettingsError(
-            f"listen = {text!r}: {address or 'no address'} is not loopback, and this service speaks "
-            "plain text without login; listen on 127.0.0.1, or say --set listen_beyond_loopback=true "
-            "if the network is trusted"
+            f"listen = {text!r}: {address or 'no address'} is not loopback, and without TLS all would be "
+            "plain text; set tls_certificate_file and tls_key_file (`gangline admin cert` makes them), "
+            "listen on 127.0.0.1, or say --set listen_beyond_loopback=true if the network is trusted"
         )
     return address, int(port)
 

@@ -22,7 +22,11 @@ class NameTaken(Refusal):
 
 
 class NotAllowed(Refusal):
-    """Not from there: the words say from where."""
+    """Not by this caller: the words say by whom."""
+
+
+class NoLogin(Refusal):
+    """Nobody knows who calls: no certificate and no token, or one that no longer holds."""
 
 
 class NoSession(Refusal):
@@ -38,13 +42,10 @@ class OutOfDate(Refusal):
 
 
 class TooMuch(Refusal):
-    """A limit on how many is reached: hosts, events that wait. Later may help."""
+    """A limit on how many is reached: hosts, events that wait, calls of one caller. Later may help."""
 
-
-class NotYet(TooMuch):
-    """Too many at once: *retry_seconds* is this one's own turn."""
-
-    def __init__(self, words: str, retry_seconds: float) -> None:
+    def __init__(self, words: str, retry_seconds: float | None = None) -> None:
+        """*retry_seconds*: when it may be tried again; None: nobody knows."""
         super().__init__(words)
         self.retry_seconds = retry_seconds
 

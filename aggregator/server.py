@@ -18,6 +18,8 @@ from ..fingerprints.wire import permit_pb2, score_pb2, telemetry_pb2
 from ..fingerprints.wire.permit_pb2_grpc import add_PermitServiceServicer_to_server
 from ..fingerprints.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
 from ..fingerprints.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
+from .access.door import Door
+from .access.guard import Guard
 from .config import AggregatorConfig, parse_listen
 from .fleet.fleet import Fleet
 from .ingest.clocklog import ClockWriter
@@ -37,10 +39,11 @@ from .store.writer import NOT_LOOKED_AT
 
 log = logging.getLogger(__name__)
 
-#: A message longer than this is refused by gRPC itself: a frame of 1 MiB, or a large registration.
-MESSAGE_BYTES_MAX = 4 << 20
 #: Calls still running this long after we are told to stop are ended.
 GRACE_SECONDS = 3.0
+
+#: What is wrong with certificates or tokens, as a finding of the aggregator itself.
+ACCESS_FINDING = "access.trouble"
 
 TELEMETRY: str = telemetry_pb2.DESCRIPTOR.services_by_name["TelemetryService"].full_name
 PERMIT: str = permit_pb2.DESCRIPTOR.services_by_name["PermitService"].full_name
@@ -71,7 +74,9 @@ class Aggregator:
         # Node indexes begin anew with each process, so that its epoch is the moment of its start.
         self.fleet = Fleet(epoch=wall_ns() // 1_000_000)
         self.holder = Holder()
-        self.port = 0
+        self.port = self.token_port = 0
+        self._access_trouble = ""
+        self._servers: list[grpc.aio.Server] = []
         self._config = config
         self._wall_ns = wall_ns
         self._scores = ScoreLog()
@@ -79,10 +84,10 @@ class Aggregator:
 
     async def start(self) -> None:
         """Open the store and serve. Raises SettingsError, StoreError or StartError, with words."""
-        address, port = parse_listen(
-            self._config.listen, beyond_loopback=self._config.listen_beyond_loopback
-        )
-        _refuse_taken(address, port)  # before anything is written
+        self.door = Door(self._config, lambda: self._wall_ns() / 1e9)
+        self._addresses = _addresses(self._config)
+        for address, port in self._addresses:
+            _refuse_taken(address, port)  # before anything is written
         self.store = Store.open(self._config.data, self._config, self._wall_ns)
         try:
             self._ingest = Ingest(self.fleet, self.store, self._config, self._wall_ns)
@@ -95,10 +100,14 @@ class Aggregator:
             )
             self._clocks = ClockWriter(self._ingest.heard_clocks, self.store)
             self.turns = Turns(self._ingest, self.store, self.fleet, self._config)
-            self._telemetry = TelemetryService(self._ingest, self.turns, self._permits.lease)
-            self._server = self._make_server()
-            self.port = self._bind(address, port)
-            await self._server.start()
+            self._telemetry = TelemetryService(
+                self._ingest, self.turns, self._permits.lease, self.door.pace
+            )
+            ports = [self._bind(at, one) for at, one in enumerate(self._addresses)]
+            self.port, self.token_port = ports[0], ports[-1]
+            self.door.listens(ports)
+            for server in self._servers:
+                await server.start()
         except BaseException:
             self.store.close()
             raise
@@ -106,6 +115,7 @@ class Aggregator:
         await self._health.set(TELEMETRY, _SERVING)
         await self._health.set(SCORE, _SERVING if self.holder.snapshot else _NOT_SERVING)
         self._judge_task = asyncio.create_task(self._judge_always())
+        self._door_task = asyncio.create_task(self.door.watch())
 
     def _remember(self) -> None:
         """Answer as before the restart, until the hosts have spoken."""
@@ -131,12 +141,15 @@ class Aggregator:
             self._ingest.findings.restore(one, now_ns, expires=expires)
         return frozenset(judged)
 
-    def _make_server(self) -> grpc.aio.Server:
+    def _make_server(self, *, by_token: bool) -> grpc.aio.Server:
         server = grpc.aio.server(
-            interceptors=[Errors()],
+            interceptors=[Errors(), Guard(self.door, by_token=by_token)],
             options=[
                 ("grpc.so_reuseport", 0),  # else two aggregators share one port, unnoticed
-                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+                ("grpc.max_receive_message_length", self._config.message_bytes_max),
+                ("grpc.max_concurrent_streams", self._config.streams_per_connection_max),
+                ("grpc.max_allowed_incoming_connections", self._config.connections_max),
+                ("grpc.server_handshake_timeout_ms", int(1000 * self._config.login_seconds_max)),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
                 # Its pings would wake each of ten thousand agents about once a second.
@@ -151,9 +164,13 @@ class Aggregator:
         reflection.enable_server_reflection(names, server)
         return server
 
-    def _bind(self, address: str, port: int) -> int:
+    def _bind(self, at: int, where: tuple[str, int]) -> int:
+        """Listen on one of the addresses, with a server of its own; behind the first one callers need a token."""
+        address, port = where
+        server = self._make_server(by_token=at > 0)
+        self._servers.append(server)
         try:
-            return self._server.add_insecure_port(f"{address}:{port}")
+            return self.door.bind(server, f"{address}:{port}", by_token=at > 0)
         except RuntimeError as error:
             raise _cannot_listen(address, port, error) from error
 
@@ -171,6 +188,7 @@ class Aggregator:
         now_ns = self._wall_ns()
         self._ingest.findings.sweep(now_ns)
         self._clocks.step(now_ns)
+        self._tell_of_access(now_ns)
         snapshot = judge(self.fleet, now_ns, self.holder.snapshot)
         self._ingest.findings.say_not_stored(self.store.failing, now_ns)
         if trouble := self.store.trouble:
@@ -184,6 +202,14 @@ class Aggregator:
             await self._health.set(SCORE, _SERVING)
         await self._health.set(TELEMETRY, _NOT_SERVING if self.store.failing else _SERVING)
 
+    def _tell_of_access(self, now_ns: int) -> None:
+        """Keep what is wrong with certificates or tokens as a finding of the aggregator's own."""
+        if self.door.trouble != self._access_trouble:
+            self._ingest.findings.clear(OURSELVES, ACCESS_FINDING, now_ns)
+            self._access_trouble = self.door.trouble
+            if words := self._access_trouble:
+                self._ingest.findings.find(OURSELVES, ACCESS_FINDING, words, now_ns, expires=False)
+
     async def close(self) -> str:
         """Stop accepting, commit what waits, send its receipts, close the store: within 5 s.
 
@@ -191,14 +217,22 @@ class Aggregator:
         """
         begin = time.monotonic()
         self._judge_task.cancel()
+        self._door_task.cancel()
         await self._health.enter_graceful_shutdown()
         self._telemetry.stop_reading()
         self.store.hurry()
-        await self._server.stop(GRACE_SECONDS)
+        await asyncio.gather(*(server.stop(GRACE_SECONDS) for server in self._servers))
         self._ingest.close()
         self.store.submit_findings(self._ingest.findings.changes(self._wall_ns()))
         rest = max(1.0, 5.0 - (time.monotonic() - begin))
         return await asyncio.get_running_loop().run_in_executor(None, self.store.close, rest)
+
+
+def _addresses(config: AggregatorConfig) -> list[tuple[str, int]]:
+    """Return where to listen: for all, and for those with a token if that is another place. Raises SettingsError."""
+    beyond = config.listen_beyond_loopback or bool(config.tls_certificate_file)
+    texts = filter(None, (config.listen, config.listen_tokens))
+    return [parse_listen(text, beyond_loopback=beyond) for text in texts]
 
 
 def _refuse_taken(address: str, port: int) -> None:

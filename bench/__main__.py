@@ -20,6 +20,7 @@ BENCHES = {
     "transport_cost": "the agent's client to the aggregator against the same calls by grpclib",
     "events_lane": "a kernel record to its receipt against a bare unary echo, and a storm of 800,000 lines",
     "ingest_cost": "the aggregator's CPU a row, from the wire to durable, against a raw Arrow insert",
+    "hostile_agent": "honest agents' receipts while one agent is hostile, against the same without it",
     "local_socket": "the health check on the host's Unix socket against an echo on it, and one of grpcio",
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes",
 }

@@ -1,10 +1,12 @@
 """The agent's client (sans-IO h2 in a thread) against the same calls by grpclib: CPU a frame, memory.
 
 Each client is a process of its own that registers and streams frames of 2 KB, as fast as receipts let
-it and at an agent's pace, to one small grpc.aio server. The server and the clients are this module:
+it and at an agent's pace, to one small grpc.aio server. Beside it the agent's client by TLS, against itself in plain
+text. The server and the clients are this module:
 
-    python -m bench.transport_cost server
+    python -m bench.transport_cost server FOLDER
     python -m bench.transport_cost ours|grpclib PORT HERTZ FRAMES
+    python -m bench.transport_cost tls PORT HERTZ FRAMES CA
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from gangline.fingerprints.wire import telemetry_pb2
@@ -36,8 +41,9 @@ SECONDS_MAX = 60.0
 SERVICE = "/gangline.v1.TelemetryService/"
 
 
-async def serve() -> None:
-    """Take frames and answer each with a receipt; print the port, end when standard input closes."""
+async def serve(folder: Path) -> None:
+    """Take frames and answer each with a receipt; print the ports, of plain text and of TLS with the certificate in
+    *folder*; end when standard input closes."""
     import asyncio
 
     import grpc.aio
@@ -55,7 +61,9 @@ async def serve() -> None:
 
     server = grpc.aio.server()
     telemetry_pb2_grpc.add_TelemetryServiceServicer_to_server(Service(), server)  # type: ignore[no-untyped-call]
-    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    pair = (folder / "server.key").read_bytes(), (folder / "server.pem").read_bytes()
+    secure = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    print(server.add_insecure_port("127.0.0.1:0"), secure, flush=True)
     await server.start()
     await asyncio.to_thread(sys.stdin.read)
     await server.stop(None)
@@ -97,15 +105,17 @@ class NoEvents:
     def refused(self, event_ids: object, reason: str) -> None: ...
 
 
-def stream_ours(port: int, hertz: float, count: int) -> float:
-    """Send by the agent's client, frames made in this thread; return the seconds of CPU."""
+def stream_ours(port: int, hertz: float, count: int, ca: str = "") -> float:
+    """Send by the agent's client, frames made in this thread, by TLS if given a CA; return the seconds of CPU."""
     from gangline.agent.transport.client import Client
+    from gangline.agent.transport.credentials import Credentials
 
     frames = Frames(os.urandom(FRAME_BYTES))
     client = Client(
         f"127.0.0.1:{port}",
         lambda: telemetry_pb2.RegisterNodeRequest(node="bench"),
         frames, NoEvents(), random_source=random.Random(1), live_hertz=hertz or 1000,
+        credentials=Credentials(ca),
     )  # fmt: skip
     client.start()
     while not client.connected:  # a frame of before would be backlog
@@ -167,19 +177,19 @@ async def stream_grpclib(port: int, hertz: float, count: int) -> float:
 
 
 @contextmanager
-def _server() -> Iterator[str]:
-    command = [sys.executable, "-m", __spec__.name, "server"]
+def _server(folder: Path) -> Iterator[list[str]]:
+    command = [sys.executable, "-m", __spec__.name, "server", str(folder)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdin and child.stdout
-        yield child.stdout.readline().strip()
+        yield child.stdout.readline().split()
         child.stdin.close()
 
 
-def _client(kind: str, port: str, hertz: int, count: int) -> tuple[float, float]:
+def _client(kind: str, port: str, hertz: int, count: int, *more: str) -> tuple[float, float]:
     """Return microseconds of CPU a frame and the process's PSS in MB."""
-    command = [sys.executable, "-m", __spec__.name, kind, port, str(hertz), str(count)]
+    command = [sys.executable, "-m", __spec__.name, kind, port, str(hertz), str(count), *more]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=SECONDS_MAX)
     cpu, pss = json.loads(done.stdout)
     return cpu / count * 1e6, pss / 1e6
@@ -187,32 +197,39 @@ def _client(kind: str, port: str, hertz: int, count: int) -> tuple[float, float]
 
 def run(seed: int) -> list[Result]:
     """Measure both clients at each pace, one after the other."""
+    from gangline.aggregator.access.authority import Authority, make_authority
+
     results: list[Result] = []
-    memories = 0.0, 0.0
-    with _server() as port:
-        for hertz, count in PACES.items():
-            ours, memory = _client("ours", port, hertz, count)
-            theirs, their_memory = _client("grpclib", port, hertz, count)
-            pace = f"at {hertz} Hz" if hertz else "as fast as receipts come"
-            results.append(
-                Result(f"a frame of 2 KB to the server, {pace}", ours, "us CPU", "grpclib", theirs)
-            )
-            memories = memory, their_memory
-    results.append(
-        Result("memory of the client's process, PSS", memories[0], "MB", "grpclib", memories[1])
-    )
+    memories = 0.0, 0.0, 0.0
+    with tempfile.TemporaryDirectory() as name:
+        folder, now = Path(name), datetime.now(UTC)
+        ca = str(make_authority(folder, "bench", now).certificate)
+        Authority(folder, now).issue_server(["127.0.0.1"], 1)
+        with _server(folder) as (port, secure):
+            for hertz, count in PACES.items():
+                ours, memory = _client("ours", port, hertz, count)
+                theirs, their_memory = _client("grpclib", port, hertz, count)
+                by_tls, tls_memory = _client("tls", secure, hertz, count, ca)
+                pace = f"at {hertz} Hz" if hertz else "as fast as receipts come"
+                what = f"a frame of 2 KB to the server, {pace}"
+                results.append(Result(what, ours, "us CPU", "grpclib", theirs))
+                results.append(Result(f"{what}, by TLS", by_tls, "us CPU", "plain text", ours))
+                memories = memory, their_memory, tls_memory
+    what = "memory of the client's process, PSS"
+    results.append(Result(what, memories[0], "MB", "grpclib", memories[1]))
+    results.append(Result(f"{what}, with TLS", memories[2], "MB", "without", memories[0]))
     return results
 
 
-def main(role: str, port: str = "", hertz: str = "", count: str = "") -> None:
+def main(role: str, port: str = "", hertz: str = "", count: str = "", ca: str = "") -> None:
     """Play a role. asyncio is imported by those that use it: it would be memory of ours too."""
-    if role == "ours":
-        seconds = stream_ours(int(port), float(hertz), int(count))
+    if role in ("ours", "tls"):
+        seconds = stream_ours(int(port), float(hertz), int(count), ca)
     else:
         import asyncio
 
         if role == "server":
-            return asyncio.run(serve())
+            return asyncio.run(serve(Path(port)))
         seconds = asyncio.run(stream_grpclib(int(port), float(hertz), int(count)))
     print(json.dumps([seconds, pss_bytes([os.getpid()])]))
 

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.fuzzing import (
+    access,
     answers,
     fleet,
     frames,
@@ -49,6 +50,7 @@ TARGETS: dict[str, Callable[[random.Random], str]] = {
     **scrapes.TARGETS,
     **samplers.TARGETS,
     **answers.TARGETS,
+    **access.TARGETS,
 }
 
 

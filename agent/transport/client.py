@@ -13,7 +13,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from ...fingerprints.wire.telemetry_pb2 import RegisterNodeRequest
 from ..clock import Clock, SystemClock
@@ -26,7 +26,8 @@ from .conversation import (
     RefusedError,
     SpooledFrames,
 )
-from .line import Line
+from .credentials import WITHOUT, Credentials
+from .line import CLOSED, Line, LineSocket
 from .outflow import Backoff
 from .session import Session
 
@@ -47,7 +48,7 @@ class TargetError(ValueError):
 def parse_target(target: str, *, allow_plaintext: bool = False) -> tuple[str, int]:
     """Return host and port of `host:port` or `[address]:port`. Raises TargetError.
 
-    What leaves this machine would be readable and changeable on its way, so without
+    What leaves this machine would be readable and changeable on its way without TLS, so without
     *allow_plaintext* only loopback is taken: 127.0.0.0/8, ::1, localhost.
     """
     host, colon, port = target.rpartition(":")
@@ -60,10 +61,15 @@ def parse_target(target: str, *, allow_plaintext: bool = False) -> tuple[str, in
         raise TargetError(f"aggregator {target!r}: expected HOST:PORT, such as 127.0.0.1:7600")
     if not allow_plaintext and not _is_loopback(host):
         raise TargetError(
-            f"aggregator {target!r} is not on loopback, and there is no TLS yet: "
-            "use an address such as 127.0.0.1:7600, or set allow_plaintext if its network is trusted"
+            f"aggregator {target!r} is not on loopback, and without TLS all would be plain text: "
+            "set tls_ca_file, or allow_plaintext if its network is trusted"
         )
     return host, int(port)
+
+
+def on_loopback(target: str) -> bool:
+    """Say whether what is said to *target* stays on this machine. Raises TargetError."""
+    return _is_loopback(parse_target(target, allow_plaintext=True)[0])
 
 
 def _is_loopback(host: str) -> bool:
@@ -93,11 +99,15 @@ class Client:
         live_hertz: float = 1.0,
         allow_plaintext: bool = False,
         permitted: Permitted = lambda _: None,
+        credentials: Credentials = WITHOUT,
     ) -> None:
         """*register* makes the request anew for each connection (run id and boot id are filled in
         from *spool*); *live_hertz* is how often a frame is made; *permitted* as a `Conversation`
-        has it, called by one thread at a time: the client's or who notifies. Raises TargetError."""
-        self._address = parse_target(target, allow_plaintext=allow_plaintext)
+        has it, called by one thread at a time: the client's or who notifies; *credentials* are read
+        anew for each connection. Raises TargetError."""
+        plaintext = allow_plaintext or bool(credentials.tls_ca_file)
+        self._address = parse_target(target, allow_plaintext=plaintext)
+        self._credentials = credentials
         self.target = target
         self.connected = False
         self.reconnects = 0
@@ -114,6 +124,7 @@ class Client:
         self._close_by = 0.0
         self._register_again = False
         self._line: Line | None = None  # while there is a connection
+        self._heard_any = False  # on this connection
         self._differences = True  # but on the stream after one that the aggregator could not follow
         self._thread = threading.Thread(target=self._run, name="gangline-client", daemon=True)
 
@@ -176,28 +187,39 @@ class Client:
         self.last_error = f"{self.target}: {name}{words}"[:WORDS_CHARACTERS_MAX]
 
     def _connect_and_talk(self) -> None:
-        with socket.create_connection(self._address, CONNECT_SECONDS_MAX) as connection:
-            _configure(connection)
-            differences, self._differences = self._differences, True
-            conversation = Conversation(
-                Session(self.target),
-                self._register,
-                self._spool,
-                self._events,
-                self._live_hertz,
-                differences=differences,
-                permitted=self._permitted,
-            )
-            self._register_again = False
-            line = Line(connection, conversation, self._wake, self._seconds, self._live_hertz)
-            try:
-                with line:
-                    self._line = line
-                    self._talk(line)
-            finally:
-                self._line, self.connected = None, False
-                if conversation.registered:
-                    self._backoff.spread(conversation.host, conversation.reconnect_seconds)
+        self._heard_any = False
+        with socket.create_connection(self._address, CONNECT_SECONDS_MAX) as plain:
+            _configure(plain)
+            with closing(self._credentials.secured(plain, self._address[0])) as connection:
+                connection.setblocking(False)
+                try:
+                    self._converse(connection)
+                except (SessionError, ConnectionResetError) as error:
+                    if not self._heard_any and not self._credentials.tls_ca_file:
+                        raise _perhaps_tls(error) from error
+                    raise
+
+    def _converse(self, connection: LineSocket) -> None:
+        differences, self._differences = self._differences, True
+        conversation = Conversation(
+            Session(self.target, self._credentials.token()),
+            self._register,
+            self._spool,
+            self._events,
+            self._live_hertz,
+            differences=differences,
+            permitted=self._permitted,
+        )
+        self._register_again = False
+        line = Line(connection, conversation, self._wake, self._seconds, self._live_hertz)
+        try:
+            with line:
+                self._line = line
+                self._talk(line)
+        finally:
+            self._line, self.connected = None, False
+            if conversation.registered:
+                self._backoff.spread(conversation.host, conversation.reconnect_seconds)
 
     def _talk(self, line: Line) -> None:
         while True:
@@ -210,6 +232,7 @@ class Client:
                 return
             left = max(self._close_by - now, 0.0) if self._closing.is_set() else None
             if line.wait(now, left):
+                self._heard_any = True
                 self._heard(line.conversation)
 
     def _heard(self, conversation: Conversation) -> None:
@@ -220,9 +243,15 @@ class Client:
             self._backoff.succeeded()
 
 
+def _perhaps_tls(error: SessionError | ConnectionResetError) -> Exception:
+    """Return *error* of a plain connection that ended before a word, with what that often is."""
+    if isinstance(error, SessionError) and str(error) != CLOSED:
+        return error
+    return SessionError(f"{CLOSED} without a word: if it speaks TLS, set tls_ca_file")
+
+
 def _configure(connection: socket.socket) -> None:
     """Small messages at once, and a peer that vanished noticed by the kernel."""
-    connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (

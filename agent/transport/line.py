@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from .calls import SessionError
 from .conversation import Conversation
@@ -22,6 +22,16 @@ REST_BYTES_MAX = 1 << 12
 OUT_BYTES_MAX = 8 << 20
 #: While others send, the thread looks only now and then whether they still do: at last once in so many frames' time.
 LOOK_PERIODS_MAX = 16
+#: What is said of a connection that ended.
+CLOSED = "the aggregator closed the connection"
+
+
+class LineSocket(Protocol):
+    """What a line needs of a socket: a plain one's, or `tls.TlsSocket`'s. None of it waits."""
+
+    def fileno(self) -> int: ...
+    def send(self, data: bytes, /) -> int: ...
+    def recv(self, size: int, /) -> bytes: ...
 
 
 class Line:
@@ -29,7 +39,7 @@ class Line:
 
     def __init__(
         self,
-        connection: socket.socket,
+        connection: LineSocket,
         conversation: Conversation,
         wake: int,
         seconds: Callable[[], float],
@@ -162,7 +172,7 @@ def _wanted(*, resting: bool, sending: bool) -> int:
     return select.POLLIN | (select.POLLOUT if sending else 0)
 
 
-def _sent(connection: socket.socket, out: bytes) -> bytes:
+def _sent(connection: LineSocket, out: bytes) -> bytes:
     """Send what the socket takes; return the rest. Raises OSError."""
     try:
         return out[connection.send(out) :] if out else out
@@ -170,12 +180,12 @@ def _sent(connection: socket.socket, out: bytes) -> bytes:
         return out
 
 
-def _receive(connection: socket.socket, size_max: int) -> bytes:
+def _receive(connection: LineSocket, size_max: int) -> bytes:
     """Return what is there, b"" if nothing is. Raises OSError; SessionError at the end."""
     try:
         data = connection.recv(size_max)
     except BlockingIOError:
         return b""
     if not data:
-        raise SessionError("the aggregator closed the connection")
+        raise SessionError(CLOSED)
     return data

@@ -40,8 +40,9 @@ GRANT_BYTES = 1 << 14
 class Session:
     """One connection. After a SessionError it must be thrown away with its socket."""
 
-    def __init__(self, authority: str) -> None:
-        self._authority = authority
+    def __init__(self, authority: str, token: str = "") -> None:
+        """*token*: what each call logs in with; "" for none."""
+        self._authority, self._token = authority, token
         self._connection = H2Connection(H2Configuration(client_side=True, header_encoding=None))
         settings = {SettingCodes.ENABLE_PUSH: 0, SettingCodes.MAX_HEADER_LIST_SIZE: 1 << 14}
         self._connection.local_settings = Settings(client=True, initial_values=settings)
@@ -75,6 +76,8 @@ class Session:
             ("content-type", "application/grpc+proto"),
             ("user-agent", "gangline-agent"),
         ]
+        if self._token:
+            headers.append(("authorization", f"Bearer {self._token}"))
         if session:
             headers.append(("gangline-session", _checked(session)))
         try:

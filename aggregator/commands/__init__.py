@@ -1,1 +1,7 @@
 """The command line's aggregator side: one file per command."""
+
+import os
+
+# Before gRPC is imported: else it writes a line to stderr for each handshake that fails, and whoever reaches the port
+# fills the log.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

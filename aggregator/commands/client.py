@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 import sys
 from collections.abc import Callable, Iterable
@@ -14,12 +13,13 @@ import grpc
 from ... import cli
 from ...fingerprints.wire import score_pb2
 from ...fingerprints.wire.score_pb2_grpc import ScoreServiceStub
+from .way import ADDRESS_DEFAULT, ADDRESS_VARIABLE, CommandError, Way, add_way, dialled, way_of
+
+__all__ = ["ADDRESS_DEFAULT", "ADDRESS_VARIABLE", "CommandError", "Way", "way_of"]
 
 #: Exit codes of the client commands.
 OK, FAILED, NO_ANSWER, NOT_FOUND = cli.OK, cli.FAILED, cli.NO_ANSWER, cli.NOT_FOUND
 
-ADDRESS_DEFAULT = "127.0.0.1:7600"
-ADDRESS_VARIABLE = "GANGLINE_AGGREGATOR"
 #: Longer than this nobody waits at a prompt.
 DEADLINE_SECONDS = 5.0
 #: What answers nothing to a connect for so long is not there.
@@ -34,22 +34,15 @@ SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 T = TypeVar("T")
 
 
-class CommandError(Exception):
-    """Ends a command with words on stderr and an exit code."""
-
-    def __init__(self, words: str, code: int) -> None:
-        super().__init__(words)
-        self.code = code
-
-
 class Client:
     """Score calls over one channel, each with a deadline. Raises CommandError with words."""
 
-    def __init__(self, address: str, deadline_seconds: float = DEADLINE_SECONDS) -> None:
-        self.address = address
+    def __init__(self, where: str | Way, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+        """*where*: an address for plain text without a login, or the way there as `way_of` returns it."""
+        self.way = Way(where) if isinstance(where, str) else where
         self._deadline_seconds = deadline_seconds
         options = [("grpc.max_receive_message_length", REPLY_BYTES_MAX), ("grpc.enable_retries", 0)]
-        self._channel = grpc.insecure_channel(address, options=options)
+        self._channel = dialled(self.way, options)
         self._stub: Any = ScoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
@@ -88,7 +81,7 @@ class Client:
         try:
             return method(request, timeout=self._deadline_seconds)
         except grpc.RpcError as error:
-            raise translated(error, self.address) from error
+            raise translated(error, self.way) from error
 
 
 class Listing:
@@ -102,14 +95,19 @@ class Listing:
         self.degraded_reason = degraded_reason
 
 
-def translated(error: Any, address: str) -> CommandError:
+def translated(error: Any, where: str | Way) -> CommandError:
     """Return what to tell a person about a failed call."""
-    code, details = error.code(), error.details() or ""
+    way = Way(where) if isinstance(where, str) else where
+    address, code, details = way.aggregator, error.code(), error.details() or ""
     if code is grpc.StatusCode.NOT_FOUND:
         return CommandError(details, NOT_FOUND)
     if code is grpc.StatusCode.UNAVAILABLE and details.startswith("no snapshot yet"):
         return CommandError(f"the aggregator at {address} has just started: {details}", NO_ANSWER)
     another = f"name another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}"
+    if code in SILENCE and accepts(address) and (words := way.diagnosis(PROBE_SECONDS)):
+        return CommandError(f"the aggregator at {address}: {words}", FAILED)
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return CommandError(f"the aggregator at {address} does not know you: {details}", FAILED)
     if code in SILENCE and accepts(address):
         return CommandError(
             f"something listens at {address}, but it does not answer as an aggregator does: "
@@ -139,28 +137,9 @@ def accepts(address: str) -> bool:
         return False
 
 
-def parsed(address: str) -> str:
-    """Return *address* as it is if it can be one. Raises argparse.ArgumentTypeError with words."""
-    host, colon, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
-    if not host or not colon or (":" in host and not bracketed) or not 0 < number < 65536:
-        raise argparse.ArgumentTypeError(
-            f"{address[:80]!r}: expected ADDRESS:PORT, such as {ADDRESS_DEFAULT} "
-            f"(without the option, {ADDRESS_VARIABLE} says it)"
-        )
-    return address
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what all client commands take."""
-    parser.add_argument(
-        "--aggregator",
-        type=parsed,
-        metavar="ADDRESS:PORT",
-        default=os.environ.get(ADDRESS_VARIABLE) or ADDRESS_DEFAULT,
-        help=f"where it listens (else {ADDRESS_VARIABLE}, else {ADDRESS_DEFAULT})",
-    )
+    add_way(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
 
 

@@ -11,7 +11,7 @@ import sys
 import textwrap
 
 from ...fingerprints.wire import score_pb2
-from .client import NOT_FOUND, OK, Client, CommandError, add_options, guarded
+from .client import NOT_FOUND, OK, Client, CommandError, add_options, guarded, way_of
 from .hosts import as_dict
 from .table import age, host_of, share, width_of
 
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    with Client(options.aggregator) as client:
+    with Client(way_of(options)) as client:
         try:
             score = client.host(options.host.removeprefix("nodes/"))
         except CommandError as error:

@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from ...fingerprints.wire import score_pb2
-from .client import OK, Client, Listing, add_options, guarded
+from .client import OK, Client, Listing, add_options, guarded, way_of
 from .table import caption, host_of, render, wants_colour, width_of
 
 #: States that `--state` takes.
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    with Client(options.aggregator) as client:
+    with Client(way_of(options)) as client:
         listing = client.hosts()
     chosen = selected(listing, options.state)
     if options.json:

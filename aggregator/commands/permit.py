@@ -15,6 +15,7 @@ from google.protobuf.json_format import MessageToDict
 from ...fingerprints.wire import permit_pb2
 from ...fingerprints.wire.permit_pb2_grpc import PermitServiceStub
 from .client import DEADLINE_SECONDS, OK, add_options, guarded, translated
+from .way import dialled, way_of
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -29,7 +30,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    with grpc.insecure_channel(options.aggregator) as channel:
+    way = way_of(options)
+    with dialled(way) as channel:
         stub: Any = PermitServiceStub(channel)  # type: ignore[no-untyped-call]
         calls: dict[str, tuple[Callable[..., Any], object]] = {
             "show": (stub.GetPermit, permit_pb2.GetPermitRequest()),
@@ -48,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
         try:
             permit = call(request, timeout=DEADLINE_SECONDS)
         except grpc.RpcError as error:
-            raise translated(error, options.aggregator) from error
+            raise translated(error, way) from error
     print(json.dumps(_document(permit)) if options.json else told(permit, datetime.now(UTC)))
     return OK
 
@@ -98,8 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "what",
         choices=("show", "grant", "revoke"),
-        help="show what is granted and whether hosts are given it; grant it for a time, on the "
-        "aggregator's own machine; revoke it at once, from anywhere",
+        help="show what is granted and whether hosts are given it; grant it for a time (an operator; "
+        "without any login, on the aggregator's own machine); revoke it at once",
     )
     parser.add_argument(
         "--for", dest="seconds", type=_seconds, default=0, metavar="8h", help="grant: at most 7d"

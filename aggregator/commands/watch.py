@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import TextIO
 
-from .client import OK, Client, CommandError, Listing, add_options, guarded
+from .client import OK, Client, CommandError, Listing, add_options, guarded, way_of
 from .hosts import document
 from .table import caption, fitting, render, wants_colour, width_of
 
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     stop = threading.Event()
-    with Client(options.aggregator) as client:
+    with Client(way_of(options)) as client:
         listing, words = client.hosts(), ""
         in_place = sys.stdout.isatty() and not (options.json or options.once)
         if in_place:

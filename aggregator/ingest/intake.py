@@ -15,6 +15,7 @@ from ...fingerprints.catalogue import FORMER_TABLES
 from ...fingerprints.frames import Frame, FrameError, Stamp, decode
 from ...fingerprints.streaming import CONTEXT_BYTES_MAX, Receiver, StreamError
 from ...fingerprints.wire import telemetry_pb2 as wire
+from ..access.caller import LOCAL, Caller
 from ..config import AggregatorConfig
 from ..fleet.fleet import Fleet
 from ..fleet.meanings import SXID, XID
@@ -39,6 +40,11 @@ class Accepted:
 
     frame: Frame
     time_offset_ns: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has, of all tables."""
+        return sum(block.rows for block in self.frame.blocks)
 
 
 @dataclass(slots=True)
@@ -97,12 +103,14 @@ class Ingest:
         return not self._store.failing
 
     def register(
-        self, request: wire.RegisterNodeRequest, address: str
+        self, request: wire.RegisterNodeRequest, address: str, caller: Caller = LOCAL
     ) -> wire.RegisterNodeResponse:
-        """Answer RegisterNode. Raises Invalid, NameTaken, TooMuch."""
+        """Answer RegisterNode. Raises Invalid, NotAllowed, NameTaken, TooMuch."""
         foreign = check_request(request)
         now_ns, host = self._wall_ns(), request.node
-        session = self.sessions.register(host, request.run_id, request.boot_id, address, now_ns)
+        session = self.sessions.register(
+            host, request.run_id, request.boot_id, address, now_ns, caller
+        )
         session.foreign = foreign
         index = self._fleet.register(
             host,
@@ -190,6 +198,15 @@ class Ingest:
         """Yield every host that spoke since our start, with its clocks."""
         for host, clock in self._clocks.items():
             yield Heard(host, clock, self.sessions.heard_ns(host))
+
+    def held_back(self, session: Session) -> None:
+        """Tell of a host that sends so much, and not only at once, that it is read more slowly."""
+        words = (
+            "its agent sends more frames, bytes or rows a second than it may "
+            "(agent_frames_per_second_max and its neighbours): it is read more slowly, and its readings "
+            "come late"
+        )
+        self.findings.find(session.host, "ingest.held_back", words, self._wall_ns(), expires=True)
 
     def submit(self, session: Session, good: Accepted, on_durable: Callable[[int], None]) -> bool:
         """Queue an accepted frame for the store. False: no room now."""

@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..refusals import NameTaken, NoSession, TooMuch
+from ..access.caller import LOCAL, Caller
+from ..refusals import NameTaken, NoSession, NotAllowed, TooMuch
 from ..store.rows import Foreign
 from .findings import Findings
 from .pace import HostPace
@@ -26,6 +27,8 @@ class Session:
     address: str
     heard_ns: int
     token: str = ""
+    #: Who registered it, the only one that may use it, and how it proved its name (`access/caller.py`).
+    caller: Caller = LOCAL
     streams: int = 0
     ended: bool = False
     foreign: Mapping[int, Foreign] = field(default_factory=dict[int, Foreign])
@@ -55,13 +58,24 @@ class Sessions:
         self._keep(Session(host, run_id, boot_id, address, now_ns))
 
     def register(
-        self, host: str, run_id: bytes, boot_id: bytes, address: str, now_ns: int
+        self,
+        host: str,
+        run_id: bytes,
+        boot_id: bytes,
+        address: str,
+        now_ns: int,
+        caller: Caller = LOCAL,
     ) -> Session:
         """Return a new session, on the same connection the one that is: its stream goes on.
 
-        Raises NameTaken or TooMuch, with words for the newcomer.
+        Raises NotAllowed where *caller* may not write as *host*, NameTaken or TooMuch, with words for the newcomer.
         """
-        new = Session(host, run_id, boot_id, address, now_ns, secrets.token_hex(16))
+        if not caller.writes_as(host):
+            raise NotAllowed(
+                f"{caller} writes as its own host only, not as {host!r}: the agent's setting host, or "
+                "the machine's name, must be the name that its certificate or token was made for"
+            )
+        new = Session(host, run_id, boot_id, address, now_ns, secrets.token_hex(16), caller)
         incumbent = self._by_host.get(host)
         if incumbent is not None and _is_same(incumbent, new):
             incumbent.heard_ns = now_ns
@@ -69,7 +83,9 @@ class Sessions:
         if incumbent is None and len(self._by_host) >= self._hosts_max:
             raise TooMuch(f"{self._hosts_max} hosts are registered, which is the limit (hosts_max)")
         if incumbent is not None and not _may_follow(incumbent, new, now_ns):
-            raise NameTaken(self._two_of_one_name(incumbent, new, now_ns))
+            if new.caller.proof <= incumbent.caller.proof:
+                raise NameTaken(self._two_of_one_name(incumbent, new, now_ns))
+            self._taken_over(incumbent, new, now_ns)
         self._look_for_clone(new, now_ns)
         if incumbent is not None:
             new.pace = incumbent.pace
@@ -88,10 +104,13 @@ class Sessions:
         """Return when a host that registered last spoke."""
         return self._by_host[host].heard_ns
 
-    def get(self, token: str) -> Session:
-        """Return the session of *token*. Raises NoSession."""
+    def get(self, token: str, caller: Caller = LOCAL) -> Session:
+        """Return the session of *token*, which *caller* must have registered. Raises NoSession."""
         session = self._by_token.get(token)
-        if session is None:
+        if session is None or (session.caller.role, session.caller.name) != (
+            caller.role,
+            caller.name,
+        ):
             raise NoSession(
                 "metadata gangline-session names no session of this aggregator "
                 "(it may have restarted): call RegisterNode first"
@@ -132,6 +151,22 @@ class Sessions:
         self._findings.find(new.host, name, words, now_ns, subject=_machine(new), expires=True)
         return f"name {new.host!r} is taken: {words}"
 
+    def _taken_over(self, incumbent: Session, new: Session, now_ns: int) -> None:
+        """Tell of a name that goes to the one with the better proof of it."""
+        words = (
+            f"two hosts claim one name: newcomer {new} ({new.caller.way}) takes it over from incumbent "
+            f"{incumbent} ({incumbent.caller.way}), whose proof of it is less or older; rename one of them, or "
+            "stop the incumbent if it should not be"
+        )
+        self._findings.find(
+            new.host,
+            "identity.duplicate_name",
+            words,
+            now_ns,
+            subject=_machine(incumbent),
+            expires=True,
+        )
+
     def _look_for_clone(self, new: Session, now_ns: int) -> None:
         """Two machines of different names with one run id: both go on, both are told of."""
         other = self._by_run.get(new.run_id)
@@ -158,8 +193,8 @@ def _machine(session: Session) -> str:
 def _is_same(incumbent: Session, new: Session) -> bool:
     """Whether an agent registers again on its connection, as after a change of its inventory."""
     return bool(incumbent.token) and (
-        (incumbent.run_id, incumbent.boot_id, incumbent.address)
-        == (new.run_id, new.boot_id, new.address)
+        (incumbent.run_id, incumbent.boot_id, incumbent.address, incumbent.caller)
+        == (new.run_id, new.boot_id, new.address, new.caller)
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
-import urllib.parse
 from typing import Any
 
 from ...fingerprints.wire import permit_pb2
 from ...fingerprints.wire.permit_pb2_grpc import PermitServiceServicer
+from ..access.caller import Caller, caller
 from ..permits import Permits
-from ..refusals import NotAllowed, NotReady
+from ..refusals import NotReady
 
 
 class PermitService(PermitServiceServicer):
@@ -27,14 +26,9 @@ class PermitService(PermitServiceServicer):
     async def GrantPermit(
         self, request: permit_pb2.GrantPermitRequest, context: Any
     ) -> permit_pb2.FleetPermit:
-        """Grant it. Raises NotAllowed, Invalid, NotReady."""
-        if not is_here(context.peer()):
-            raise NotAllowed(
-                "a permit to enforce is granted on the aggregator's own machine only, as there is no "
-                "login yet; revoke it from anywhere"
-            )
+        """Grant it. Raises Invalid, NotReady. Who may is `access/methods.py`'s to say."""
         try:
-            self._permits.grant(request.seconds, request.reason)
+            self._permits.grant(request.seconds, signed(caller(context), request.reason))
         except OSError as error:
             raise NotReady(f"the grant cannot be kept: {error.strerror}") from error
         return self._shown()
@@ -44,7 +38,7 @@ class PermitService(PermitServiceServicer):
     ) -> permit_pb2.FleetPermit:
         """Take it back, at once. Raises NotReady when a restart would bring it back."""
         try:
-            self._permits.revoke(request.reason)
+            self._permits.revoke(signed(caller(context), request.reason))
         except OSError as error:
             raise NotReady(
                 f"it is revoked, but the disk does not know: {error.strerror}; a restart of the "
@@ -62,13 +56,6 @@ class PermitService(PermitServiceServicer):
         )
 
 
-def is_here(peer: str) -> bool:
-    """Say whether gRPC's *peer* (`ipv4:127.0.0.1:4711`) is on this machine."""
-    kind, _, rest = peer.partition(":")
-    if kind == "unix":
-        return True
-    address = urllib.parse.unquote(rest).rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+def signed(who: Caller, reason: str) -> str:
+    """Return *reason* with the login that it came by, where there is one: the name in it anybody can write."""
+    return f"{who.role} {who.name}: {reason}" if who.known and reason else reason

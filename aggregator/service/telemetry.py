@@ -13,6 +13,8 @@ from ...fingerprints.frames import FrameError
 from ...fingerprints.streaming import Receiver
 from ...fingerprints.wire import telemetry_pb2 as wire
 from ...fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceServicer
+from ..access.caller import Caller, caller
+from ..access.door import Pace
 from ..ingest.intake import Accepted, Ingest
 from ..ingest.sessions import Session
 from ..refusals import NoSession, NotReady, Refusal, StreamRefused
@@ -38,9 +40,12 @@ class TelemetryService(TelemetryServiceServicer):
         ingest: Ingest,
         turns: Turns,
         permit: Callable[[], wire.Permit | None] = lambda: None,
+        pace: Callable[[Caller], Pace] | None = None,
     ) -> None:
-        """*permit*: what each answer gives the host leave to; None takes it back."""
+        """*permit*: what each answer gives the host leave to; None takes it back.
+        *pace*: how fast who has logged in may send; None: as fast as it can."""
         self._ingest, self._turns, self._permit = ingest, turns, permit
+        self._pace = pace
         self._streams: set[Stream] = set()
 
     async def RegisterNode(
@@ -49,7 +54,7 @@ class TelemetryService(TelemetryServiceServicer):
         """Who speaks, and what its signal ids mean."""
         address = _address(context.peer())
         self._turns.admit(request, address)
-        response = self._ingest.register(request, address)
+        response = self._ingest.register(request, address, caller(context))
         response.reconnect_seconds = self._turns.reconnect_seconds
         response.backlog_frames = self._turns.backlog_frames
         if permit := self._permit():
@@ -67,7 +72,8 @@ class TelemetryService(TelemetryServiceServicer):
     ) -> None:
         """Frames in, receipts out."""
         session = self._session(context)
-        stream = Stream(self._ingest, session, self._turns, self._permit)
+        pace = self._pace(session.caller) if self._pace and session.caller.known else None
+        stream = Stream(self._ingest, session, self._turns, self._permit, pace)
         self._streams.add(stream)
         self._turns.streams.add(stream)
         session.streams += 1
@@ -94,7 +100,7 @@ class TelemetryService(TelemetryServiceServicer):
     def _session(self, context: Any) -> Session:
         for key, value in context.invocation_metadata() or ():
             if key == "gangline-session":
-                return self._ingest.sessions.get(str(value))
+                return self._ingest.sessions.get(str(value), caller(context))
         raise NoSession("metadata gangline-session is missing: call RegisterNode first")
 
 
@@ -107,8 +113,10 @@ class Stream:
         session: Session,
         turns: Turns,
         permit: Callable[[], wire.Permit | None],
+        pace: Pace | None = None,
     ) -> None:
         self._ingest, self._turns, self._permit = ingest, turns, permit
+        self._allowed = pace
         self._session = session
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
@@ -173,9 +181,12 @@ class Stream:
                 await asyncio.sleep(UNREAD_SECONDS)
             if message.backlog:
                 self._hold(message)
+                await self._hold_back(message, 0)
                 continue
             self.pace.live_frames += 1
-            if (good := self._accept(message)) is not None and await self._submit(good):
+            good = self._accept(message)
+            await self._hold_back(message, good.rows if good else 0)
+            if good is not None and await self._submit(good):
                 self._unreceipted += 1
 
     def _accept(self, message: wire.TelemetryBatch) -> Accepted | None:
@@ -218,6 +229,15 @@ class Stream:
         refusal = NotReady(words)
         refusal.retry_seconds = self._turns.retry_seconds(self._session.host)
         return refusal
+
+    async def _hold_back(self, message: wire.TelemetryBatch, rows: int) -> None:
+        """Read no further for as long as the agent has sent more than it may."""
+        if self._allowed is None:
+            return
+        size_bytes = len(message.frame) + len(message.differences)
+        if wait := self._allowed.take(1, size_bytes, rows):
+            self._ingest.held_back(self._session)
+            await asyncio.sleep(wait)
 
     async def _submit(self, good: Accepted) -> bool:
         """Queue a frame, once there is room. False: there will be none while the disk is full.

@@ -24,7 +24,7 @@ from ..ingest.pace import (
     Late,
     Spread,
 )
-from ..refusals import NotYet
+from ..refusals import TooMuch
 from ..store.store import Store
 
 log = logging.getLogger(__name__)
@@ -91,13 +91,13 @@ class Turns:
         return HostPace(self._backlog_hertz, now)
 
     def admit(self, request: wire.RegisterNodeRequest, address: str) -> None:
-        """Let an agent register, unless too many come at once. Raises NotYet."""
+        """Let an agent register, unless too many come at once. Raises TooMuch."""
         who = request.node, request.run_id, request.boot_id, address
         if self._ingest.sessions.speaks(*who):
             return
         wait = self.admission.wait_seconds(request.node, self._loop.time())
         if wait:
-            raise NotYet(f"many agents register at once; this one's turn is in {wait:.1f} s", wait)
+            raise TooMuch(f"many agents register at once; this one's turn is in {wait:.1f} s", wait)
 
     def leave(self, stream: Stream) -> None:
         """Forget a stream that has ended, and what waits of it."""

@@ -62,14 +62,14 @@ class PermitServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GrantPermit(self, request, context):
-        """Grants it for a time, in place of what was granted before. From the aggregator's own machine only.
+        """Grants it for a time, in place of what was granted before. For operators; without any login, from the aggregator's own machine only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokePermit(self, request, context):
-        """Takes it back; each host hears of it with its next receipt. From anywhere.
+        """Takes it back; each host hears of it with its next receipt. Where there is no login, from anywhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -257,7 +258,7 @@ def receipts_lie_there(resting: Resting, sequence: int) -> None:
     """Return once the socket holds the receipt, unread."""
     done = SequenceRange(first=sequence, last=sequence)
     said = IngestAck(durable=[done], credit_frames=resting.aggregator.credit_frames)
-    while said.SerializeToString() not in _peek(resting.line._connection):
+    while said.SerializeToString() not in _peek(cast(socket.socket, resting.line._connection)):
         with resting.told.condition:
             resting.told.condition.wait(0.01)
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline import cli
+from gangline.aggregator.access.login import is_here
 from gangline.aggregator.permits import GRANT_SECONDS_MAX, LEASE_SECONDS, Permits
 from gangline.aggregator.refusals import Invalid
-from gangline.aggregator.service.permit import is_here
 from gangline.aggregator.verdicts import HostScore, Reason, Snapshot, State
 from gangline.fingerprints.wire import permit_pb2
 from gangline.fingerprints.wire.permit_pb2_grpc import PermitServiceStub

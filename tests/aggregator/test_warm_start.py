@@ -66,7 +66,7 @@ def test_ten_thousand_hosts_stand_as_before_at_once(lab: Any, make_agent: Any, u
     fill(lab.folder, begin_ns)
 
     async def way() -> None:
-        async with lab.aggregator() as aggregator:
+        async with lab.aggregator(judge_seconds=1.0) as aggregator:
             first = aggregator.holder.snapshot  # what is served from the first moment on
             states = Counter(host.state for host in first.hosts)
             assert states == {State.HEALTHY: HOSTS * 9 // 10, State.UNHEALTHY: HOSTS // 10}

@@ -1,0 +1,62 @@
+"""How the agent proves to the aggregator who it is, and learns that the aggregator is the one it means."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .calls import SessionError
+
+if TYPE_CHECKING:
+    from .tls import TlsSocket
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Paths as the settings name them, "" for none; read anew for each connection. Without a CA all is plain text."""
+
+    tls_ca_file: str = ""
+    tls_certificate_file: str = ""
+    tls_key_file: str = ""
+    tls_server_name: str = ""
+    token_file: str = ""
+
+    def check(self, *, beyond_loopback: bool) -> None:
+        """Raise ValueError, with words, where the settings do not go together."""
+        if (self.tls_certificate_file or self.tls_key_file) and not self.tls_ca_file:
+            raise ValueError("a certificate needs TLS: set tls_ca_file to the aggregator's CA too")
+        if bool(self.tls_certificate_file) != bool(self.tls_key_file):
+            raise ValueError(
+                "tls_certificate_file and tls_key_file go together: set both, or neither"
+            )
+        if self.token_file and beyond_loopback and not self.tls_ca_file:
+            raise ValueError(
+                "a token would be readable on its way: set tls_ca_file to the aggregator's CA"
+            )
+
+    def token(self) -> str:
+        """Return the token, "" for none. Raises SessionError."""
+        if not self.token_file:
+            return ""
+        from ...fingerprints.tls import TlsError, read_token
+
+        try:
+            return read_token(self.token_file)
+        except TlsError as error:
+            raise SessionError(str(error)) from error
+
+    def secured(self, plain: socket.socket, name: str) -> socket.socket | TlsSocket:
+        """Return *plain* itself, or TLS over it to *name* once hands are shaken. Raises SessionError, OSError."""
+        if not self.tls_ca_file:
+            return plain
+        from .tls import TlsFiles, dial  # megabytes, for those who use it
+
+        files = TlsFiles(
+            self.tls_ca_file, self.tls_certificate_file, self.tls_key_file, self.tls_server_name
+        )
+        return dial(plain, files, name)
+
+
+#: Plain text, and no login: on loopback.
+WITHOUT = Credentials()

@@ -1,0 +1,193 @@
+"""The server's certificate: read, checked, and read again when its files change, without a restart."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+log = logging.getLogger(__name__)
+
+#: A chain of certificates, or all CAs of a fleet; a longer file is something else.
+FILE_BYTES_MAX = 1 << 20
+#: From so long before its end on, a certificate is spoken of.
+RENEW_DAYS = 14
+
+
+class CertificateError(Exception):
+    """A certificate, key or CA cannot be used; the words name the file and say what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where the server's certificate with its chain, its key, and the CA of callers' certificates are; PEM."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What was read of them. `until`: when the certificate ends."""
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None
+    until: datetime
+
+    def __repr__(self) -> str:
+        return f"Material(until={self.until})"  # the key is nobody's to see
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        """Return it as gRPC takes it."""
+        return grpc.ssl_server_certificate_configuration(
+            [(self.key, self.certificate)], self.client_ca
+        )
+
+
+def load(files: Files, now: datetime) -> Material:
+    """Read and check all files together. Raises CertificateError."""
+    certificate, key = _read(files.certificate), _read(files.key)
+    client_ca = _read(files.client_ca) if files.client_ca else None
+    first = _certificates(files.certificate, certificate)[0]
+    if files.client_ca and client_ca is not None:
+        _certificates(files.client_ca, client_ca)
+    if _public(files.key, key) != first.public_key().public_bytes(
+        Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    ):
+        raise CertificateError(
+            f"{files.key} is not the key of {files.certificate}: were both of them replaced?"
+        )
+    until = first.not_valid_after_utc
+    if not first.not_valid_before_utc <= now < until:
+        raise CertificateError(
+            f"{files.certificate} holds from {first.not_valid_before_utc:%Y-%m-%d %H:%M} to "
+            f"{until:%Y-%m-%d %H:%M} UTC, and this machine's clock says {now:%Y-%m-%d %H:%M}: renew "
+            "it, or set the clock"
+        )
+    return Material(certificate, key, client_ca, until)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise CertificateError(f"{path}: {error.strerror}") from error
+    if len(data) > FILE_BYTES_MAX:
+        raise CertificateError(f"{path}: longer than {FILE_BYTES_MAX} bytes")
+    return data
+
+
+def _certificates(path: Path, data: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(data)
+    except ValueError as error:
+        raise CertificateError(f"{path}: no certificate in PEM: {str(error)[:120]}") from error
+
+
+def _public(path: Path, data: bytes) -> bytes:
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+    except TypeError:
+        raise CertificateError(
+            f"{path}: the key is encrypted; it must be readable as it is"
+        ) from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise CertificateError(
+            f"{path}: no private key in PEM"
+        ) from None  # no words of its content
+    return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+class Certificates:
+    """Those in force. `look` from one thread; gRPC asks from its own, before each handshake."""
+
+    def __init__(
+        self, files: Files, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        """Read *files*. Raises CertificateError."""
+        self.files, self._now = files, now
+        #: Why the files as they are now are not what is in force, or that it soon ends; "" when all is well.
+        self.trouble = ""
+        #: How often others were taken over without a restart.
+        self.reloads = 0
+        self._seen = self._stamp()
+        self._held = load(files, now())
+        self._judge_age()
+
+    def credentials(self, *, client_certificates: bool) -> grpc.ServerCredentials:
+        """Return credentials for a port, which take over what `look` finds.
+
+        Without *client_certificates* callers are not asked for one: gRPC for Python cannot ask and take none.
+        """
+        given: list[Material] = [self._held]
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            held = self._held
+            if held is given[0]:
+                return None
+            given[0] = held
+            return held.configuration()
+
+        return grpc.dynamic_ssl_server_credentials(
+            self._held.configuration(),
+            cast(Any, fetch),  # its type knows no None, its documentation does
+            require_client_authentication=client_certificates,
+        )
+
+    def look(self) -> bool:
+        """Take over the files if they are others now; return whether they were. Never raises.
+
+        What cannot be used changes nothing but `trouble`, and is looked at again when it changes again.
+        """
+        stamp = self._stamp()
+        if stamp == self._seen:
+            self._judge_age()
+            return False
+        self._seen = stamp
+        try:
+            self._held = load(self.files, self._now())
+        except CertificateError as error:
+            self._say(f"the certificate as it was before is in force: {error}")
+            return False
+        self.reloads += 1
+        log.info("certificate read anew: %s, until %s", self.files.certificate, self._held.until)
+        self.trouble = ""
+        self._judge_age()
+        return True
+
+    def _judge_age(self) -> None:
+        days = (self._held.until - self._now()).total_seconds() / 86_400
+        if days < RENEW_DAYS and not self.trouble:
+            self._say(
+                f"{self.files.certificate} ends in {max(days, 0.0):.1f} days, at "
+                f"{self._held.until:%Y-%m-%d %H:%M} UTC: renew it, no restart is needed"
+            )
+
+    def _say(self, words: str) -> None:
+        self.trouble = words
+        log.warning("%s", words)
+
+    def _stamp(self) -> tuple[tuple[int, ...] | None, ...]:
+        paths = (self.files.certificate, self.files.key, self.files.client_ca)
+        return tuple(_stamp(path) for path in paths if path is not None)
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    try:
+        now = os.stat(path)
+    except OSError:
+        return None
+    return now.st_ino, now.st_mtime_ns, now.st_size

@@ -1,0 +1,174 @@
+"""TLS as a client of the aggregator, by the standard library: its files, and words for what goes wrong.
+
+For the agent and for the commands. `ssl` costs an importer some megabytes: import this only where TLS is asked for.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+#: gRPC servers refuse a handshake that does not say it (RFC 7301, RFC 9113).
+PROTOCOLS = ["h2"]
+#: A token's file is a line.
+TOKEN_BYTES_MAX = 4096
+
+#: X509_V_ERR_* of OpenSSL's x509_vfy.h.
+_NOT_YET, _EXPIRED, _NAME, _ADDRESS = 9, 10, 62, 64
+_UNKNOWN_CA = (2, 18, 19, 20, 21, 24)
+#: What comes instead of TLS, by OpenSSL's names.
+_PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+#: What the other side's alert says of our certificate (RFC 8446, 6.2), by OpenSSL's names.
+_ALERTS = {
+    "CERTIFICATE_REQUIRED": "it wants a certificate of ours, and none is set",
+    "CERTIFICATE_EXPIRED": "it says that our certificate has run out",
+    "UNKNOWN_CA": "it does not know the CA of our certificate",
+    "BAD_CERTIFICATE": "it does not take our certificate",
+    "CERTIFICATE_UNKNOWN": "it does not take our certificate",
+    "CERTIFICATE_REVOKED": "it says that our certificate is revoked",
+    "UNSUPPORTED_CERTIFICATE": "our certificate is none for a client",
+    "HANDSHAKE_FAILURE": "it finds no common way to speak, or wants a certificate of ours",
+    "PROTOCOL_VERSION": "it speaks other versions of TLS",
+    "NO_APPLICATION_PROTOCOL": "it does not speak HTTP/2: no aggregator listens there",
+}
+
+
+class TlsError(Exception):
+    """TLS cannot be had; the words say why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Paths of PEM files; "" for none. `server_name`: the name in the server's certificate, if not the one dialled."""
+
+    ca: str
+    certificate: str = ""
+    key: str = ""
+    server_name: str = ""
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return a context of what the files hold now. Raises TlsError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(PROTOCOLS)
+    try:
+        context.load_verify_locations(cafile=files.ca)
+    except (OSError, ssl.SSLError) as error:
+        raise TlsError(f"the CA in {files.ca}: {_of_file(error)}") from error
+    if files.certificate or files.key:
+        try:
+            context.load_cert_chain(files.certificate, files.key or None, password=_no_password)
+        except (OSError, ssl.SSLError, TlsError) as error:
+            raise TlsError(
+                f"{files.certificate} with {files.key or 'no key'}: {_of_file(error)}"
+            ) from error
+    return context
+
+
+def _no_password() -> str:
+    """OpenSSL would ask at the terminal of a daemon."""
+    raise TlsError("the key is encrypted; it must be readable as it is")
+
+
+def _of_file(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "the key is not that of the certificate"
+        return f"no PEM as it should be ({error.reason or 'nothing in it'})"
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def explained(error: Exception, files: TlsFiles, name: str, now: datetime | None = None) -> str:
+    """Return what a failed handshake or a broken connection to *name* means, and what to do."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _unverified(error, files, files.server_name or name, now or datetime.now(UTC))
+    reason = str(getattr(error, "reason", None) or "")
+    if reason in _PLAIN:
+        return (
+            "what listens there speaks plain text, this side TLS: one of the two is set up wrongly"
+        )
+    for alert, words in _ALERTS.items():
+        if reason.endswith(f"ALERT_{alert}"):
+            return f"TLS: {words}"
+    if isinstance(error, ssl.SSLEOFError | ConnectionError):
+        return "TLS: it hung up in the middle of the handshake" + _perhaps(files)
+    if isinstance(error, TimeoutError):
+        return "TLS: no answer to the handshake in time: another program, or one that hangs"
+    return f"TLS: {reason or error}"
+
+
+def _perhaps(files: TlsFiles) -> str:
+    if files.certificate:
+        return ": it does not take our certificate, or does not speak TLS"
+    return ": it does not speak TLS, or wants a certificate of ours, and none is set"
+
+
+def _unverified(
+    error: ssl.SSLCertVerificationError, files: TlsFiles, name: str, now: datetime
+) -> str:
+    clock = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
+    if error.verify_code == _EXPIRED:
+        return f"TLS: its certificate has run out ({clock}): renew it there, or set the clock here"
+    if error.verify_code == _NOT_YET:
+        return f"TLS: its certificate does not hold yet ({clock}): set the clock, here or where it was made"
+    if error.verify_code in _UNKNOWN_CA:
+        return f"TLS: its certificate is of no CA in {files.ca}: another CA, or another aggregator"
+    if error.verify_code in (_NAME, _ADDRESS):
+        return f"TLS: its certificate is not for {name!r}: dial a name that it has, or set the server name"
+    return f"TLS: its certificate is not taken: {error.verify_message}"
+
+
+def read_token(path: str) -> str:
+    """Return the token in a file. Raises TlsError; never with the token in its words."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(TOKEN_BYTES_MAX + 1).decode("ascii").strip()
+    except OSError as error:
+        raise TlsError(f"the token in {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        text = ""
+    if not text or len(text) > TOKEN_BYTES_MAX or not text.isprintable() or " " in text:
+        raise TlsError(
+            f"{path} holds no token: one line is expected, as `gangline admin token new` makes it"
+        )
+    return text
+
+
+def diagnosis(host: str, port: int, files: TlsFiles, seconds_max: float) -> str:
+    """Try a handshake and return what is wrong with it, "" if nothing is. Raises TlsError."""
+    context = client_context(files)
+    try:
+        with (
+            socket.create_connection((host, port), seconds_max) as connection,
+            context.wrap_socket(connection, server_hostname=files.server_name or host) as wrapped,
+        ):
+            # TLS 1.3: what it thinks of our certificate shows after the handshake.
+            return "" if wrapped.recv(1) else hung_up(files)
+    except OSError as error:
+        return explained(error, files, host)
+
+
+def hung_up(files: TlsFiles) -> str:
+    """Return what it means that the other side ends a connection after the handshake, without a word."""
+    if files.certificate:
+        return "TLS: it hung up without a word: it does not take our certificate"
+    return "TLS: it hung up without a word: a certificate of ours is wanted, and none is set"
+
+
+def speaks_tls(host: str, port: int, seconds_max: float) -> bool:
+    """Say whether TLS is spoken there, by whomever."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(PROTOCOLS)
+    try:
+        with (
+            socket.create_connection((host, port), seconds_max) as connection,
+            context.wrap_socket(connection, server_hostname=host),
+        ):
+            return True
+    except OSError as error:
+        return "ALERT" in str(getattr(error, "reason", ""))

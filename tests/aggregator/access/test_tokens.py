@@ -1,0 +1,158 @@
+"""Tokens: kept as hashes, found in constant time, changed by one at a time, revoked while it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import json
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator.access.caller import Role
+from gangline.aggregator.access.tokens import Token, Tokens, TokensError, change, make, parse, read
+
+NOW = 1_760_000_000
+
+
+def written(folder: Path, *names: str) -> tuple[Path, list[str]]:
+    made = [make(Role.OPERATOR, name, 1.0, NOW) for name in names]
+    path = folder / "access" / "tokens.json"
+    change(path, lambda before: [*before, *(kept for _, kept in made)])
+    return path, [secret for secret, _ in made]
+
+
+def test_a_token_is_found_by_its_secret_alone(tmp_path: Path) -> None:
+    """Neither another's secret nor another's id, nor what the file says of it."""
+    path, (alice, bob) = written(tmp_path, "alice", "bob")
+    held = Tokens(path)
+    found = held.find(alice, NOW)
+    assert found is not None and (found.role, found.name) == ("operator", "alice")
+    mixed = "_".join([*bob.split("_")[:2], alice.split("_", 2)[2]])
+    for wrong in (
+        "",
+        "x",
+        alice[:-1],
+        alice + "A",
+        alice.upper(),
+        mixed,
+        found.sha256,
+        f"gangline_{found.id}_{found.sha256[:43]}",
+    ):
+        assert held.find(wrong, NOW) is None
+
+
+def test_the_file_shows_nobody_how_to_log_in(tmp_path: Path) -> None:
+    """A backup of the data folder, on somebody's laptop."""
+    path, (secret,) = written(tmp_path, "alice")
+    text = path.read_text()
+    assert secret not in text and secret.split("_", 2)[2] not in text
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_token_ends(tmp_path: Path) -> None:
+    """One that was made for a trial, two years ago."""
+    path, (secret,) = written(tmp_path, "alice")
+    held = Tokens(path)
+    assert held.find(secret, NOW + 86_399.0) and not held.find(secret, NOW + 86_400.0)
+
+
+def test_unknown_ids_and_wrong_secrets_are_compared_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever measures how long a refusal takes learns nothing: one comparison of two whole hashes each time."""
+    path, (secret,) = written(tmp_path, "alice")
+    held, compared = Tokens(path), list[tuple[int, int]]()
+    real = hmac.compare_digest
+
+    def counted(one: str, other: str) -> bool:
+        compared.append((len(one), len(other)))
+        return real(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", counted)
+    held.find(secret, NOW)
+    held.find(secret[:-1] + ("A" if secret[-1] != "A" else "B"), NOW)
+    held.find("gangline_000000000000_" + "A" * 43, NOW)
+    assert compared == [(64, 64)] * 3
+
+
+def test_what_changed_is_in_force_at_the_next_look(tmp_path: Path) -> None:
+    """Revoked, made anew, the file replaced by nonsense, and removed."""
+    path, (alice,) = written(tmp_path, "alice")
+    held = Tokens(path)
+    assert not held.look()
+    change(path, lambda _: [])
+    assert held.look() and not held.find(alice, NOW) and held.configured
+    _, (bob,) = written(tmp_path, "bob")
+    assert held.look() and held.find(bob, NOW)
+    path.write_text("{ nonsense")
+    assert held.look() and held.find(bob, NOW) and "in force" in held.trouble
+    path.unlink()
+    assert held.look() and not held.find(bob, NOW) and held.configured and not held.trouble
+
+
+def test_an_aggregator_does_not_start_on_a_file_it_cannot_read(tmp_path: Path) -> None:
+    """It would let everybody in, or nobody, and say neither."""
+    path, _ = written(tmp_path, "alice")
+    path.write_text('{"tokens": [{}]}')
+    with pytest.raises(TokensError, match=r"tokens\.json"):
+        Tokens(path)
+
+
+def _add(path: Path, name: str) -> None:
+    change(path, lambda before: [*before, make(Role.AGENT, name, 1.0, NOW)[1]])
+
+
+def test_two_who_change_the_file_at_once_lose_nothing(tmp_path: Path) -> None:
+    """A loop in a shell, with an ampersand."""
+    path = tmp_path / "access" / "tokens.json"
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=_add, args=(path, f"host-{n}")) for n in range(8)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+    assert {each.name for each in read(path)} == {f"host-{n}" for n in range(8)}
+    assert sorted(os.listdir(path.parent)) == ["tokens.json", "tokens.lock"]
+
+
+GOOD = dataclasses.asdict(make(Role.AGENT, "a", 1.0, NOW)[1])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**GOOD, "role": "root"},
+        {**GOOD, "role": "anyone"},
+        {**GOOD, "id": "zz"},
+        {**GOOD, "sha256": ""},
+        {**GOOD, "sha256": None},
+        {**GOOD, "name": "a b"},
+        {**GOOD, "until": "tomorrow"},
+        {**GOOD, "until": True},
+        {**GOOD, "more": 1},
+        {},
+        [],
+        None,
+    ],
+)
+def test_a_token_that_we_did_not_write_is_refused(fields: object) -> None:
+    """An empty hash would be that of no secret, and a role of nobody's making that of anybody."""
+    with pytest.raises(TokensError):
+        parse(json.dumps({"tokens": [GOOD, fields]}))
+    assert parse(json.dumps({"tokens": [GOOD]})) == [Token(**GOOD)]
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_file_or_is_refused(text: str) -> None:
+    """A disk that turned bits."""
+    try:
+        assert all(isinstance(each, Token) for each in parse(text))
+    except TokensError as error:
+        assert len(str(error)) < 400

@@ -1,0 +1,150 @@
+"""How the commands get to an aggregator by TLS, and the words when they do not."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline import cli
+from gangline.aggregator.commands.way import CommandError, Way, add_way, way_of
+from gangline.aggregator.server import Aggregator
+from tests.aggregator.access.secured import Secured
+
+
+class Served:
+    """An aggregator on a loop of its own, so that commands can block."""
+
+    def __init__(self, config: Any) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.aggregator = Aggregator(config)
+        self.do(self.aggregator.start())
+
+    def do(self, what: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(what, self.loop).result(60)
+
+    def end(self) -> None:
+        self.do(self.aggregator.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(60)
+        self.loop.close()
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable and no file of whoever runs the tests."""
+    for name in (
+        "AGGREGATOR",
+        "CA",
+        "CERT",
+        "KEY",
+        "TOKEN",
+        "TOKEN_FILE",
+        "SERVER_NAME",
+        "CLIENT_CONFIG",
+    ):
+        monkeypatch.delenv(f"GANGLINE_{name}", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def served(lab: Any, secured: Secured) -> Iterator[Served]:
+    config = lab.config(**secured.settings(listen_tokens="127.0.0.1:0"))
+    served = Served(config)
+    yield served
+    served.end()
+
+
+def test_an_operator_asks_by_certificate_token_and_file(
+    served: Served,
+    secured: Secured,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By options, by the environment, and by the file that `gangline admin cert` prints; the permit bears the login."""
+    files = secured.certificate("operator", "alice")
+    way = ["--ca", str(secured.ca), "--cert", str(files.certificate), "--key", str(files.key)]
+    at = ["--aggregator", f"localhost:{served.aggregator.port}"]
+    assert cli.main(["permit", "grant", "--for", "60s", "--reason", "trial", *at, *way]) == cli.OK
+    assert "operator alice: " in capsys.readouterr().out
+
+    token = tmp_path / "token"
+    token.write_text(secured.token("operator", "bob"))
+    served.do(served.aggregator.door.look())
+    monkeypatch.setenv("GANGLINE_CA", str(secured.ca))
+    monkeypatch.setenv("GANGLINE_TOKEN_FILE", str(token))
+    monkeypatch.setenv("GANGLINE_AGGREGATOR", f"localhost:{served.aggregator.token_port}")
+    assert cli.main(["permit", "show", "--json"]) == cli.OK
+    assert json.loads(capsys.readouterr().out)["seconds_left"]
+
+    file = tmp_path / "config" / "gangline" / "client.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        f'aggregator = "127.0.0.1:{served.aggregator.token_port}"\nserver_name = "localhost"\n'
+    )
+    monkeypatch.delenv("GANGLINE_AGGREGATOR")
+    assert cli.main(["permit", "show"]) == cli.OK
+    capsys.readouterr()
+
+
+def failing(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = cli.FAILED
+) -> str:
+    assert cli.main(["permit", "show", *arguments]) == code
+    return capsys.readouterr().err
+
+
+def test_what_goes_wrong_is_said(
+    served: Served,
+    secured: Secured,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """gRPC says `failed to connect to all addresses` for each of these."""
+    port, token_port = served.aggregator.port, served.aggregator.token_port
+    at, ca = ["--aggregator", f"localhost:{port}"], ["--ca", str(secured.ca)]
+    assert "it speaks TLS: name the CA" in failing(at, capsys)
+    assert "a certificate of ours is wanted" in failing([*at, *ca], capsys)
+    other = Secured(tmp_path / "other", tmp_path / "unused")
+    assert "no CA in" in failing([*at, "--ca", str(other.ca)], capsys)
+    assert "not for 'head.example'" in failing([*at, *ca, "--server-name", "head.example"], capsys)
+    assert "No such file" in failing([*at, "--ca", "/nowhere.pem"], capsys)
+    there = ["--aggregator", f"localhost:{token_port}", *ca]
+    assert "does not know you" in failing(there, capsys)
+    monkeypatch.setenv("GANGLINE_TOKEN", "gangline_000000000000_" + "A" * 43)
+    words = failing(there, capsys)
+    assert "revoked" in words and "AAAA" not in words
+    assert "readable on its way" in failing(["--aggregator", "10.0.0.1:7600"], capsys, cli.USAGE)
+
+
+def test_a_file_of_settings_that_is_none_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key mistyped in client.toml is named, with what would be right."""
+    parser = argparse.ArgumentParser()
+    add_way(parser)
+    file = tmp_path / "client.toml"
+    monkeypatch.setenv("GANGLINE_CLIENT_CONFIG", str(file))
+    for text, words in (
+        ("token = 'x'", "unknown setting 'token'; did you mean 'token_file'"),
+        ("aggregator = 'nowhere'", "expected ADDRESS:PORT"),
+        ("ca = 1", "expected a text"),
+        ("= = =", "not TOML"),
+        ("certificate = 'c'\nkey = 'k'", "name the aggregator's CA"),
+    ):
+        file.write_text(text)
+        with pytest.raises(CommandError, match=words) as refused:
+            way_of(parser.parse_args([]))
+        assert refused.value.code == cli.USAGE
+    file.write_text("ca = 'a'\naggregator = 'head:1'")
+    assert way_of(parser.parse_args(["--aggregator", "other:2"])) == Way("other:2", "a")

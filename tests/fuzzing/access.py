@@ -1,0 +1,76 @@
+"""What decides who may do what: certificates' names, patterns, tokens, the file of tokens, gRPC's names of peers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import asdict
+
+from gangline.aggregator.access.caller import GIVEN, Role
+from gangline.aggregator.access.connections import where
+from gangline.aggregator.access.names import Names, is_name, parse_pattern, shown
+from gangline.aggregator.access.tokens import Token, TokensError, make, parse
+from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
+
+NAMES = Names(("agent={name}.gpu.example", "operator=ops-{name}"), "cluster.example")
+KEPT = make(Role.AGENT, "gpu-001", 1.0, 1_760_000_000)[1]
+
+
+def fuzz_certificate_names(source: random.Random) -> str:
+    """A certificate's names, damaged: a role of ours with a host's name, or nobody."""
+    texts = (
+        b"spiffe://cluster.example/gangline/agent/gpu-001",
+        b"gpu-001.gpu.example",
+        b"ops-alice",
+    )
+    keys = ("peer_uri", "peer_dns", "x509_common_name")
+    auth = {key: [damaged(text, source)] for key, text in zip(keys, texts, strict=True)}
+    holder = NAMES.holder(auth)
+    assert shown(auth).isprintable()
+    assert holder is None or (holder.role in GIVEN and is_name(holder.name))
+    return ACCEPTED if holder else REFUSED
+
+
+def fuzz_patterns(source: random.Random) -> str:
+    """A pattern that an operator types: one that matches what it should, or words."""
+    text = damaged(b"agent={name}.gpu.example", source).decode(errors="replace")
+    try:
+        pattern = parse_pattern(text)
+    except ValueError as error:
+        assert "ROLE=PATTERN" in str(error)
+        return REFUSED
+    holder = pattern.match(f"{pattern.before}x1{pattern.after}")
+    assert holder is not None and holder.name == "x1"
+    return ACCEPTED
+
+
+def fuzz_tokens(source: random.Random) -> str:
+    """The file of tokens after a bad disk: tokens of the form that we write, or words."""
+    text = json.dumps({"tokens": [asdict(KEPT)] * 3})
+    data = source.choice((damaged, flipped))(text.encode(), source).decode(errors="replace")
+    try:
+        found = parse(data)
+    except TokensError as error:
+        assert len(str(error)) < 400
+        return REFUSED
+    assert all(
+        isinstance(each, Token) and each.role in GIVEN and is_name(each.name) for each in found
+    )
+    return ACCEPTED
+
+
+def fuzz_peers(source: random.Random) -> str:
+    """gRPC's name of a peer, damaged: an address and a port, or none."""
+    text = damaged(source.choice((b"ipv4:10.0.0.1:4711", b"ipv6:%5Bfe80::1%25eth0%5D:80")), source)
+    at = where(text.decode(errors="replace"))
+    assert at is None or (isinstance(at[0], str) and at[1] >= 0)
+    return ACCEPTED if at else REFUSED
+
+
+TARGETS: dict[str, Callable[[random.Random], str]] = {
+    "certificate-names": fuzz_certificate_names,
+    "certificate-patterns": fuzz_patterns,
+    "token-file": fuzz_tokens,
+    "peer-names": fuzz_peers,
+}
