@@ -8,7 +8,7 @@ ONCE ?= 0
 WIRE := build/names/gangline/fingerprints/wire
 GRPC := telemetry score nvhcd permit
 
-.PHONY: run test lint types unit fix ext proto docs bench fuzz soak wheel clean system
+.PHONY: run test lint types unit fix ext proto docs bench load fuzz soak wheel clean system
 
 run: .venv/ready
 	$(BIN)/gangline run --simulated $(SIMULATED) --seed $(SEED) $(if $(filter 1,$(ONCE)),--once)
@@ -28,6 +28,10 @@ unit: .venv/ready-dev
 
 bench: .venv/ready-dev
 	$(BIN)/python -m bench --seed $(SEED)
+
+# A whole fleet against an aggregator on this machine: what it sustains, and what that costs.
+load: .venv/ready-dev
+	$(BIN)/python -m bench.load --hosts $(or $(HOSTS),400) --seconds $(or $(SECONDS),60) --seed $(SEED)
 
 fuzz: .venv/ready-dev
 	$(BIN)/python -m tests.fuzz --seconds 60 --seed $(SEED)

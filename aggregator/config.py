@@ -149,6 +149,13 @@ class AggregatorConfig:
     agent_rows_per_second_max: float = setting(
         4000.0, low=100, says="readings' rows of its frames; further ones are read later"
     )
+    # own health
+    metrics_listen: str = setting(
+        "",
+        check=lambda text: _check_metrics(text),
+        says="address:port of /metrics, the aggregator's own figures for Prometheus, in plain HTTP for "
+        "whoever reaches it; empty: off",
+    )
 
 
 def parse_listen(text: str, *, beyond_loopback: bool) -> tuple[str, int]:
@@ -164,6 +171,11 @@ def parse_listen(text: str, *, beyond_loopback: bool) -> tuple[str, int]:
             "listen on 127.0.0.1, or say --set listen_beyond_loopback=true if the network is trusted"
         )
     return address, int(port)
+
+
+def _check_metrics(text: str) -> None:
+    if text:
+        parse_listen(text, beyond_loopback=True)
 
 
 def _is_loopback(address: str) -> bool:

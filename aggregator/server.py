@@ -7,6 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -22,6 +23,12 @@ from .access.door import Door
 from .access.guard import Guard
 from .config import AggregatorConfig, parse_listen
 from .fleet.fleet import Fleet
+from .health import descriptors
+from .health.calls import Calls
+from .health.figures import Parts
+from .health.looplag import LoopLag
+from .health.machine import Machine, look
+from .health.watch import Changes, OwnHealth, Watch, tell
 from .ingest.clocklog import ClockWriter
 from .ingest.findings import OURSELVES
 from .ingest.intake import Ingest
@@ -29,6 +36,7 @@ from .judgement.judge import JUDGED_FINDINGS, Judgement, judge
 from .judgement.restart import restore
 from .permits import Permits
 from .service.errors import Errors
+from .service.metrics import MetricsServer, listener
 from .service.permit import PermitService
 from .service.score import ScoreService
 from .service.telemetry import TelemetryService
@@ -80,6 +88,10 @@ class Aggregator:
         self._config = config
         self._wall_ns = wall_ns
         self._scores = ScoreLog()
+        self._calls, self._lag = Calls(), LoopLag()
+        self._judge_seconds = 0.0
+        #: Where /metrics is served; 0: it is not.
+        self.metrics_port = 0
         self._health: Any = cast(Any, health).aio.HealthServicer()
 
     async def start(self) -> None:
@@ -88,7 +100,14 @@ class Aggregator:
         self._addresses = _addresses(self._config)
         for address, port in self._addresses:
             _refuse_taken(address, port)  # before anything is written
-        self.store = Store.open(self._config.data, self._config, self._wall_ns)
+        metrics = self._metrics_socket()
+        if few := descriptors.words(descriptors.raise_limit()[0], self._config.hosts_max):
+            log.warning("%s", few)
+        try:
+            self.store = Store.open(self._config.data, self._config, self._wall_ns)
+        except BaseException:
+            _close(metrics)
+            raise
         try:
             self._ingest = Ingest(self.fleet, self.store, self._config, self._wall_ns)
             self._remember()
@@ -108,9 +127,13 @@ class Aggregator:
             self.door.listens(ports)
             for server in self._servers:
                 await server.start()
+            self._watch = self._make_watch(metrics)
         except BaseException:
+            _close(metrics)
             self.store.close()
             raise
+        self._lag.start()
+        self._watch.start()
         await self._health.set("", _SERVING)
         await self._health.set(TELEMETRY, _SERVING)
         await self._health.set(SCORE, _SERVING if self.holder.snapshot else _NOT_SERVING)
@@ -141,9 +164,43 @@ class Aggregator:
             self._ingest.findings.restore(one, now_ns, expires=expires)
         return frozenset(judged)
 
+    def _metrics_socket(self) -> socket.socket | None:
+        """Return what /metrics is served on, if it is. Raises StartError."""
+        if not self._config.metrics_listen:
+            return None
+        address, port = parse_listen(self._config.metrics_listen, beyond_loopback=True)
+        try:
+            listening = listener(address, port)
+        except OSError as error:
+            raise StartError(
+                f"metrics_listen = {self._config.metrics_listen!r} cannot be listened on: {error}; "
+                "name another port, or leave it empty"
+            ) from error
+        self.metrics_port = int(listening.getsockname()[1])
+        return listening
+
+    def _make_watch(self, metrics: socket.socket | None) -> Watch:
+        parts = Parts(
+            self._config, self.fleet, self.store, self._ingest, self._calls, self._lag,
+            lambda: self._telemetry.streams, lambda: self._judge_seconds,
+        )  # fmt: skip
+
+        def machine(now_ns: int) -> Machine:
+            return look(self._config.data, self.port, now_ns)
+
+        self._own = OwnHealth(parts, machine, self._wall_ns)
+        loop = asyncio.get_running_loop()
+        server = MetricsServer(metrics, self._own.render) if metrics else None
+        return Watch(self._own, lambda changes: self._hear(loop, changes), server)
+
+    def _hear(self, loop: asyncio.AbstractEventLoop, changes: Changes) -> None:
+        """Take changes of alarms over, from the watch's thread into the loop's."""
+        with suppress(RuntimeError):  # the loop has ended: nobody is left to tell
+            loop.call_soon_threadsafe(lambda: tell(self.fleet, changes, self._wall_ns()))
+
     def _make_server(self, *, by_token: bool) -> grpc.aio.Server:
         server = grpc.aio.server(
-            interceptors=[Errors(), Guard(self.door, by_token=by_token)],
+            interceptors=[Errors(self._calls), Guard(self.door, by_token=by_token)],
             options=[
                 ("grpc.so_reuseport", 0),  # else two aggregators share one port, unnoticed
                 ("grpc.max_receive_message_length", self._config.message_bytes_max),
@@ -181,7 +238,8 @@ class Aggregator:
                 await self._judge()
             except Exception:
                 log.exception("judging failed; the snapshot before stays")
-            rest = self._config.judge_seconds - (time.monotonic() - begin)
+            self._judge_seconds = time.monotonic() - begin
+            rest = self._config.judge_seconds - self._judge_seconds
             await asyncio.sleep(max(0.01, rest))
 
     async def _judge(self) -> None:
@@ -195,6 +253,8 @@ class Aggregator:
             self._telemetry.say_not_stored()
             reasons = filter(None, (snapshot.degraded_reason, trouble))
             snapshot = replace(snapshot, degraded_reason="; ".join(reasons))
+        if self._own.words:
+            snapshot = replace(snapshot, alarms=self._own.words)
         first, self.holder.snapshot = self.holder.snapshot is None, snapshot
         self.store.submit_scores(snapshot, self._scores.changed(snapshot))
         self.store.submit_findings(self._ingest.findings.changes(now_ns))
@@ -218,6 +278,8 @@ class Aggregator:
         begin = time.monotonic()
         self._judge_task.cancel()
         self._door_task.cancel()
+        self._lag.stop()
+        self._watch.close()
         await self._health.enter_graceful_shutdown()
         self._telemetry.stop_reading()
         self.store.hurry()
@@ -233,6 +295,11 @@ def _addresses(config: AggregatorConfig) -> list[tuple[str, int]]:
     beyond = config.listen_beyond_loopback or bool(config.tls_certificate_file)
     texts = filter(None, (config.listen, config.listen_tokens))
     return [parse_listen(text, beyond_loopback=beyond) for text in texts]
+
+
+def _close(listening: socket.socket | None) -> None:
+    if listening is not None:
+        listening.close()
 
 
 def _refuse_taken(address: str, port: int) -> None:

@@ -120,6 +120,7 @@ class Snapshot:
     horizon_seconds: float
     hosts: tuple[HostScore, ...]
     degraded_reason: str = ""  # not empty: old, frozen, or not complete
+    alarms: tuple[str, ...] = ()  # what stands against the aggregator itself, in words
 
     def lists(self, host: HostScore) -> bool:
         """Say whether *host* belongs in a list of hosts: a simulated one that has ended does not."""

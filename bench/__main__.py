@@ -21,6 +21,11 @@ BENCHES = {
     "events_lane": "a kernel record to its receipt against a bare unary echo, and a storm of 800,000 lines",
     "ingest_cost": "the aggregator's CPU a row, from the wire to durable, against a raw Arrow insert",
     "hostile_agent": "honest agents' receipts while one agent is hostile, against the same without it",
+    "fleet_load": "all that a fleet sends, rising until receipts fall behind: CPU a row against a raw Arrow insert",
+    "fleet_memory": "what a connected host costs the aggregator in memory, against the limit for 10,000",
+    "commit_latency": "commits while operators ask, against the same without",
+    "freshness": "from a reading to the API and to its receipt while a fleet speaks, against the limit",
+    "prometheus": "CPU a row against Debian's Prometheus that scrapes the same readings",
     "local_socket": "the health check on the host's Unix socket against an echo on it, and one of grpcio",
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes",
 }

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ...fingerprints.catalogue import PERIOD_SECONDS, TABLES, Signal
+from ...fingerprints.openmetrics import Family, labels_of
 from ..latest import Latest, Readings
 from .importance import IN_ORDER, RESERVED
-from .openmetrics import Family, family_of, labels_of, value_of
+from .openmetrics import family_of, value_of
 
 SECOND_NS = 1_000_000_000
 #: A table is left out once its readings are older than this many of its periods and this much more.

@@ -15,15 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...fingerprints import http
+from ...fingerprints.openmetrics import Form, form_of, text_of
 from ..clock import Clock
 from ..config import AgentConfig
 from ..latest import Latest
 from ..registration import Registration, version
-from . import http
 from .budget import Budget
 from .exposition import Exposition
 from .listener import Listener
-from .openmetrics import Form, text_of
 
 #: At one more, whoever has been connected for longest is let go: a slow one never keeps others out.
 CONNECTIONS_MAX = 16
@@ -69,8 +69,7 @@ class Rendered:
     def __call__(self, accept: str) -> tuple[bytes, str]:
         """Return the exposition and its media type: the older form for who asks for it and not for
         OpenMetrics."""
-        older = "text/plain" in accept and "application/openmetrics-text" not in accept
-        form = Form.TEXT if older else Form.OPENMETRICS
+        form = form_of(accept)
         now = self._monotonic()
         made, body = self._made.get(form, (now - RENDER_SECONDS_MIN, b""))
         if now - made >= RENDER_SECONDS_MIN:

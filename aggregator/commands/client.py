@@ -64,7 +64,7 @@ class Client:
             scores += reply.node_scores
             token = reply.next_page_token
             if not token:
-                return Listing(scores, reply.version, reply.degraded_reason)
+                return Listing(scores, reply.version, reply.degraded_reason, reply.alarms)
 
     def host(self, name: str) -> score_pb2.NodeScore:
         """Return one host in full. Raises CommandError(NOT_FOUND)."""
@@ -88,11 +88,17 @@ class Listing:
     """All hosts of one snapshot."""
 
     def __init__(
-        self, scores: Iterable[score_pb2.NodeScore], version: int, degraded_reason: str
+        self,
+        scores: Iterable[score_pb2.NodeScore],
+        version: int,
+        degraded_reason: str,
+        alarms: Iterable[str] = (),
     ) -> None:
+        """*alarms*: what stands against the aggregator itself, in words."""
         self.scores = list(scores)
         self.version = version
         self.degraded_reason = degraded_reason
+        self.alarms = list(alarms)
 
 
 def translated(error: Any, where: str | Way) -> CommandError:

@@ -41,6 +41,8 @@ def _run(options: argparse.Namespace) -> int:
         print(said)
     if listing.degraded_reason:
         print(f"degraded: {listing.degraded_reason}", file=sys.stderr)
+    for words in listing.alarms:
+        print(f"aggregator: {words}", file=sys.stderr)
     return OK
 
 
@@ -50,7 +52,7 @@ def selected(listing: Listing, states: list[str]) -> Listing:
         return listing
     numbers = {score_pb2.HealthState.Value(state.upper()) for state in states}
     scores = [score for score in listing.scores if score.state in numbers]
-    return Listing(scores, listing.version, listing.degraded_reason)
+    return Listing(scores, listing.version, listing.degraded_reason, listing.alarms)
 
 
 def document(listing: Listing) -> dict[str, Any]:
@@ -58,6 +60,7 @@ def document(listing: Listing) -> dict[str, Any]:
     return {
         "version": listing.version,
         "degraded_reason": listing.degraded_reason,
+        "alarms": listing.alarms,
         "hosts": [as_dict(score) for score in listing.scores],
     }
 

@@ -71,6 +71,10 @@ class Ingest:
         self._store = store
         self.credit_frames_max = config.credit_frames
         self._wall_ns = wall_ns
+        #: Since the start: frames taken, those of them from a spool, their rows, frames refused,
+        #: receipts sent (one a frame), events told anew.
+        self.frames = self.late_frames = self.rows = 0
+        self.refused_frames = self.receipts = self.new_events = 0
         self._clocks: dict[str, HostClock] = {}
         self._lane = EventLane(store)
         #: (host, event id) -> how far the event is known.
@@ -176,7 +180,10 @@ class Ingest:
                 f"the frame says sequence {stamp.sequence}, the message {message.sequence}"
             )
         session.heard_ns = now_ns
+        self.frames += 1
+        self.rows += sum(block.rows for block in frame.blocks)
         if message.backlog:
+            self.late_frames += 1
             self._fleet.note_backlog(session.host, now_ns)
         else:
             self._fleet.observe(session.host, frame, now_ns)
@@ -239,6 +246,7 @@ class Ingest:
                     event.boot_id, event.boottime_ns, event.wall_time_ns, now_ns
                 )
                 new[event.event_id] = StoredEvent(host, now_ns, time_ns, event)
+        self.new_events += len(new)
         self._tell(list(new.values()))
         if self._store.events_full:
             raise TooMuch("too many events wait for the store; send them again later")

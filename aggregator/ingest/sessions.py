@@ -53,6 +53,10 @@ class Sessions:
         self._by_token: dict[str, Session] = {}
         self._by_run: dict[bytes, Session] = {}
 
+    def __len__(self) -> int:
+        """How many hosts are registered or remembered."""
+        return len(self._by_host)
+
     def remember(self, host: str, run_id: bytes, boot_id: bytes, address: str, now_ns: int) -> None:
         """Take over a host that the store knows: it is the incumbent of its name, heard just now."""
         self._keep(Session(host, run_id, boot_id, address, now_ns))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from google.protobuf.any_pb2 import Any as Packed
 from google.protobuf.duration_pb2 import Duration
 
 from ..access.guard import around
+from ..health.calls import Calls
 from ..refusals import (
     DifferencesLost,
     Invalid,
@@ -60,6 +62,10 @@ class Errors(grpc.aio.ServerInterceptor):
     It is the first of the interceptors, so that it answers for the guard too.
     """
 
+    def __init__(self, calls: Calls | None = None) -> None:
+        """*calls*: where they are counted."""
+        self._calls = calls or Calls()
+
     async def intercept_service(
         self,
         continuation: Callable[[Any], Awaitable[Any]],
@@ -69,7 +75,10 @@ class Errors(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        return around(handler, translated, serialised(handler.response_serializer))
+        answered = partial(
+            translated, calls=self._calls, name=short_name(handler_call_details.method)
+        )
+        return around(handler, answered, serialised(handler.response_serializer))
 
 
 def pushback(seconds: float) -> Trailers:
@@ -84,18 +93,27 @@ def serialised(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], byt
     return lambda reply: reply if isinstance(reply, bytes) else serializer(reply)
 
 
-def translated(handler: Handler) -> Handler:
-    """Return *handler* with its exceptions answered by the table."""
+def short_name(method: str) -> str:
+    """Return `ScoreService/ScoreNodes` of `/gangline.v1.ScoreService/ScoreNodes`."""
+    return method.rpartition(".")[2]
+
+
+def translated(handler: Handler, calls: Calls, name: str) -> Handler:
+    """Return *handler* with its exceptions answered by the table, and counted as those of *name*."""
 
     async def answered(request: Any, context: Any) -> Any:
+        calls.begun[name] += 1
         try:
             return await handler(request, context)
         except Refusal as refusal:
-            await context.abort(STATUS[type(refusal)], str(refusal), _details(refusal))
+            status = STATUS[type(refusal)]
+            calls.failed[name, status.name] += 1
+            await context.abort(status, str(refusal), _details(refusal))
         except grpc.aio.AbortError:
             raise
         except Exception as error:
             log.exception("a call failed for a reason that is ours")
+            calls.failed[name, grpc.StatusCode.INTERNAL.name] += 1
             await context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}")
 
     return answered

@@ -72,6 +72,7 @@ class ScoreService(ScoreServiceServicer):
             version=snapshot.version,
             degraded=bool(snapshot.degraded_reason),
             degraded_reason=snapshot.degraded_reason,
+            alarms=snapshot.alarms,
         )
         for index in order[at : at + size]:
             host, sources = snapshot.hosts[index], snapshot.sources[index]

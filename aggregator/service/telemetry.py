@@ -86,6 +86,11 @@ class TelemetryService(TelemetryServiceServicer):
         if self._turns.stopping:
             context.set_trailing_metadata(pushback(self._turns.retry_seconds(session.host)))
 
+    @property
+    def streams(self) -> int:
+        """Open streams of agents."""
+        return len(self._streams)
+
     def stop_reading(self) -> None:
         """Read no further frames; each stream ends once its last receipt is sent, told when to come back."""
         self._turns.stop()
@@ -257,6 +262,7 @@ class Stream:
         return True
 
     def _refuse(self, sequence: int, reason: str) -> None:
+        self._ingest.refused_frames += 1
         self._refused.append(wire.RefusedFrame(sequence=sequence, reason=reason))
         self._refused_in_row += 1
         self._wake.set()
@@ -306,6 +312,7 @@ class Stream:
             sequence = self._durable.popleft()
             ranges.add(sequence, sequence)
             self._unreceipted -= 1
+            self._ingest.receipts += 1
         return [wire.SequenceRange(first=first, last=last) for first, last in ranges]
 
 

@@ -25,6 +25,8 @@ READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
 #: Scores, their evidence, and cleared findings this old are left out.
 SCORES_SECONDS = 3600
 EVENTS_SECONDS = 86_400
+#: So are the aggregator's readings of itself: what a night began with is asked in the morning.
+OWN_SECONDS = 6 * 3600
 
 Cursor = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
 
@@ -78,6 +80,7 @@ class OpsFile:
             "as of when everything here is, and since when there are readings",
         )
         connection.execute(script("ops.sql"))
+        connection.execute(script("ops_aggregator.sql"))
         connection.execute("COMMIT")
 
     def _tables(self, now_us: int) -> Iterator[tuple[str, str, Any]]:
@@ -151,6 +154,7 @@ _COPIES: tuple[tuple[str, str, int], ...] = (
         _EVENTS,
         EVENTS_SECONDS,
     ),
+    ("own_health", "FROM own_health WHERE time > make_timestamp(?) LIMIT 200000", OWN_SECONDS),
 )
 
 

@@ -149,6 +149,8 @@ def _event_row(s: StoredEvent) -> Row:
 
 
 ScoreOf = tuple[Snapshot, HostScore]
+#: When (ns), figure, value, what it tells.
+OwnReading = tuple[int, str, float, str]
 #: The last score of a host, and how many GPUs it registered with.
 LastScore = tuple[HostScore, int]
 
@@ -265,6 +267,14 @@ def _reason(name: str) -> Reason:
 
 def _time_ns(time: datetime | None) -> int:
     return 0 if time is None else (time - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def own_health(readings: Iterable[OwnReading]) -> Any:
+    """Rows of `own_health`."""
+    return table(
+        "time:time figure:str value:float tells:str",
+        [(time_us(time_ns), *rest) for time_ns, *rest in readings],
+    )
 
 
 def findings(found: Iterable[Finding]) -> Any:

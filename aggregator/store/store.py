@@ -20,11 +20,12 @@ import duckdb
 
 from ...fingerprints.frames import Frame
 from ..config import AggregatorConfig
+from ..health.histogram import Histogram
 from ..verdicts import Finding, HostScore, Snapshot
 from . import records
 from .journal import EventJournal, StoredEvent
 from .opsfile import OpsFile
-from .records import HostRecord
+from .records import HostRecord, OwnReading
 from .rows import Foreign, HostFrame
 from .storefile import FILE, JOURNAL, StoreError, cause, claim
 from .trouble import Trouble
@@ -42,10 +43,19 @@ SCORES_WAITING_MAX = 100_000
 FINDINGS_WAITING_MAX = 20_000
 #: Events that wait while the disk is full; then ReportEvents is refused.
 EVENTS_WAITING_MAX = 100_000
+#: The aggregator's readings of itself that wait while the disk is full; the oldest go first.
+OWN_WAITING_MAX = 10_000
 #: At the start, events of the last day are read again, so that a restart forgets no fault.
 EVENTS_AGAIN_SECONDS, EVENTS_AGAIN_MAX = 86_400, 100_000
 #: At the start, the scores of hosts are read again that were heard within this before the last score of all.
 SCORES_AGAIN_SECONDS = 86_400
+
+#: Buckets of commit latency, each a quarter longer than the one before: from 10 ms to what a stalled disk does.
+COMMIT_SECONDS_BOUNDS = tuple(
+    round(step * decade, 3)
+    for decade in (0.01, 0.1, 1.0, 10.0)
+    for step in (1.0, 1.25, 1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.3, 8.0)
+)
 
 #: Failures of a commit that pass when the machine does better. Others are of what is in it.
 OF_THE_MACHINE = (
@@ -109,6 +119,12 @@ class Store:
         self.dropped_findings = 0
         #: Frames that could not be stored for what is in them.
         self.set_aside_frames = 0
+        #: How long each commit took that succeeded.
+        self.commit_seconds = Histogram(COMMIT_SECONDS_BOUNDS)
+        #: Frames and rows that are on disk, since the start.
+        self.stored_frames = self.stored_rows = 0
+        #: What the last writing of the operators' file took.
+        self.ops_write_seconds = 0.0
         self._threads = [
             threading.Thread(target=self._write, name="store-writer", daemon=True),
             threading.Thread(target=self._write_ops, name="store-ops", daemon=True),
@@ -177,6 +193,8 @@ class Store:
             # The writer waits for the first frame, then for a commit's worth: to wake it for each
             # in between costs more than to take the frame.
             first, full = pending.empty, pending.rows < due <= pending.rows + rows
+            if not pending.frames:
+                pending.first_seconds = time.monotonic()
             pending.frames.append((one, on_durable))
             pending.size_bytes += size
             pending.rows += rows
@@ -189,6 +207,39 @@ class Store:
         """The free share of the queue, 0 to 1."""
         used = self._pending.size_bytes + self._committing.size_bytes
         return max(0.0, 1 - used / self._config.queue_bytes_max)
+
+    @property
+    def queue_bytes(self) -> int:
+        """Readings that wait for a commit, those of the one that runs among them."""
+        return self._pending.size_bytes + self._committing.size_bytes
+
+    @property
+    def lag_seconds(self) -> float:
+        """How long the oldest frame without a receipt has waited; 0 when none does."""
+        waiting = [one.first_seconds for one in (self._committing, self._pending) if one.frames]
+        return max(0.0, time.monotonic() - min(waiting)) if waiting else 0.0
+
+    @property
+    def events_waiting(self) -> int:
+        """Events in the journal that the store has not taken yet."""
+        return len(self._pending.events) + len(self._committing.events)
+
+    @property
+    def journal_bytes(self) -> int:
+        """Length of the event journal."""
+        return self._journal.position
+
+    @property
+    def failing_seconds(self) -> float:
+        """For how long commits have failed; 0 while they succeed."""
+        if not self._trouble.words:
+            return 0.0
+        return max(0.0, (self._wall_ns() - self._trouble.since_ns) / 1e9)
+
+    @property
+    def failed_commits(self) -> int:
+        """Commits that failed, since the start; each is tried again."""
+        return self._trouble.failed_count
 
     @property
     def failing(self) -> str:
@@ -243,6 +294,14 @@ class Store:
             while len(self._pending.findings) > FINDINGS_WAITING_MAX:
                 self._pending.findings.pop(next(iter(self._pending.findings)))
                 self.dropped_findings += 1
+            self._change.notify_all()
+
+    def submit_own(self, readings: Sequence[OwnReading]) -> None:
+        """Queue the aggregator's readings of itself."""
+        with self._change:
+            own = self._pending.own
+            own += readings
+            del own[: max(0, len(own) - OWN_WAITING_MAX)]
             self._change.notify_all()
 
     def in_transaction(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
@@ -322,6 +381,7 @@ class Store:
 
     def _commit(self, pending: Pending) -> bool:
         """Commit, and say so to all who wait. False: not now, for want of disk or memory."""
+        begin = time.monotonic()
         try:
             self._writer.commit(pending, self._wall_ns())
         except OF_THE_MACHINE as error:
@@ -331,6 +391,9 @@ class Store:
             log.exception("a commit failed for what is in it")
             return self._commit_apart(pending)
         self._trouble.succeeded(self._wall_ns())
+        self.commit_seconds.observe(time.monotonic() - begin)
+        self.stored_frames += len(pending.frames)
+        self.stored_rows += pending.rows
         if pending.journal_position:
             self._journal.stored(pending.journal_position)
         for frame, on_durable in pending.frames:
@@ -364,7 +427,9 @@ class Store:
     def write_ops(self) -> None:
         """Write the operators' file now. Never raises; a failure is logged and the file before stays."""
         try:
+            begin = time.monotonic()
             self._ops.write(self._writer.latest.copy(), self._wall_ns())
+            self.ops_write_seconds = time.monotonic() - begin
         except Exception as error:  # noqa: BLE001 - the store goes on without it
             words = cause(error, self._folder)
             if words != self._ops_failing:

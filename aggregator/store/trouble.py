@@ -19,20 +19,24 @@ class Trouble:
     def __init__(self, folder: Path) -> None:
         self.words = ""
         self._folder = folder
-        self._since_ns = 0
+        #: Since when, while `words` is not empty.
+        self.since_ns = 0
+        #: Commits that failed, since the start.
+        self.failed_count = 0
 
     def failed(self, error: Exception, now_ns: int) -> None:
         """A commit failed, and will be tried again. The first is logged."""
         words = cause(error, self._folder)
+        self.failed_count += 1
         if not self.words:
-            self._since_ns = now_ns
+            self.since_ns = now_ns
             log.error("not storing, nothing is receipted, trying again each second: %s", words)
         self.words = words
 
     def succeeded(self, now_ns: int) -> None:
         """A commit succeeded."""
         if self.words:
-            seconds = (now_ns - self._since_ns) / 1e9
+            seconds = (now_ns - self.since_ns) / 1e9
             log.warning("storing again, after %.0f s: %s", seconds, self.words)
         self.words = ""
 
@@ -40,7 +44,7 @@ class Trouble:
         """Return what an operator should know while commits fail, with what waits; else ""."""
         if not self.words:
             return ""
-        since = time.strftime("%H:%M:%S", time.gmtime(self._since_ns // 1_000_000_000))
+        since = time.strftime("%H:%M:%S", time.gmtime(self.since_ns // 1_000_000_000))
         rows = sum(one.rows for one in waiting)
         return f"not storing since {since} UTC: {self.words}; {rows} readings wait"
 

@@ -19,7 +19,7 @@ from .hours import HOUR_NS, Hours, hour_name
 from .journal import StoredEvent
 from .latest import Latest
 from .ledger import Ledger, Range, ranges_of
-from .records import HostRecord, LastScore, ScoreOf
+from .records import HostRecord, LastScore, OwnReading, ScoreOf
 from .rows import Batch, Foreign, HostFrame, batch
 from .storefile import open_store, script
 
@@ -53,12 +53,15 @@ class Pending:
     findings: dict[tuple[str, str, str, int], Finding] = field(
         default_factory=dict[tuple[str, str, str, int], Finding]
     )
+    own: list[OwnReading] = field(default_factory=list[OwnReading])
+    #: When the first of `frames` came, by the monotonic clock.
+    first_seconds: float = 0.0
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to commit."""
         several = (self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings)
-        return not any(several)
+        return not any(several) and not self.own
 
     def parts(self) -> list[Pending]:
         """Return it split: what is of one host together, then what is of none."""
@@ -69,7 +72,9 @@ class Pending:
             parts.setdefault(event.host, Pending()).events.append(event)
         for host, record in self.hosts.items():
             parts.setdefault(host, Pending()).hosts[host] = record
-        rest = Pending(foreign=self.foreign, scores=self.scores, findings=self.findings)
+        rest = Pending(
+            foreign=self.foreign, scores=self.scores, findings=self.findings, own=self.own
+        )
         return [*parts.values(), *([] if rest.empty else [rest])]
 
 
@@ -103,6 +108,7 @@ class Writer:
             self._hours.open()
             self._connection.execute(script("live.sql"))
             self._connection.execute(script("ops.sql"))
+            self._connection.execute(script("ops_aggregator.sql"))
             self._put_signals()
         self._load_ledger()
 
@@ -247,6 +253,8 @@ class Writer:
             self._insert("evidence", records.evidence(pending.scores))
         if pending.findings:
             self._put_findings(list(pending.findings.values()))
+        if pending.own:
+            self._insert("own_health", records.own_health(pending.own))
 
     def _put_events(self, arrow: Any) -> None:
         """Store each event once: a later revision replaces its row, an earlier one changes nothing."""
@@ -368,4 +376,5 @@ _HISTORY: Iterable[tuple[str, str]] = (
     ("evidence", "time"),
     ("events", "received"),
     ("findings", "cleared"),
+    ("own_health", "time"),
 )

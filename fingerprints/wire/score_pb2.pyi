@@ -183,18 +183,20 @@ class ListNodeScoresRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., view: _Optional[_Union[View, str]] = ...) -> None: ...
 
 class ListNodeScoresResponse(_message.Message):
-    __slots__ = ("node_scores", "next_page_token", "version", "degraded", "degraded_reason")
+    __slots__ = ("node_scores", "next_page_token", "version", "degraded", "degraded_reason", "alarms")
     NODE_SCORES_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
+    ALARMS_FIELD_NUMBER: _ClassVar[int]
     node_scores: _containers.RepeatedCompositeFieldContainer[NodeScore]
     next_page_token: str
     version: int
     degraded: bool
     degraded_reason: str
-    def __init__(self, node_scores: _Optional[_Iterable[_Union[NodeScore, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., version: _Optional[int] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ...) -> None: ...
+    alarms: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_scores: _Optional[_Iterable[_Union[NodeScore, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., version: _Optional[int] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., alarms: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ScoreNodesRequest(_message.Message):
     __slots__ = ("dictionary_version", "node_bitmap", "score_floor")

@@ -17,11 +17,13 @@ from prometheus_client import parser as plain_parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from gangline.agent.latest import Latest
-from gangline.agent.local import importance, openmetrics
+from gangline.agent.local import importance
 from gangline.agent.local.exposition import OWN_SERIES, Exposition, labels_for
-from gangline.agent.local.openmetrics import Family, Form, name_of, number, text_of, unit_of
+from gangline.agent.local.openmetrics import name_of, unit_of
+from gangline.fingerprints import openmetrics
 from gangline.fingerprints.block import Block, is_float
 from gangline.fingerprints.catalogue import BY_NAME, SIGNALS, TABLES, Kind
+from gangline.fingerprints.openmetrics import Family, Form, number, text_of
 
 HOSTS = Path(__file__).parent.parent / "hosts"
 SECOND_NS = 1_000_000_000

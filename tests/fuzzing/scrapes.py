@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gangline.agent.local import http
+from gangline.fingerprints import http
 from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged
 
 REQUEST = (

@@ -1,0 +1,124 @@
+"""What the kernel says of our process, its disk and its files. Reading and parsing are two functions."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..store.storefile import FILE, OPS_FILE
+
+#: Folders of closed hours and rollups; files are counted no further than this, lest a look take long.
+HISTORY_FOLDERS = ("segments", "rollups")
+HISTORY_FILES_MAX = 100_000
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One look. None: could not be read, which is not zero."""
+
+    disk_bytes: int | None
+    disk_free_bytes: int | None
+    database_bytes: int | None
+    history_bytes: int
+    snapshot_age_seconds: float | None
+    memory_bytes: int | None
+    cpu_seconds: float
+    descriptors: int | None
+    descriptors_max: int
+    connections: int | None
+
+
+def look(folder: Path, port: int, wall_ns: int, proc: Path = Path("/proc")) -> Machine:
+    """Return how things are with our process and the data *folder*. Never raises."""
+    disk = _disk(folder)
+    return Machine(
+        disk[0] if disk else None,
+        disk[1] if disk else None,
+        _database_bytes(folder),
+        sum(_tree_bytes(folder / name) for name in HISTORY_FOLDERS),
+        _age_seconds(folder / OPS_FILE, wall_ns),
+        _memory_bytes(proc / "self/statm"),
+        time.process_time(),
+        _entries(proc / "self/fd"),
+        resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        _connections(proc, port),
+    )
+
+
+def _disk(folder: Path) -> tuple[int, int] | None:
+    """Return (size, free for us) of the file system, in bytes."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+
+def _database_bytes(folder: Path) -> int | None:
+    """Return the size of the live file and its WAL."""
+    sizes = [_size(folder / FILE), _size(folder / f"{FILE}.wal")]
+    return None if sizes[0] is None else sum(filter(None, sizes))
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _tree_bytes(folder: Path) -> int:
+    total, left, waiting = 0, HISTORY_FILES_MAX, [str(folder)]
+    while waiting and left > 0:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    left -= 1
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
+        except OSError:
+            continue  # not there yet, or gone meanwhile
+    return total
+
+
+def _age_seconds(path: Path, wall_ns: int) -> float | None:
+    try:
+        return max(0.0, (wall_ns - path.stat().st_mtime_ns) / 1e9)
+    except OSError:
+        return None
+
+
+def _memory_bytes(path: Path) -> int | None:
+    try:
+        return int(path.read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _entries(folder: Path) -> int | None:
+    try:
+        return len(os.listdir(folder))
+    except OSError:
+        return None
+
+
+def _connections(proc: Path, port: int) -> int | None:
+    """Return the established TCP connections to our port."""
+    try:
+        return sum(
+            established((proc / "net" / name).read_bytes(), port) for name in ("tcp", "tcp6")
+        )
+    except OSError:
+        return None
+
+
+def established(table: bytes, port: int) -> int:
+    """Count the lines of /proc/net/tcp (net/ipv4/tcp_ipv4.c, get_tcp4_sock) that are established at local *port*."""
+    return len(re.findall(rb": [0-9A-F]+:%04X [0-9A-F]+:[0-9A-F]{4} 01 " % port, table))

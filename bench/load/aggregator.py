@@ -1,0 +1,93 @@
+"""A real aggregator as a child process, what it costs by the kernel's accounting, and its own /metrics."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..measure import cpu_seconds
+
+#: The first start compiles nothing, but a loaded machine is slow.
+START_SECONDS_MAX = 60.0
+
+
+@dataclass(frozen=True)
+class Running:
+    """An aggregator that listens."""
+
+    pid: int
+    address: str
+    metrics: str
+    folder: Path
+
+    def cpu(self) -> tuple[float, float]:
+        """Return the CPU seconds of all its threads, and of the one with the loop."""
+        main = Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text().split()[0]
+        return cpu_seconds(self.pid), int(main) / 1e9
+
+    def memory_bytes(self) -> int:
+        """Return its resident set."""
+        pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def figures(self) -> dict[str, float]:
+        """Return what it says of itself, by sample."""
+        request = urllib.request.Request(self.metrics, headers={"Accept": "text/plain"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name.removeprefix("gangline_aggregator_"): float(v) for name, _, v in samples}
+
+
+@contextmanager
+def aggregator(folder: Path | None = None, *settings: str) -> Iterator[Running]:
+    """Run one in *folder* (else a temporary one) with *settings* (`key=value`) until the end of the block."""
+    with tempfile.TemporaryDirectory() as temporary:
+        data = folder or Path(temporary)
+        given = ["metrics_listen=127.0.0.1:0", *settings]
+        log = data / "aggregator.log"
+        data.mkdir(parents=True, exist_ok=True)
+        with open(log, "wb") as errors:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "gangline.cli", "aggregator", "--data", str(data / "store"),
+                 "--listen", "127.0.0.1:0", *(w for one in given for w in ("--set", one))],
+                stdout=subprocess.PIPE, stderr=errors, text=True,
+            )  # fmt: skip
+        assert child.stdout
+        try:
+            line = child.stdout.readline()
+            if "listening on " not in line:
+                raise RuntimeError(f"the aggregator did not start: {log.read_text()[-500:]}")
+            address = line.split("listening on ")[1].split(",")[0]
+            metrics = f"http://127.0.0.1:{_port_of_metrics(child.pid, address)}/metrics"
+            yield Running(child.pid, address, metrics, data / "store")
+        finally:
+            child.terminate()
+            child.wait(START_SECONDS_MAX)
+            child.stdout.close()
+
+
+def _port_of_metrics(pid: int, address: str) -> int:
+    """Return the other TCP port that the process listens on."""
+    own = int(address.rpartition(":")[2])
+    sockets = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue  # closed meanwhile
+        if target.startswith("socket:["):
+            sockets.add(target[8:-1])
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        port = int(fields[1].rpartition(":")[2], 16)
+        if fields[3] == "0A" and fields[9] in sockets and port != own:
+            return port
+    raise RuntimeError("the aggregator listens on no port for /metrics")

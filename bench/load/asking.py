@@ -1,0 +1,43 @@
+"""An operator who asks: opens the operators' file read-only, as `duckdb -readonly` does, and asks PER_SECOND questions.
+
+    python -m bench.load.asking FOLDER
+
+Ends with its standard input; prints how many questions were answered.
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+from pathlib import Path
+
+import duckdb
+
+PER_SECOND = 4
+QUESTIONS = (
+    "FROM ops.worst(n := 20)",
+    "FROM ops.freshness LIMIT 100",
+    "SELECT state, count(*) FROM ops.hosts GROUP BY state",
+    "FROM ops.findings LIMIT 100",
+    "FROM ops.aggregator",
+    "SELECT device, max(temperature_celsius), avg(power_watts) FROM readings.gpu_1s GROUP BY device",
+    ("SELECT h.host, max(r.temperature_celsius) FROM ops.hosts AS h JOIN readings.gpu_1s AS r USING (host) "
+    "GROUP BY h.host ORDER BY 2 DESC LIMIT 20"),
+)  # fmt: skip
+
+
+def main() -> int:
+    """Ask until told to stop."""
+    file, asked = Path(sys.argv[1]) / "operators.duckdb", 0
+    while not select.select([sys.stdin], [], [], 1 / PER_SECOND)[0]:
+        if not file.exists():
+            continue
+        with duckdb.connect(str(file), read_only=True, config={"threads": 1}) as base:
+            base.execute(QUESTIONS[asked % len(QUESTIONS)]).fetchall()
+        asked += 1
+    print(asked)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""What the hosts of a load say: frames of the simulated fleet's model, each many hosts' with their own names.
+
+The model steps TEMPLATES hosts once a second and the agent's own framer makes their frames (slow tables and
+keyframes of different templates come at different seconds). Every host of the load is one of them with GPUs,
+run and boot of its own: names are as long as those they stand in place of, and the checksum is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from dataclasses import dataclass
+
+from gangline.agent.framing import Framer, dictionary
+from gangline.agent.simulated import SimulatedFleet
+from gangline.fingerprints.frames import decode
+from gangline.fingerprints.wire import telemetry_pb2 as wire
+
+TEMPLATES = 60
+GPUS = 8
+#: Stands in a template's bytes where a host's own name is to be.
+_MARK = b"zq!HOST!"
+_NAME = "load-" + _MARK.decode()
+_RUN, _BOOT = b"zq!run-of-host!!", b"zq!boot-of-host!"
+_STAMP = struct.Struct("<16s16sQQQ")
+_STAMP_AT, _CRC_FROM, _PAYLOAD_AT = 16, 8, 72
+SECOND_NS = 1_000_000_000
+#: Hosts have been up for so long when the load begins.
+UPTIME_NS = 3600 * SECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the hosts of one template say in one second."""
+
+    head: bytes
+    payload: bytes
+    rows: int
+    gpu_rows: int
+
+
+class Who:
+    """A host of the load by its number: its names, and its frames from its template's."""
+
+    __slots__ = ("boot_id", "mark", "run_id")
+
+    def __init__(self, number: int, seed: int) -> None:
+        self.mark = b"%08x" % number
+        made = hashlib.sha256(b"%d %d" % (seed, number)).digest()
+        self.run_id, self.boot_id = made[:16], made[16:]
+
+    def frame(self, said: Said, sequence: int, boottime_ns: int, wall_ns: int) -> bytes:
+        """Return the plain frame, byte for byte as the agent's framer would make it."""
+        stamp = _STAMP.pack(self.run_id, self.boot_id, sequence, boottime_ns, wall_ns)
+        payload = said.payload.replace(_MARK, self.mark)
+        rest = said.head[_CRC_FROM:_STAMP_AT] + stamp
+        crc = zlib.crc32(payload, zlib.crc32(rest))
+        return b"%b%b%b%b" % (said.head[:4], crc.to_bytes(4, "little"), rest, payload)
+
+    def registration(self, template: bytes, boottime_ns: int, wall_ns: int) -> bytes:
+        """Return the RegisterNodeRequest, serialised."""
+        made = template.replace(_MARK, self.mark).replace(_RUN, self.run_id)
+        clocks = wire.RegisterNodeRequest(boottime_ns=boottime_ns, wall_time_ns=wall_ns)
+        return made.replace(_BOOT, self.boot_id) + clocks.SerializeToString()
+
+
+class Model:
+    """The templates, stepped once a second."""
+
+    def __init__(self, seed: int, templates: int = TEMPLATES) -> None:
+        self._fleet = SimulatedFleet(seed, templates, faults_after_seconds=1e9)
+        self._framers = [Framer(bytes(16), bytes(16)) for _ in range(templates)]
+        self._renamed: set[int] = set()
+        self._second = 0
+        names = self._fleet.names
+        self.registrations = [self._registration(name) for name in names]
+
+    def _registration(self, name: str) -> bytes:
+        keys = self._marks(name)
+        devices = [
+            wire.Device(
+                kind=device.kind,
+                key=_marked(device.key, keys),
+                attributes={k: _marked(v, keys) for k, v in device.attributes.items()},
+            )
+            for device in self._fleet.devices(name)
+        ]
+        return wire.RegisterNodeRequest(
+            protocol_version=1, node=_NAME, run_id=_RUN, boot_id=_BOOT, agent_version="load",
+            signals=dictionary(), devices=devices, labels={"simulated": "true"}, simulated=True,
+        ).SerializeToString()  # fmt: skip
+
+    def _marks(self, name: str) -> dict[str, str]:
+        """Return GPU UUID -> the same with the host's mark, which differs in its last digit only."""
+        uuids = [d.key for d in self._fleet.devices(name) if d.kind == "gpu"]
+        return {u: f"GPU-{_MARK.decode()}-0000-4000-8000-{at:012d}" for at, u in enumerate(uuids)}
+
+    def second(self) -> list[Said]:
+        """Step by a second and return what each template says."""
+        at, self._second = self._second, self._second + 1
+        readings = self._fleet.step(1.0)
+        said: list[Said] = []
+        for number, (name, blocks, _) in enumerate(readings):
+            keys = self._marks(name) if any(id(b) not in self._renamed for b in blocks) else {}
+            for block in blocks:
+                if id(block) not in self._renamed:  # the model hands out the same blocks again
+                    self._renamed.add(id(block))
+                    block.devices = tuple(_marked(device, keys) for device in block.devices)
+            boottime_ns = UPTIME_NS + (at + number) * SECOND_NS
+            frame = self._framers[number].frame(1, boottime_ns, SECOND_NS, blocks)
+            tables = decode(frame).blocks
+            rows = sum(block.rows for block in tables)
+            gpu_rows = sum(block.rows for block in tables if block.table == "gpu_1s")
+            said.append(Said(frame[:_PAYLOAD_AT], frame[_PAYLOAD_AT:], rows, gpu_rows))
+        return said
+
+
+def _marked(text: str, keys: dict[str, str]) -> str:
+    for uuid, mark in keys.items():
+        text = text.replace(uuid, mark)
+    return text

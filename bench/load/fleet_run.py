@@ -1,0 +1,190 @@
+"""One run: an aggregator, a generator, a prober, each a process; what they said by the second, and in sum."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import duckdb
+
+from .aggregator import Running, aggregator
+
+#: Where `bench` is found.
+ROOT = Path(__file__).parents[2]
+
+Progress = Callable[[int, int, dict[str, Any]], None]
+
+
+@dataclass
+class Report:
+    """What a run came to."""
+
+    plan: list[tuple[int, int]]
+    connect_seconds: float = 0.0
+    connect_cpu_seconds: float = 0.0
+    connections: int = 0
+    memory_before_bytes: int = 0
+    memory_connected_bytes: int = 0
+    seconds: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    last: dict[str, Any] = field(default_factory=dict[str, Any])
+    probe: dict[str, Any] = field(default_factory=dict[str, Any])
+    figures: dict[str, float] = field(default_factory=dict[str, float])
+    stored_gpu_rows: int = -1
+
+    def between(self, first: int, last: int) -> dict[str, float]:
+        """Return rates a second over the seconds first..last of the run, both ends counted."""
+        one, two = self.seconds[first], self.seconds[last]
+        span = two["at"] - one["at"]
+        keys = ("frames", "rows", "gpu_rows", "bytes", "receipted", "receipted_rows", "cpu_seconds")
+        rates = {key: (two[key] - one[key]) / span for key in keys}
+        for key in ("aggregator_cpu", "aggregator_loop_cpu", "stalls", "dropped"):
+            rates[key] = (two[key] - one[key]) / span
+        return rates
+
+    def steps(self) -> list[dict[str, float]]:
+        """Return one row a step of the plan: rates of its second half, and its worst second."""
+        rows, at = list[dict[str, float]](), 0
+        for hosts, length in self.plan:
+            middle, end = at + length // 2, at + length - 1
+            spans = self.seconds[middle : end + 1]
+            row = self.between(max(0, middle - 1), end)
+            told = [each["receipt"] for each in spans if each["receipt"]["count"]]
+            row["hosts"] = hosts
+            row["p50"] = max((each["p50"] for each in told), default=float("nan"))
+            row["p99"] = max((each["p99"] for each in told), default=float("nan"))
+            row["flying"] = spans[-1]["flying"] + spans[-1]["held"]
+            row["memory_bytes"] = spans[-1]["memory_bytes"]
+            row["sustained"] = float(self._is_sustained(row, hosts))
+            rows.append(row)
+            at += length
+        return rows
+
+    def _is_sustained(self, row: dict[str, float], hosts: int) -> bool:
+        """All that is offered comes back within 3 s, no host waits for credit, and the generator keeps up."""
+        back = row["p99"] <= 3.0 and row["flying"] <= 3 * hosts
+        return back and not row["stalls"] and row["frames"] >= 0.97 * hosts
+
+
+def run(
+    plan: list[tuple[int, int]],
+    seed: int,
+    *,
+    connect: int = 0,
+    period_seconds: float = 1.0,
+    warm: int = 5,
+    probe: bool = True,
+    settings: Sequence[str] = (),
+    folder: Path | None = None,
+    beside: Callable[[Running], None] | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Run the plan against an aggregator of its own. *beside* is called once the load has begun."""
+    report = Report(plan)
+    length = sum(seconds for _, seconds in plan)
+    with aggregator(folder, *settings) as running:
+        report.memory_before_bytes = running.memory_bytes()
+        cpu = running.cpu()[0]
+        generator = _start(
+            "generator", running.address, seed, "--plan", ",".join(f"{n}x{s}" for n, s in plan),
+            "--connect", str(connect), "--period-seconds", str(period_seconds), "--warm", str(warm),
+        )  # fmt: skip
+        prober = None
+        try:
+            first = _line(generator)
+            report.connections, report.connect_seconds = first["connected"], first["seconds"]
+            report.connect_cpu_seconds = running.cpu()[0] - cpu
+            report.memory_connected_bytes = running.memory_bytes()
+            if probe:
+                prober = _start(
+                    "prober", running.address, seed, "--seconds", str(length), "--warm", str(warm)
+                )
+                assert prober.stdout and prober.stdout.readline() == "ready\n"
+                _go(prober)
+            _go(generator)
+            if beside is not None:
+                beside(running)
+            _follow(report, running, generator, length, progress)
+            report.figures = running.figures()
+            if prober is not None:
+                report.probe = _line(prober)
+        finally:
+            for child in filter(None, (generator, prober)):
+                _end(child)
+        store = running.folder
+        _stop_and_count(report, running, store)
+    return report
+
+
+def _start(name: str, address: str, seed: int, *rest: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", f"bench.load.{name}", "--address", address, "--seed", str(seed), *rest],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+
+
+def _go(child: subprocess.Popen[str]) -> None:
+    assert child.stdin
+    child.stdin.write("go\n")
+    child.stdin.flush()
+
+
+def _line(child: subprocess.Popen[str]) -> dict[str, Any]:
+    assert child.stdout
+    line = child.stdout.readline()
+    if not line:
+        raise RuntimeError(f"{child.args!r} ended without a word")
+    said: dict[str, Any] = json.loads(line)
+    return said
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    assert child.stdin and child.stdout
+    stdin: IO[str] = child.stdin
+    stdin.close()
+    try:
+        child.wait(30)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    child.stdout.close()
+
+
+def _follow(
+    report: Report,
+    running: Running,
+    generator: subprocess.Popen[str],
+    length: int,
+    progress: Progress | None,
+) -> None:
+    while True:
+        line = _line(generator)
+        if line.get("done"):
+            report.last = line
+            return
+        all_cpu, loop_cpu = running.cpu()
+        line |= {"at": time.monotonic(), "memory_bytes": running.memory_bytes()}
+        line |= {"aggregator_cpu": all_cpu, "aggregator_loop_cpu": loop_cpu}
+        report.seconds.append(line)
+        if progress is not None:
+            progress(len(report.seconds), length, line)
+
+
+def _stop_and_count(report: Report, running: Running, store: Path) -> None:
+    """Ask the aggregator to end, and count what its store holds of GPU rows."""
+    os.kill(running.pid, signal.SIGTERM)
+    end = time.monotonic() + 60
+    while Path(f"/proc/{running.pid}/cmdline").read_bytes() and time.monotonic() < end:
+        time.sleep(0.1)  # a zombie has no command line
+    with duckdb.connect(str(store / "gangline.duckdb"), read_only=True) as base:
+        found = base.execute(
+            "SELECT count(*) FROM readings.gpu_1s WHERE host NOT LIKE 'load-7%'"
+        ).fetchone()
+    report.stored_gpu_rows = int(found[0]) if found else -1

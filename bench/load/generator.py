@@ -1,0 +1,269 @@
+"""The hosts of a load, all in this process: each with its connection, its credit and its receipts.
+
+    python -m bench.load.generator --address 127.0.0.1:7600 --plan 1000x20,2000x20 --seed 1
+
+Prints a line of JSON a second and a last one with `"done": true`. Of its standard input an end ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import select
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from gangline.fingerprints.streaming import Sender
+from gangline.fingerprints.wire import telemetry_pb2 as wire
+
+from .fleet import SECOND_NS, UPTIME_NS, Model, Said, Who
+from .latency import Latencies
+from .link import Link, LinkError, batch
+
+#: Frames that a host keeps while it has no credit; beyond, the oldest go, and are counted.
+HELD_MAX = 64
+#: Who is due within this is sent at once: fewer wake-ups.
+GRAIN_SECONDS = 0.004
+#: After the last frame, receipts are waited for at most this long.
+LAST_SECONDS = 20.0
+
+
+@dataclass(slots=True)
+class Host:
+    """One host's side of the protocol."""
+
+    number: int
+    who: Who
+    link: Link
+    sender: Sender
+    credit: int
+    sequence: int = 0
+    flying: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    held: deque[tuple[Said, float]] = field(default_factory=deque[tuple[Said, float]])
+    alive: bool = True
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the start."""
+
+    frames: int = 0
+    rows: int = 0
+    gpu_rows: int = 0
+    bytes: int = 0
+    receipted: int = 0
+    receipted_rows: int = 0
+    refused: int = 0
+    stalls: int = 0
+    dropped: int = 0
+    broken: int = 0
+
+
+class Generator:
+    """Connects *hosts*, then sends by *plan*: (hosts that send, seconds), one after another."""
+
+    def __init__(
+        self, address: tuple[str, int], seed: int, period_seconds: float, first: int = 0
+    ) -> None:
+        self.model = Model(seed)
+        self._address, self._seed, self._period, self._first = address, seed, period_seconds, first
+        self.hosts: list[Host] = []
+        self.counts = Counts()
+        self.words = ""
+        self.receipts, self.late = Latencies(), Latencies()
+        self.span_receipts = Latencies()  # since the last line
+        self._epoll = select.epoll()
+        self._by_descriptor: dict[int, Host] = {}
+        self._begin_wall_ns = time.time_ns()
+        self._begin = time.monotonic()
+
+    def connect(self, count: int) -> None:
+        """Open that many connections in all, one after another. Raises LinkError."""
+        while len(self.hosts) < count:
+            number = self._first + len(self.hosts)
+            who, link = Who(number, self._seed), Link(self._address)
+            template = self.model.registrations[number % len(self.model.registrations)]
+            answer = wire.RegisterNodeResponse.FromString(
+                link.register(who.registration(template, *self._clocks(time.monotonic())))
+            )
+            link.open(answer.session)
+            sender = Sender(answer.stream_context_bytes)
+            host = Host(number, who, link, sender, answer.credit_frames)
+            self.hosts.append(host)
+            self._by_descriptor[link.socket.fileno()] = host
+            self._epoll.register(link.socket, select.EPOLLIN)
+            if not len(self.hosts) % 100:
+                self._listen(0.0)
+
+    def _clocks(self, now: float) -> tuple[int, int]:
+        """Return (boot time, wall clock) in ns at a monotonic time."""
+        since_ns = int((now - self._begin) * SECOND_NS)
+        return UPTIME_NS + since_ns, self._begin_wall_ns + since_ns
+
+    def run(self, plan: list[tuple[int, int]], warm: int) -> None:
+        """Send; print a line a second. The first *warm* seconds are not counted as latencies."""
+        second, seconds = 0, sum(length for _, length in plan)
+        ends = [(count, sum(n for _, n in plan[: at + 1])) for at, (count, _) in enumerate(plan)]
+        said = self.model.second()
+        begin = time.monotonic()
+        while second < seconds:
+            active = next(count for count, end in ends if second < end)
+            self._send_second(begin + second, active, second, said)
+            second += 1
+            if second == warm:
+                self.receipts, self.late = Latencies(), Latencies()
+            self._tell(active)
+            said = self.model.second()
+        end = time.monotonic() + LAST_SECONDS
+        while any(host.flying for host in self.hosts) and time.monotonic() < end:
+            self._listen(0.1)
+
+    def _send_second(self, begin: float, active: int, second: int, said: list[Said]) -> None:
+        hosts = self.hosts[:active]
+        period = self._period
+        if period > 1:
+            hosts = [h for at, h in enumerate(hosts) if at % int(period) == second % int(period)]
+        step = 1.0 / max(1, len(hosts))
+        for at, host in enumerate(hosts):
+            due = begin + at * step
+            now = time.monotonic()
+            while due > now + GRAIN_SECONDS:
+                self._listen(due - now)
+                now = time.monotonic()
+            if not at % 64:
+                self._listen(0.0)
+            self.late.add(now - due)
+            self._say(host, said[host.number % len(said)], due)
+        while (rest := begin + 1.0 - time.monotonic()) > 0.001:
+            self._listen(rest)
+
+    def _say(self, host: Host, said: Said, due: float) -> None:
+        if not host.alive:
+            return
+        if host.held or len(host.flying) >= host.credit:
+            self.counts.stalls += 1
+            if len(host.held) >= HELD_MAX:
+                host.held.popleft()
+                self.counts.dropped += 1
+            host.held.append((said, due))
+            return
+        self._send(host, said, due)
+
+    def _send(self, host: Host, said: Said, due: float) -> None:
+        host.sequence += 1
+        frame = host.who.frame(said, host.sequence, *self._clocks(due))
+        message = batch(host.sequence, host.sender.encode(frame))
+        counts = self.counts
+        counts.frames += 1
+        counts.rows += said.rows
+        counts.gpu_rows += said.gpu_rows
+        counts.bytes += len(message)
+        host.flying[host.sequence] = due, said.rows
+        try:
+            host.link.send(message)
+        except LinkError as error:
+            self._broken(host, error)
+        else:
+            if host.link.waits:
+                self._epoll.modify(host.link.socket, select.EPOLLIN | select.EPOLLOUT)
+
+    def _listen(self, seconds: float) -> None:
+        for descriptor, mask in self._epoll.poll(max(0.0, seconds), 256):
+            host = self._by_descriptor[descriptor]
+            try:
+                if mask & select.EPOLLOUT:
+                    host.link.flush()
+                    if not host.link.waits:
+                        self._epoll.modify(descriptor, select.EPOLLIN)
+                if mask & ~select.EPOLLOUT:
+                    for message in host.link.receive():
+                        self._take(host, wire.IngestAck.FromString(message))
+            except LinkError as error:
+                self._broken(host, error)
+
+    def _take(self, host: Host, ack: wire.IngestAck) -> None:
+        now, counts = time.monotonic(), self.counts
+        host.credit = ack.credit_frames
+        for each in ack.durable:
+            for sequence in range(each.first, each.last + 1):
+                due, rows = host.flying.pop(sequence)
+                self.receipts.add(now - due)
+                self.span_receipts.add(now - due)
+                counts.receipted += 1
+                counts.receipted_rows += rows
+        for refused in ack.refused:
+            counts.refused += 1
+            host.flying.pop(refused.sequence, None)
+            self.words = self.words or f"refused: {refused.reason}"
+        while host.held and len(host.flying) < host.credit and host.alive:
+            self._send(host, *host.held.popleft())
+
+    def _broken(self, host: Host, error: LinkError) -> None:
+        if host.alive:
+            host.alive = False
+            self.counts.broken += 1
+            self.words = self.words or str(error)
+            self._epoll.unregister(host.link.socket)
+            host.link.close()
+            host.flying.clear()
+
+    def _tell(self, active: int) -> None:
+        counts = {name: getattr(self.counts, name) for name in Counts.__slots__}
+        line = {
+            "active": active,
+            "hosts": len(self.hosts),
+            "cpu_seconds": time.process_time(),
+            "flying": sum(len(host.flying) for host in self.hosts),
+            "held": sum(len(host.held) for host in self.hosts),
+            "receipt": self.span_receipts.told(),
+            "words": self.words,
+            **counts,
+        }
+        self.span_receipts = Latencies()
+        print(json.dumps(line), flush=True)
+
+
+def plan_of(text: str) -> list[tuple[int, int]]:
+    """Return [(hosts, seconds)] of `1000x20,2000x20`. Raises ValueError."""
+    steps = [tuple(int(part) for part in step.split("x")) for step in text.split(",")]
+    if any(len(step) != 2 or step[0] < 0 or step[1] < 1 for step in steps):
+        raise ValueError(f"{text!r}: expected HOSTSxSECONDS,HOSTSxSECONDS")
+    return [(step[0], step[1]) for step in steps]
+
+
+def main() -> int:
+    """Connect, say so, send, say what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--plan", type=plan_of, required=True)
+    parser.add_argument(
+        "--connect", type=int, default=0, help="connections, if more than the plan's"
+    )
+    parser.add_argument("--period-seconds", type=float, default=1.0)
+    parser.add_argument("--warm", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first host")
+    options = parser.parse_args()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    host, _, port = options.address.rpartition(":")
+    made = Generator((host, int(port)), options.seed, options.period_seconds, options.first)
+    begin, cpu = time.monotonic(), time.process_time()
+    made.connect(max(options.connect, *(count for count, _ in options.plan)))
+    connect_seconds = time.monotonic() - begin
+    connected = {"connected": len(made.hosts), "seconds": connect_seconds}
+    print(json.dumps({**connected, "cpu_seconds": time.process_time() - cpu}), flush=True)
+    sys.stdin.readline()
+    made.run(options.plan, options.warm)
+    made._tell(0)
+    last = {"done": True, "receipts": made.receipts.told(), "late": made.late.told()}
+    print(json.dumps({**last, "cpu_seconds": time.process_time()}), flush=True)
+    sys.stdin.read()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Latencies counted in milliseconds, so that millions of them take no memory."""
+
+from __future__ import annotations
+
+from array import array
+
+#: What takes longer is counted as this long.
+MILLISECONDS_MAX = 120_000
+
+
+class Latencies:
+    """Counts by whole milliseconds."""
+
+    def __init__(self) -> None:
+        self._counts = array("L", bytes(8 * (MILLISECONDS_MAX + 1)))
+        self.count, self.max = 0, 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self._counts[min(MILLISECONDS_MAX, max(0, int(seconds * 1000)))] += 1
+        self.count += 1
+        self.max = max(self.max, seconds)
+
+    def share(self, share: float) -> float:
+        """Return the seconds that *share* of them took at most; NaN of none."""
+        wanted, seen = share * self.count, 0
+        for at, count in enumerate(self._counts):
+            seen += count
+            if count and seen >= wanted:
+                return (at + 1) / 1000
+        return float("nan")
+
+    def told(self) -> dict[str, float]:
+        """Return count, p50, p99 and max."""
+        if not self.count:
+            return {"count": 0}
+        return {
+            "count": self.count,
+            "p50": self.share(0.5),
+            "p99": self.share(0.99),
+            "max": round(self.max, 3),
+        }

@@ -1,0 +1,125 @@
+"""Freshness: a few hosts that speak seldom, and how long what each says takes to be seen in the API.
+
+    python -m bench.load.prober --address 127.0.0.1:7600 --seconds 30
+
+Each host speaks every PERIOD_SECONDS, so that an answer of the API tells which of its frames has been judged.
+Prints one line of JSON at the end, or when its standard input ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import select
+import sys
+import time
+from typing import Any
+
+import grpc
+
+from gangline.fingerprints.streaming import Sender
+from gangline.fingerprints.wire import score_pb2
+from gangline.fingerprints.wire import telemetry_pb2 as wire
+from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
+
+from .fleet import SECOND_NS, UPTIME_NS, Model, Who
+from .latency import Latencies
+from .link import Link, batch
+
+HOSTS, PERIOD_SECONDS = 16, 10.0
+POLL_SECONDS = 0.05
+#: Numbers of its hosts, past any fleet's.
+FIRST = 0x7000_0000
+
+
+class Prober:
+    """Its hosts, what of each is not visible yet, and how long the API took to answer."""
+
+    def __init__(self, address: str, seed: int) -> None:
+        host, _, port = address.rpartition(":")
+        self._model = Model(seed, HOSTS)
+        self._said = self._model.second()
+        self._channel = grpc.insecure_channel(address)
+        self._stub: Any = ScoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self.fresh, self.calls = Latencies(), Latencies()
+        self.answered_late = 0
+        self._begin_ns = time.time_ns()
+        self._hosts = [self._connect((host, int(port)), at, seed) for at in range(HOSTS)]
+        self._waiting: dict[int, int] = {}
+
+    def _connect(
+        self, address: tuple[str, int], at: int, seed: int
+    ) -> tuple[Who, Link, Sender, list[int]]:
+        who, link = Who(FIRST + at, seed), Link(address)
+        request = who.registration(self._model.registrations[at], UPTIME_NS, self._begin_ns)
+        answer = wire.RegisterNodeResponse.FromString(link.register(request))
+        link.open(answer.session)
+        return who, link, Sender(answer.stream_context_bytes), [0]
+
+    def run(self, seconds: float) -> None:
+        """Speak and look until the time is over or standard input ends."""
+        begin = time.monotonic()
+        due = [begin + at * PERIOD_SECONDS / HOSTS for at in range(HOSTS)]
+        while time.monotonic() < begin + seconds:
+            now = time.monotonic()
+            for at in range(HOSTS):
+                if now >= due[at]:
+                    due[at] += PERIOD_SECONDS
+                    self._say(at)
+            for at in list(self._waiting):
+                self._look(at)
+            for _, link, _, _ in self._hosts:
+                for _ in link.receive():
+                    pass
+            if select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
+                return
+
+    def _say(self, at: int) -> None:
+        who, link, sender, sequence = self._hosts[at]
+        sequence[0] += 1
+        now_ns = time.time_ns()
+        boottime_ns = UPTIME_NS + now_ns - self._begin_ns
+        differences = sender.encode(who.frame(self._said[at], sequence[0], boottime_ns, now_ns))
+        link.send(batch(sequence[0], differences))
+        if at in self._waiting:
+            self.answered_late += 1  # not seen within a whole period
+            self.fresh.add(PERIOD_SECONDS)
+        self._waiting[at] = now_ns
+
+    def _look(self, at: int) -> None:
+        """Ask the API for the host; note how old its last reading is when it is seen."""
+        name = f"nodes/load-{FIRST + at:08x}"
+        begin = time.monotonic()
+        try:
+            score = self._stub.GetNodeScore(score_pb2.GetNodeScoreRequest(name=name), timeout=10.0)
+        except grpc.RpcError:
+            return
+        self.calls.add(time.monotonic() - begin)
+        if not score.HasField("data_age"):
+            return
+        heard_ns = score.compute_time.ToNanoseconds() - score.data_age.ToNanoseconds()
+        if heard_ns >= self._waiting[at]:
+            self.fresh.add((time.time_ns() - self._waiting.pop(at)) / SECOND_NS)
+
+
+def main() -> int:
+    """Probe, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--warm", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    prober = Prober(options.address, options.seed + 1)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    prober.run(options.warm)
+    prober.fresh, prober.calls, prober.answered_late = Latencies(), Latencies(), 0
+    prober.run(options.seconds - options.warm)
+    found = {"fresh": prober.fresh.told(), "calls": prober.calls.told()}
+    print(json.dumps({**found, "late": prober.answered_late, "cpu_seconds": time.process_time()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

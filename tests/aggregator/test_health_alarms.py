@@ -1,0 +1,270 @@
+"""Alarms of the aggregator about itself: each provoked, each with what looks alike and is none; the clock handed in."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.health import watch
+from gangline.aggregator.health.alarm_table import table
+from gangline.aggregator.health.alarms import Alarm, Alarms, Cleared, Raised
+from gangline.aggregator.health.figures import FIGURES, losing_hosts, silent_hosts
+from gangline.aggregator.health.histogram import Histogram
+from gangline.aggregator.health.machine import Machine
+from gangline.aggregator.health.watch import OwnHealth, tell
+from gangline.aggregator.ingest.findings import Findings
+from gangline.aggregator.verdicts import Finding
+from gangline.fingerprints.wire import score_pb2
+from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
+from tests.processes import GUARD_SECONDS
+
+NS = 1_000_000_000
+CONFIG = AggregatorConfig()
+WELL = {
+    "not_storing_seconds": 0.0, "losing_hosts": 0.0, "lag_seconds": 1.2, "queue_ratio": 0.01,
+    "queue_bytes": 1e6, "disk_bytes": 1e12, "disk_free_bytes": 6e11, "database_bytes": 1e10,
+    "commit_median_seconds": 0.2, "snapshot_age_seconds": 16.0, "judge_seconds": 0.1,
+    "loop_lag_seconds": 0.01, "open_descriptors": 200.0, "descriptors_max": 524_288.0,
+    "hosts": 400.0, "hosts_ratio": 0.02,
+}  # fmt: skip
+
+#: Alarm -> what provokes it, and what comes near and must not.
+PROVOKED: dict[str, tuple[dict[str, float], dict[str, float]]] = {
+    "aggregator.not_storing": ({"not_storing_seconds": 6.0}, {"failed_commits": 3.0}),
+    "aggregator.receipt_loss": ({"losing_hosts": 1.0}, {"silent_hosts": 50.0}),
+    "aggregator.lag": ({"lag_seconds": 11.0}, {"lag_seconds": 9.9}),
+    "aggregator.queue": ({"queue_ratio": 0.51}, {"queue_ratio": 0.49}),
+    "aggregator.disk_filling": ({"disk_free_bytes": 9e10}, {"disk_free_bytes": 1.1e11}),
+    "aggregator.disk_slow": ({"commit_median_seconds": 2.1}, {"commit_median_seconds": 1.9}),
+    "aggregator.snapshot_old": ({"snapshot_age_seconds": 61.0}, {"snapshot_age_seconds": 59.0}),
+    "aggregator.judge_slow": ({"judge_seconds": 2.1}, {"judge_seconds": 1.9}),
+    "aggregator.loop_stalled": ({"loop_lag_seconds": 3.0}, {"loop_lag_seconds": 1.9}),
+    "aggregator.descriptors": ({"open_descriptors": 4.5e5}, {"open_descriptors": 4.4e5}),
+    "aggregator.hosts": ({"hosts_ratio": 0.96, "hosts": 19_200.0}, {"hosts_ratio": 0.94}),
+}
+
+
+def test_every_alarm_is_provoked_here() -> None:
+    """An alarm that no test has seen raised may never be."""
+    assert set(PROVOKED) == {alarm.name for alarm in table(CONFIG)}
+
+
+def _stand(alarms: Alarms, changes: dict[str, float], seconds: int, begin: int = 0) -> list[Any]:
+    """Step once a second for so long, and return what changed."""
+    found: list[Any] = []
+    for second in range(begin, begin + seconds):
+        found += alarms.step(WELL | changes, second * NS)
+    return found
+
+
+@pytest.mark.parametrize("name", PROVOKED)
+def test_an_alarm_is_raised_once_and_cleared_once(name: str) -> None:
+    """It stands while it is so, says so in words with a way out, and goes when it is over for good."""
+    alarms = Alarms(table(CONFIG))
+    assert _stand(alarms, {}, 100) == []
+    sick, _ = PROVOKED[name]
+    (raised,) = _stand(alarms, sick, 100, begin=100)
+    assert isinstance(raised, Raised) and raised.name == name
+    assert len(raised.words) > 60 and raised.clears
+    assert len(alarms.words) == 1 and alarms.standing()[name]
+    assert _stand(alarms, {}, 100, begin=200) == [Cleared(name)]
+    assert not alarms.words and not any(alarms.standing().values())
+
+
+@pytest.mark.parametrize("name", PROVOKED)
+def test_what_comes_near_is_no_alarm(name: str) -> None:
+    """A page for what is usual is a page that nobody reads the next time."""
+    _, near = PROVOKED[name]
+    assert _stand(Alarms(table(CONFIG)), near, 300) == []
+
+
+@pytest.mark.parametrize("name", PROVOKED)
+def test_what_is_not_known_changes_nothing(name: str) -> None:
+    """A disk that cannot be asked is not empty, and an alarm that stands is not over for it."""
+    alarms = Alarms(table(CONFIG))
+    _stand(alarms, PROVOKED[name][0], 100)
+    assert alarms.step({}, 1000 * NS) == []
+    assert alarms.standing()[name]
+    assert Alarms(table(CONFIG)).step({}, 0) == []
+
+
+def test_a_short_lag_is_none() -> None:
+    """A checkpoint of ten seconds is no trouble; fifteen seconds of it are."""
+    alarms = Alarms(table(CONFIG))
+    for second in range(0, 200, 20):
+        assert _stand(alarms, {"lag_seconds": 30.0}, 15, begin=second) == []
+        assert _stand(alarms, {}, 5, begin=second + 15) == []
+    assert _stand(alarms, {"lag_seconds": 30.0}, 16, begin=200) != []
+
+
+def test_between_the_bounds_nothing_changes() -> None:
+    """A figure that wavers about one bound would raise and clear a finding a hundred times a night."""
+    alarms = Alarms(table(CONFIG))
+    _stand(alarms, {"lag_seconds": 30.0}, 20)
+    wavering = [_stand(alarms, {"lag_seconds": 7.0}, 300, begin=20)]
+    assert wavering == [[]] and alarms.standing()["aggregator.lag"]
+    assert _stand(alarms, {"lag_seconds": 4.0}, 40, begin=320) == [Cleared("aggregator.lag")]
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.integers(0, 20)), max_size=60))
+def test_raised_and_cleared_alternate(looks: list[tuple[float, int]]) -> None:
+    """Whatever the figure does: two raised in a row would be two findings, of which one never ends."""
+    one = Alarm("a", lambda v: v["x"], 2.0, 1.0, 5.0, 10.0, lambda v: f"{v['x']}", "never")
+    alarms, now, found = Alarms([one]), 0, list[Any]()
+    for value, seconds in looks:
+        now += seconds * NS
+        before = alarms.standing()["a"]
+        changes = alarms.step({"x": value}, now)
+        found += changes
+        assert not changes or (value > 2.0 if not before else value <= 1.0)
+    kinds = [type(change) for change in found]
+    assert kinds == [Raised, Cleared] * (len(kinds) // 2) + [Raised] * (len(kinds) % 2)
+    assert bool(alarms.words) == (len(kinds) % 2 == 1)
+
+
+def test_settings_move_what_is_late() -> None:
+    """Where a commit is made every ten seconds, a receipt after fifteen is on time."""
+    slow = AggregatorConfig(commit_seconds=10.0, ops_seconds=600.0, judge_seconds=30.0)
+    alarms = Alarms(table(slow))
+    late = {"lag_seconds": 30.0, "snapshot_age_seconds": 2000.0, "judge_seconds": 40.0}
+    assert _stand(alarms, late, 100) == []
+
+
+def test_a_raised_alarm_is_a_finding_of_no_host() -> None:
+    """The machine that runs the aggregator may run an agent too: its score must not fall for our lag."""
+    fleet = Fleet()
+    findings = Findings(fleet)
+    tell(fleet, [Raised("aggregator.lag", "words", "less lag")], 5 * NS)
+    (new,) = findings.changes(6 * NS)
+    assert new == Finding("", "aggregator.lag", "", "words", 5 * NS, clears_when="less lag")
+    tell(fleet, [Cleared("aggregator.lag")], 9 * NS)
+    (gone,) = findings.changes(9 * NS)
+    assert gone.cleared_ns == 9 * NS
+
+
+def test_hosts_that_lose_readings_are_counted_once_each() -> None:
+    """The finding is of the agent's spool, and of nothing else that is called lost."""
+    fleet = Fleet()
+    for host, name, subject in (
+        ("a", "data.lost", "agent agent.spool_dropped_frames"),
+        ("a", "data.lost", "other agent.spool_dropped_frames"),
+        ("b", "data.lost", "agent something.else"),
+        ("c", "gpu.lost", "GPU-1 agent.spool_dropped_frames"),
+    ):
+        fleet.find(Finding(host, name, subject, "", 1))
+    assert losing_hosts(fleet) == 1
+
+
+def test_silent_hosts_are_real_ones_that_were_heard() -> None:
+    """A simulation that ended, and a host that never spoke, are no silence."""
+    fleet = Fleet()
+    for name, simulated in (("real", False), ("simulated", True), ("never", False)):
+        fleet.register(name, simulated=simulated, boot_id=bytes(16), devices=())
+    fleet._heard_ns[:3] = [10 * NS, 10 * NS, 0]
+    assert silent_hosts(fleet, 60 * NS) == 0
+    assert silent_hosts(fleet, 71 * NS) == 1
+
+
+def _machine(now_ns: int) -> Machine:
+    return Machine(1000, 50, 1, 0, 1.0, 1, 1.0, 10, 1000, 0)
+
+
+def test_an_alarm_reaches_sql_the_listing_and_the_exposition(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is 95 % full: who looks at `gangline hosts`, at SQL, or at a graph sees it alike."""
+    monkeypatch.setattr("gangline.aggregator.server.look", lambda *_: _machine(0))
+
+    async def run() -> tuple[Any, bytes]:
+        import grpc
+
+        async with lab.aggregator() as one, asyncio.timeout(GUARD_SECONDS):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
+                stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
+                while not one.holder.snapshot or not one.holder.snapshot.alarms:
+                    await asyncio.sleep(0.005)
+                reply = await stub.ListNodeScores(score_pb2.ListNodeScoresRequest())
+            while ("", "aggregator.disk_filling", "") not in one.fleet.findings:
+                await asyncio.sleep(0.005)
+            return reply, one._own.render("")[0]
+
+    reply, text = asyncio.run(run())
+    assert "95% full" in reply.alarms[0] and not reply.degraded
+    assert b'gangline_aggregator_alarm{alarm="aggregator.disk_filling"} 1' in text
+    found = lab.rows(
+        "SELECT host, words, still_so, clears_when FROM ops.findings "
+        "WHERE name = 'aggregator.disk_filling'"
+    )
+    assert found[0][0] == "" and "make room" in found[0][1] and found[0][2] and found[0][3]
+
+
+def test_a_well_aggregator_has_no_alarm(lab: Any, until: Any) -> None:
+    """The negative of the one above, on a real aggregator: nothing stands against it at its start."""
+
+    async def run() -> None:
+        async with lab.aggregator() as one:
+            await until(lambda: one._own._looks)
+            await until(lambda: one.holder.snapshot)
+            assert one.holder.snapshot.alarms == ()
+
+    asyncio.run(run())
+
+
+def test_a_look_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:
+    """One figure that raises must not blind all alarms until the next restart."""
+    looks: list[int] = []
+
+    class Sick:
+        def look(self) -> watch.Changes:
+            looks.append(1)
+            raise RuntimeError("a figure that is broken")
+
+    one = watch.Watch(Sick(), lambda changes: None, None)  # type: ignore[arg-type]
+    one.start()
+    one.close()
+    assert looks and "broken" in caplog.text and not one._thread.is_alive()
+
+
+def test_every_figure_is_documented() -> None:
+    """A figure without a word in the operator's page is looked up in the source at 3 a.m."""
+    page = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    lacking = [figure.name for figure in FIGURES if f"`{figure.name}`" not in page]
+    lacking += [alarm.name for alarm in table(CONFIG) if f"`{alarm.name}`" not in page]
+    assert not lacking
+
+
+def test_the_latency_kept_is_of_the_commits_since_the_look_before() -> None:
+    """A mean since the start hides for days that the disk has become slow tonight."""
+    histogram = Histogram((0.1, 1.0, 8.0))
+    parts: Any = SimpleNamespace(config=CONFIG, store=SimpleNamespace(commit_seconds=histogram))
+    own = OwnHealth(parts, _machine, lambda: 0)
+    histogram.observe(7.0)
+    assert own._latency() == {"commit_median_seconds": 8.0, "commit_p99_seconds": 8.0}
+    assert own._latency() == {}
+    for seconds in (0.1, 0.1, 0.5):
+        histogram.observe(seconds)
+    assert own._latency() == {"commit_median_seconds": 0.1, "commit_p99_seconds": 1.0}
+
+
+def test_hosts_tells_what_stands_against_the_aggregator(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table looks well while receipts are a minute late: the footer is where an operator looks first."""
+    from gangline.aggregator.commands import hosts
+    from gangline.aggregator.commands.client import Client, Listing
+
+    monkeypatch.setattr(Client, "hosts", lambda self: Listing([], 1, "", ["receipts are late"]))
+    assert hosts.main([]) == 0
+    told = capsys.readouterr()
+    assert told.err == "aggregator: receipts are late\n" and "degraded" not in told.out
+    monkeypatch.setattr(Client, "hosts", lambda self: Listing([], 1, ""))
+    assert hosts.main([]) == 0
+    assert capsys.readouterr().err == ""

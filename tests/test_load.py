@@ -1,0 +1,84 @@
+"""The load generator is an agent like any other: what it measures is only as true as what it sends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.commit_latency import quantile
+from bench.load.fleet import GPUS, SECOND_NS, UPTIME_NS, Model, Who
+from bench.load.fleet_run import run
+from bench.load.generator import plan_of
+from bench.load.latency import Latencies
+from bench.load.link import batch
+from gangline.fingerprints import frames
+from gangline.fingerprints.streaming import Receiver, Sender
+from gangline.fingerprints.wire import telemetry_pb2 as wire
+
+
+def test_each_host_has_names_of_its_own_in_a_whole_frame() -> None:
+    """Ten thousand hosts with one host's GPU names would be one host to every table that knows GPUs."""
+    model = Model(1, 2)
+    sender, receiver, seen = Sender(1 << 15), Receiver(), set[str]()
+    for second in range(1, 4):
+        said = model.second()[1]
+        plain = Who(7, 1).frame(said, second, UPTIME_NS + second * SECOND_NS, 5)
+        differences = sender.encode(plain)
+        message = wire.TelemetryBatch.FromString(batch(second, differences))
+        assert (message.sequence, message.differences) == (second, differences)
+        frame = frames.decode(receiver.decode(differences))
+        assert (frame.stamp.sequence, frame.stamp.run_id) == (second, Who(7, 1).run_id)
+        assert sum(block.rows for block in frame.blocks) == said.rows
+        (gpus,) = [block for block in frame.blocks if block.table == "gpu_1s"]
+        seen |= set(gpus.devices)
+    assert len(seen) == GPUS
+    assert all(name.startswith("GPU-00000007-") for name in seen)
+
+
+def test_a_registration_names_the_same_devices_as_its_frames() -> None:
+    """Else every GPU of a load would be one that nobody registered."""
+    model = Model(1, 1)
+    request = wire.RegisterNodeRequest.FromString(
+        Who(7, 1).registration(model.registrations[0], 11, 12)
+    )
+    assert (request.node, request.boottime_ns, request.wall_time_ns) == ("load-00000007", 11, 12)
+    assert (request.run_id, request.boot_id) == (Who(7, 1).run_id, Who(7, 1).boot_id)
+    keys = [device.key for device in request.devices if device.kind == "gpu"]
+    frame = frames.decode(Who(7, 1).frame(model.second()[0], 1, 1, 1))
+    (gpus,) = [block for block in frame.blocks if block.table == "gpu_1s"]
+    assert set(gpus.devices) == set(keys)
+
+
+def test_what_is_receipted_is_stored(tmp_path: Path) -> None:
+    """A short load end to end, with real processes: every row that was receipted is in the store once."""
+    report = run([(2, 1), (4, 1)], 1, warm=0, probe=False, folder=tmp_path)
+    last = report.seconds[-1]
+    assert (last["frames"], last["receipted"], last["broken"], last["words"]) == (6, 6, 0, "")
+    assert report.stored_gpu_rows == 6 * GPUS
+    assert report.figures["receipts_total"] == 6
+    assert report.last["receipts"]["count"] == 6 and last["refused"] == 0
+
+
+@pytest.mark.parametrize("text", ["", "5", "5x", "5x0", "-1x5", "axb", "1x2x3"])
+def test_a_wrong_plan_is_refused(text: str) -> None:
+    """A plan that was misread measures something else."""
+    with pytest.raises(ValueError):
+        plan_of(text)
+
+
+def test_latencies_are_of_whole_milliseconds() -> None:
+    """The share below is never less than was measured."""
+    made = Latencies()
+    assert made.told() == {"count": 0}
+    for milliseconds in range(1, 101):
+        made.add(milliseconds / 1000)
+    assert made.told() == {"count": 100, "p50": 0.051, "p99": 0.1, "max": 0.1}
+    made.add(1e9)
+    assert made.share(1.0) == 120.001
+
+
+def test_a_quantile_lies_within_its_bucket() -> None:
+    """A p99 that jumps from bucket to bucket would make a ratio of two of them."""
+    assert quantile({0.1: 0, 0.2: 10, 0.4: 0}, 0.5) == pytest.approx(0.15)
+    assert quantile({0.1: 50, 0.2: 50}, 0.99) == pytest.approx(0.198)
