@@ -6,7 +6,7 @@ SIMULATED ?= 32
 ONCE ?= 0
 # The wire. Of these there are servers or clients over grpcio, the agent speaks by hand.
 WIRE := build/names/gangline/fingerprints/wire
-GRPC := telemetry score nvhcd permit
+GRPC := telemetry score nvhcd permit query
 
 .PHONY: run test lint types unit fix ext proto docs bench load fuzz soak wheel clean system
 

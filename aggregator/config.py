@@ -157,6 +157,27 @@ class AggregatorConfig:
         "whoever reaches it; empty: off",
     )
 
+    # query: SQL through the service
+    query_seconds: float = setting(
+        10.0, low=0.1, high=3600, says="a query through the service is cut off after so long"
+    )
+    query_running_max: int = setting(
+        4, low=1, high=64, says="queries that run at once; a further one is told to try again"
+    )
+    query_memory_bytes_max: int = setting(
+        2 << 30, low=128 << 20, says="memory of one query; past it the query ends, with words"
+    )
+    query_threads: int = setting(2, low=1, high=64, says="threads of one query")
+    query_rows_max: int = setting(
+        1_000_000, low=1, says="rows of one answer; there it is cut, and says so"
+    )
+    query_bytes_max: int = setting(
+        256 << 20, low=1 << 20, says="bytes of one answer; there it is cut, and says so"
+    )
+    query_log_bytes_max: int = setting(
+        16 << 20, low=1 << 16, says="size of queries.log; three older ones are kept beside it"
+    )
+
 
 def parse_listen(text: str, *, beyond_loopback: bool) -> tuple[str, int]:
     """Return (address, port) of `address:port`. Raises SettingsError with what would be right."""

@@ -50,6 +50,10 @@ class TooMuch(Refusal):
         self.retry_seconds = retry_seconds
 
 
+class TookTooLong(Refusal):
+    """Cut off at the limit of time."""
+
+
 class NotReady(Refusal):
     """Nothing to answer with yet, or the disk does not take what must be durable first."""
 

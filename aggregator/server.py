@@ -15,8 +15,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ..fingerprints.wire import permit_pb2, score_pb2, telemetry_pb2
+from ..fingerprints.wire import permit_pb2, query_pb2, score_pb2, telemetry_pb2
 from ..fingerprints.wire.permit_pb2_grpc import add_PermitServiceServicer_to_server
+from ..fingerprints.wire.query_pb2_grpc import add_QueryServiceServicer_to_server
 from ..fingerprints.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
 from ..fingerprints.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
 from .access.door import Door
@@ -38,6 +39,7 @@ from .permits import Permits
 from .service.errors import Errors
 from .service.metrics import MetricsServer, listener
 from .service.permit import PermitService
+from .service.query import QueryService
 from .service.score import ScoreService
 from .service.telemetry import TelemetryService
 from .service.turns import Turns
@@ -55,6 +57,7 @@ ACCESS_FINDING = "access.trouble"
 
 TELEMETRY: str = telemetry_pb2.DESCRIPTOR.services_by_name["TelemetryService"].full_name
 PERMIT: str = permit_pb2.DESCRIPTOR.services_by_name["PermitService"].full_name
+QUERY: str = query_pb2.DESCRIPTOR.services_by_name["QueryService"].full_name
 SCORE: str = score_pb2.DESCRIPTOR.services_by_name["ScoreService"].full_name
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -122,12 +125,14 @@ class Aggregator:
             self._telemetry = TelemetryService(
                 self._ingest, self.turns, self._permits.lease, self.door.pace
             )
+            self.query = QueryService(self._config, self._wall_ns)
             ports = [self._bind(at, one) for at, one in enumerate(self._addresses)]
             self.port, self.token_port = ports[0], ports[-1]
             self.door.listens(ports)
             for server in self._servers:
                 await server.start()
             self._watch = self._make_watch(metrics)
+            self.query.start()
         except BaseException:
             _close(metrics)
             self.store.close()
@@ -136,6 +141,7 @@ class Aggregator:
         self._watch.start()
         await self._health.set("", _SERVING)
         await self._health.set(TELEMETRY, _SERVING)
+        await self._health.set(QUERY, _SERVING)
         await self._health.set(SCORE, _SERVING if self.holder.snapshot else _NOT_SERVING)
         self._judge_task = asyncio.create_task(self._judge_always())
         self._door_task = asyncio.create_task(self.door.watch())
@@ -216,8 +222,9 @@ class Aggregator:
         add_TelemetryServiceServicer_to_server(self._telemetry, server)  # type: ignore[no-untyped-call]
         add_PermitServiceServicer_to_server(PermitService(self._permits), server)  # type: ignore[no-untyped-call]
         add_ScoreServiceServicer_to_server(ScoreService(self.holder), server)  # type: ignore[no-untyped-call]
+        add_QueryServiceServicer_to_server(self.query, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (TELEMETRY, SCORE, PERMIT, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (TELEMETRY, SCORE, PERMIT, QUERY, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         return server
 
@@ -283,6 +290,7 @@ class Aggregator:
         await self._health.enter_graceful_shutdown()
         self._telemetry.stop_reading()
         self.store.hurry()
+        await self.query.close()
         await asyncio.gather(*(server.stop(GRACE_SECONDS) for server in self._servers))
         self._ingest.close()
         self.store.submit_findings(self._ingest.findings.changes(self._wall_ns()))

@@ -27,6 +27,7 @@ BENCHES = {
     "freshness": "from a reading to the API and to its receipt while a fleet speaks, against the limit",
     "prometheus": "CPU a row against Debian's Prometheus that scrapes the same readings",
     "local_socket": "the health check on the host's Unix socket against an echo on it, and one of grpcio",
+    "query_door": "a query through the service's door, in a process of its own, against the file in process",
     "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes",
 }
 

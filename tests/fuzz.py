@@ -28,6 +28,7 @@ from tests.fuzzing import (
     local_socket,
     netlink,
     proc,
+    questions,
     samplers,
     scrapes,
     sysfs,
@@ -51,6 +52,7 @@ TARGETS: dict[str, Callable[[random.Random], str]] = {
     **samplers.TARGETS,
     **answers.TARGETS,
     **access.TARGETS,
+    **questions.TARGETS,
 }
 
 

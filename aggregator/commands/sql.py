@@ -1,65 +1,53 @@
-"""`gangline sql`: ask the operators' file. Read-only, one statement, nothing but that file."""
+"""`gangline sql`: ask in SQL, once or at a prompt, the snapshot file here or an aggregator anywhere. Read-only."""
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import os
-import re
-import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import duckdb
 
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
-from ..store.storefile import OPS_FILE
-from .sqlerrors import explained, short
-from .sqlforms import plan, table, write_csv, write_json
+from ..query import trouble
+from ..query.limits import Answered, Question
+from .sqldoors import FileDoor, Opened, ServerDoor
+from .sqlwrite import ENDINGS, FORMS, STREAMED, write
+from .way import CommandError, add_login, parsed, way_of
 
-#: An older file is said to be old: the aggregator writes it every 15 s.
+#: An older snapshot is said to be old: the aggregator writes it every 15 s.
 OLD_SECONDS = 60
 #: Rows that a table shows unless `--rows` says otherwise.
 TABLE_ROWS = 1000
-#: A table is laid out in memory; for more there is `--csv`.
-TABLE_ROWS_MAX = 100_000
-#: Rows taken from DuckDB at a time, so that an answer of any length takes little memory.
-BATCH_ROWS = 2048
-#: A question must not take the host down: past this DuckDB refuses, and it spills nothing to disk.
-LIMITS: dict[str, str | bool | int | float | list[str]] = {
-    "memory_limit": "1GB",
-    "threads": 2,
-    "temp_directory": "",
-    "max_temp_directory_size": "0B",
-}
-#: What this process may take, DuckDB and Python together.
-MEMORY_BYTES_MAX = 2 << 30
-#: What a question may begin with.
-TAKEN = "only one SELECT, FROM, WITH, EXPLAIN, DESCRIBE or SHOW is taken"
+#: A table is laid out in memory; the other forms are written as rows come.
+TABLE_ROWS_MAX, ROWS_MAX = 100_000, 10**12
+#: Nobody waits longer.
+TIMEOUT_SECONDS_MAX = 86_400.0
 
 EXAMPLES = """\
 examples:
+  gangline sql                      a prompt: history, completion, \\? for help
+  gangline sql '\\d'                 what there is to ask
   gangline sql "FROM ops.worst(n := 5)"
   gangline sql "FROM ops.explain('host-17')"
-  gangline sql "FROM ops.gpu_history('GPU-6f5e..')" --csv > gpu.csv
+  gangline sql "FROM ops.gpu_history('GPU-6f5e..')" --output gpu.csv
   gangline sql "SELECT host, max(temperature_celsius) FROM latest.gpu_1s GROUP BY host ORDER BY 2 DESC"
+  gangline sql --server agg-1:7600 "FROM ops.freshness" --output fresh.parquet
   echo "FROM ops.freshness" | gangline sql --json
-  gangline sql                      what there is to ask
 
 What is asked is a file that the aggregator writes every 15 s: the latest of everything, the last five
-minutes of readings, and the last hour of error counters. Any DuckDB opens it: duckdb -readonly
-var/aggregator/operators.duckdb. Questions of the night with their answers: docs/sql.md
+minutes of readings, and the last hour of error counters; and the history beside it. Any DuckDB opens it:
+duckdb -readonly var/aggregator/operators.duckdb. With --server an aggregator is asked, within its limits.
+Questions of the night with their answers: docs/sql.md
 
-A table shows the first 1,000 rows (--rows N: other than that), --csv and --json all of them. A question
-may take 1 GB of memory.
+A table shows the first 1,000 rows (--rows N: other than that), the other forms all of them. A question may
+take 2 GB of memory. A file (--output) is there whole or not at all.
 
-exit codes: 0 done, 1 failed, 2 wrong usage or SQL that is refused, 3 no file there yet
+exit codes: 0 done, 1 failed or cut off, 2 wrong usage or SQL that is refused, 3 no snapshot, no aggregator
 """
 
 WHAT_THERE_IS = """
@@ -76,204 +64,198 @@ ORDER BY starts_with(ask, 'ops.') DESC, contains(ask, '.'), ask
 """
 
 
-class Refused(Exception):
-    """The statement is not one that we run; the words say what would be."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How an answer is wanted: its form, where it goes, how much of it."""
+
+    form: str
+    output: Path | None
+    rows: int
+    seconds: float
+
+    def question(self, sql: str) -> Question:
+        """Return the question with its limits."""
+        rows = self.rows or (0 if self.form in STREAMED else TABLE_ROWS)
+        return Question(sql, self.seconds, rows_max=rows)
 
 
 def main(arguments: list[str]) -> int:
-    """Run one query and print its rows."""
-    options = _parser().parse_args(arguments)
-    file: Path = options.data / OPS_FILE
+    """Answer one question, or those of a prompt."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.log is not None:
+        from .sqllog import show_log
+
+        return show_log(options.data, options.log)
+    form = options.form or (ENDINGS.get(options.output.suffix, "") if options.output else "table")
+    if not form:
+        parser.error(f"--output {options.output}: say which form with --format {'|'.join(FORMS)}")
+    if form == "table" and options.rows > TABLE_ROWS_MAX:
+        parser.error(f"--rows: a table has 1 to {TABLE_ROWS_MAX} rows; say --csv for more")
+    wanted = Wanted(form, options.output, options.rows, options.timeout)
     try:
-        connection = open_read_only(file)
-    except FileNotFoundError:
+        door = _door(options)
+    except CommandError as error:
+        sys.stderr.write(f"gangline sql: {error}\n")
+        return error.code
+    with Opened(door) as opened:
+        sql = _query(options)
+        if sql is None:
+            # prompt_toolkit takes 100 ms, which a question in a script must not.
+            from .sqlshell import Shell
+
+            return Shell(opened, wanted, width).run()
+        return guarded(lambda: answered(opened, sql, wanted))
+
+
+def _door(options: argparse.Namespace) -> FileDoor | ServerDoor:
+    """Return where to ask. Raises CommandError."""
+    if not options.server:
+        return FileDoor(options.data)
+    options.aggregator = options.server
+    return ServerDoor(way_of(options))
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Run *work*; what goes wrong becomes words on stderr and an exit code."""
+    try:
+        return work()
+    except (CommandError, trouble.QueryError) as error:
+        start = ". Start one (gangline aggregator), or name its data folder with --data"
         print(
-            f"gangline sql: {file} is not there: no aggregator has written to this folder yet. "
-            "Start one (gangline aggregator), or name its data folder with --data",
-            file=sys.stderr,
+            f"gangline sql: {error}{start * isinstance(error, trouble.NoSnapshot)}", file=sys.stderr
         )
-        return NO_ANSWER
-    except duckdb.Error as error:
-        print(f"gangline sql: {file} cannot be opened: {short(str(error))}", file=sys.stderr)
-        return FAILED
-    with connection, bounded_memory():
-        return _answer(connection, _query(options), options)
+        return exit_code(error)
 
 
-@contextmanager
-def bounded_memory() -> Iterator[None]:
-    """Let this process take no more than MEMORY_BYTES_MAX: DuckDB's limit does not hold for one cell
-    of a gigabyte, which is copied on its way out. Past it there is a MemoryError."""
-    low, high = resource.getrlimit(resource.RLIMIT_DATA)
-    if low == resource.RLIM_INFINITY:
-        allowed = [one for one in (MEMORY_BYTES_MAX, high) if one != resource.RLIM_INFINITY]
-        resource.setrlimit(resource.RLIMIT_DATA, (min(allowed), high))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (low, high))
-
-
-def _answer(connection: duckdb.DuckDBPyConnection, query: str, options: argparse.Namespace) -> int:
-    try:
-        names, rows = ask(connection, query)
-        print(age_words(_age_seconds(connection), options.data), file=sys.stderr)
-        _show(names, rows, options)
-    except Refused as refusal:
-        print(f"gangline sql: {refusal}", file=sys.stderr)
+def exit_code(error: CommandError | trouble.QueryError) -> int:
+    """Return what a question ends with that has no answer."""
+    if isinstance(error, CommandError):
+        return error.code
+    if isinstance(error, trouble.QueryRefused):
         return USAGE
-    except (duckdb.OutOfMemoryException, MemoryError):
-        print(f"gangline sql: {out_of_memory()}", file=sys.stderr)
-        return FAILED
-    except duckdb.Error as error:
-        words = explained(error, lambda: what_there_is(connection))
-        print(f"gangline sql: {words}", file=sys.stderr)
-        return USAGE
-    return OK
+    return NO_ANSWER if isinstance(error, trouble.NoSnapshot) else FAILED
 
 
-def _show(names: list[str], rows: Iterable[Any], options: argparse.Namespace) -> None:
-    """Write the rows, as many as asked for, and say so when there are more. Raises duckdb.Error."""
-    streamed = options.json or options.csv
-    rows_max: int | None = options.rows if options.rows or streamed else TABLE_ROWS
-    rest = iter(rows)
-    shown = itertools.islice(rest, rows_max)
-    if options.json:
-        write_json(names, shown, sys.stdout)
-    elif options.csv:
-        write_csv(names, shown, sys.stdout)
-    elif names == ["explain_key", "explain_value"]:
-        print(plan(list(shown)))
-    else:
-        print(table(names, list(shown), _width()))
-    if rows_max is not None and next(rest, None) is not None:
-        sys.stdout.flush()
-        more = "--rows N" if streamed else "--csv or --rows N"
-        print(f"first {rows_max} rows; {more} for more", file=sys.stderr)
+def answered(opened: Opened, sql: str, wanted: Wanted) -> int:
+    """Ask, write the answer, and say how old it is and whether it was cut. Raises QueryError, CommandError."""
+    with opened.answer(wanted.question(sql)) as answer:
+        cut = write(answer, wanted.form, wanted.output, rows_max=wanted.rows, width=width())
+        end = answer.finish()
+    sys.stdout.flush()
+    for note in notes(end, opened.door.name, cut, wanted):
+        print(note, file=sys.stderr)
+    return FAILED if cut and wanted.form in STREAMED and not wanted.rows else OK
 
 
-def _width() -> int:
+def notes(end: Answered, place: str, cut: str, wanted: Wanted) -> list[str]:
+    """Return what there is to know beside the rows."""
+    more = "--rows N" if wanted.form in STREAMED else "--csv or --rows N"
+    return [
+        age_words(time.time() - end.taken_us / 1e6 if end.taken_us else math.inf, place),
+        *([end.history_missing_reason] if end.history_missing_reason else []),
+        *([f"{cut}; {more} for more"] if cut else []),
+    ]
+
+
+def age_words(seconds: float, place: str) -> str:
+    """Return how old the answer is, and what to do when that is too old."""
+    if seconds <= OLD_SECONDS:
+        return f"as of {max(0.0, seconds):.0f} s ago"
+    return (
+        f"as of {seconds:.0f} s ago: no aggregator seems to be writing to {place}. "
+        "Start one there (gangline aggregator), or name another folder with --data"
+    )
+
+
+def width() -> int:
     """The characters of a line: the terminal's, COLUMNS where it is set, else any."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
         return shutil.get_terminal_size((160, 24)).columns
     return 0
 
 
-def open_read_only(file: Path) -> duckdb.DuckDBPyConnection:
-    """Open the operators' file so that nothing else can be reached through it.
-
-    Raises FileNotFoundError or duckdb.Error.
-    """
-    if not file.exists():
-        raise FileNotFoundError(file)
-    connection = duckdb.connect(
-        str(file),
-        read_only=True,
-        config={
-            **LIMITS,
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-            "python_enable_replacements": False,
-        },
-    )
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
-    return connection
-
-
-def ask(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[list[str], Iterator[Any]]:
-    """Return (column names, rows) of the one statement in *query*; rows come as they are taken.
-
-    Raises Refused, duckdb.Error; the rows may raise duckdb.Error too, the first has come already.
-    """
-    statements = connection.extract_statements(query)
-    if len(statements) != 1:
-        raise Refused(f"{TAKEN}, not {len(statements)} statements")
-    if statements[0].type.name not in ("SELECT", "EXPLAIN"):
-        raise Refused(f"{TAKEN}, not {first_word(query)}: this reads a snapshot")
-    cursor = connection.cursor().execute(statements[0])
-    names = [column[0] for column in cursor.description or ()]
-    first = cursor.fetchmany(BATCH_ROWS)
-    return names, itertools.chain(first, _rest(cursor) if first else ())
-
-
-def _rest(cursor: duckdb.DuckDBPyConnection) -> Iterator[Any]:
-    while batch := cursor.fetchmany(BATCH_ROWS):
-        yield from batch
-
-
-def first_word(query: str) -> str:
-    """Return the word that *query* begins with, after comments."""
-    match = re.match(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?\*/)*(\w{1,40})", query, re.DOTALL)
-    return match[1].upper() if match else "this"
-
-
-def out_of_memory() -> str:
-    """Return what to do about a question that took too much."""
-    return (
-        f"the question takes more than {LIMITS['memory_limit']} of memory, which it may not: ask for "
-        "less (WHERE, fewer columns), or leave out what must hold all rows at once (ORDER BY "
-        "without LIMIT, GROUP BY)"
-    )
-
-
-def what_there_is(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Return the names of what can be asked: ops.worst, latest.gpu_1s."""
-    _, rows = ask(connection, WHAT_THERE_IS)
-    return [str(row[0]).partition("(")[0] for row in rows]
-
-
-def _age_seconds(connection: duckdb.DuckDBPyConnection) -> float:
-    row = connection.cursor().execute("SELECT epoch_us(taken) FROM snapshot").fetchone()
-    return time.time() - row[0] / 1e6 if row else math.inf
-
-
-def age_words(seconds: float, folder: Path) -> str:
-    """Return how old the answer is, and what to do when that is too old."""
-    if seconds <= OLD_SECONDS:
-        return f"as of {max(0.0, seconds):.0f} s ago"
-    return (
-        f"as of {seconds:.0f} s ago: no aggregator seems to be writing to {folder}. "
-        "Start one there (gangline aggregator), or name another folder with --data"
-    )
-
-
-def _query(options: argparse.Namespace) -> str:
-    if options.query is not None:
-        return str(options.query)
-    return WHAT_THERE_IS if sys.stdin.isatty() else sys.stdin.read() or WHAT_THERE_IS
+def _query(options: argparse.Namespace) -> str | None:
+    """Return the question, None for a prompt."""
+    if options.query is None and sys.stdin.isatty() and sys.stdout.isatty():
+        return None
+    text = str(options.query) if options.query is not None else ""
+    if options.query is None and not sys.stdin.isatty():
+        text = sys.stdin.read()
+    return WHAT_THERE_IS if text.strip() in ("", "\\d") else text
 
 
 def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= TABLE_ROWS_MAX):
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) <= ROWS_MAX):
         raise argparse.ArgumentTypeError(
-            f"{text!r}: expected a number of rows, 1 to {TABLE_ROWS_MAX}"
+            f"{text[:40]!r}: expected a number of rows, 1 to {TABLE_ROWS_MAX} in a table"
         )
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0.001 <= seconds <= TIMEOUT_SECONDS_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}: expected seconds, 0.001 to {TIMEOUT_SECONDS_MAX:.0f}"
+        )
+    return seconds
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline sql",
-        description="Ask the store in SQL, read-only. Without a query: what there is to ask.",
+        description="Ask the store in SQL, read-only. Without a query: a prompt.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("query", nargs="?", metavar="QUERY", help="one SELECT (or FROM, WITH, ..)")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="an array of objects")
-    form.add_argument("--csv", action="store_true", help="a header and a line per row")
+    form.add_argument(
+        "--format", dest="form", choices=FORMS, help="default: table, or as --output ends"
+    )
+    form.add_argument(
+        "--json", dest="form", action="store_const", const="json", help="an array of objects"
+    )
+    form.add_argument(
+        "--csv", dest="form", action="store_const", const="csv", help="a header and a line per row"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="a file, written whole or not at all"
+    )
     parser.add_argument(
         "--rows",
         type=_count,
+        default=0,
         metavar="N",
-        help=f"at most N rows (default: {TABLE_ROWS} in a table, all with --csv and --json)",
+        help=f"at most N rows (default: {TABLE_ROWS} in a table, else all)",
     )
     parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="cut the question off after so long (default: the server's limit; never for a file)",
+    )
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
         "--data",
         type=Path,
         default=Path("var/aggregator"),
         metavar="DIR",
-        help="the aggregator's data folder (default: %(default)s)",
+        help="the aggregator's data folder on this machine (default: %(default)s)",
+    )
+    place.add_argument("--server", type=parsed, metavar="ADDRESS:PORT", help="ask this aggregator")
+    add_login(parser)
+    parser.add_argument(
+        "--log",
+        nargs="?",
+        type=_count,
+        const=20,
+        metavar="N",
+        help="who asked the aggregator what: the last N lines (20) of queries.log in --data",
     )
     return parser

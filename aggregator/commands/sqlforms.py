@@ -1,29 +1,18 @@
-"""How rows are written: a table for a person, CSV and JSON for programs, a plan as it is drawn."""
+"""How rows are written: a table or a record for a person, a plan as it is drawn, CSV and JSON for programs."""
 
 from __future__ import annotations
 
 import csv
 import json
-import math
-import unicodedata
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Any, TextIO
+
+from ..query.words import visible
+from .sqlvalues import plain
 
 #: Columns narrower than this are not cut further, whatever the terminal.
 COLUMN_CHARACTERS_MIN = 8
-
-
-def plain(value: Any) -> Any:
-    """Return *value* as JSON knows it; what JSON does not know, as text."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def write_json(names: Sequence[str], rows: Iterable[Any], out: TextIO) -> int:
@@ -56,6 +45,7 @@ def plan(rows: Sequence[Any]) -> str:
 
 def table(names: Sequence[str], rows: Sequence[Any], width: int) -> str:
     """Return a table of at most *width* characters a line (0: any), cutting the widest columns."""
+    names = list(map(visible, names))
     cells = [[_cell(value) for value in row] for row in rows]
     sizes = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
     over = sum(sizes) + 2 * (len(sizes) - 1) - width
@@ -64,10 +54,24 @@ def table(names: Sequence[str], rows: Sequence[Any], width: int) -> str:
         over -= 1
     numeric = [
         any(row[at] is not None for row in rows)
-        and all(row[at] is None or isinstance(row[at], int | float) for row in rows)
+        and all(row[at] is None or isinstance(row[at], int | float | Decimal) for row in rows)
         for at in range(len(names))
     ]
-    lines = [_line(line, sizes, numeric) for line in (list(names), *cells)]
+    lines = [_line(line, sizes, numeric) for line in (names, *cells)]
+    lines.append(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
+    return "\n".join(lines)
+
+
+def records(names: Sequence[str], rows: Sequence[Any]) -> str:
+    """Return a line per value, for rows that are too wide for any terminal (the shell's `\\x`)."""
+    size = max(map(len, names), default=0)
+    lines = []
+    for at, row in enumerate(rows, 1):
+        lines.append(f"-- {at} " + "-" * 40)
+        lines += [
+            f"{visible(name).ljust(size)}  {_cell(value)}"
+            for name, value in zip(names, row, strict=True)
+        ]
     lines.append(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
     return "\n".join(lines)
 
@@ -78,7 +82,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}" if abs(value) < 1e6 else f"{value:.0f}"
     text = value if isinstance(value, str) else str(plain(value))
-    return "".join(" " if unicodedata.category(one)[0] == "C" else one for one in text)
+    return visible(text)
 
 
 def _line(cells: Sequence[str], sizes: Sequence[int], numeric: Sequence[bool]) -> str:

@@ -152,11 +152,31 @@ def dialled(way: Way, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
     if files is None:
         channel = grpc.insecure_channel(way.aggregator, options=list(options))
     else:
-        channel = _secure(way, files, options)
+        credentials, named = _credentials(files)
+        channel = grpc.secure_channel(way.aggregator, credentials, options=[*options, *named])
     return grpc.intercept_channel(channel, _Bearer(token)) if token else channel
 
 
-def _secure(way: Way, files: TlsFiles, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
+def dialled_aio(way: Way, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
+    """Return a channel for asyncio; its calls are given `login(way)` as metadata. Raises CommandError."""
+    if way.files is None:
+        return grpc.aio.insecure_channel(way.aggregator, options=list(options))
+    credentials, named = _credentials(way.files)
+    return grpc.aio.secure_channel(way.aggregator, credentials, options=[*options, *named])
+
+
+def login(way: Way) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of each call that says who we are. Raises CommandError."""
+    token = way.token()
+    return (_bearer(token),) if token else ()
+
+
+def _bearer(token: str) -> tuple[str, str]:
+    return "authorization", f"Bearer {token}"
+
+
+def _credentials(files: TlsFiles) -> tuple[grpc.ChannelCredentials, list[tuple[str, str]]]:
+    """Return the credentials, and the channel's options that go with them. Raises CommandError."""
     try:
         client_context(files)  # for its words: gRPC has none
         ca = Path(files.ca).read_bytes()
@@ -166,8 +186,7 @@ def _secure(way: Way, files: TlsFiles, options: Sequence[tuple[str, Any]]) -> gr
     except (TlsError, OSError) as error:
         raise CommandError(str(error), cli.FAILED) from error
     named = [("grpc.ssl_target_name_override", files.server_name)] if files.server_name else []
-    credentials = grpc.ssl_channel_credentials(ca, *pair)
-    return grpc.secure_channel(way.aggregator, credentials, options=[*options, *named])
+    return grpc.ssl_channel_credentials(ca, *pair), named
 
 
 class _Bearer(
@@ -179,7 +198,7 @@ class _Bearer(
     """Adds the token to each call. gRPC's own way takes no plain connection, as on loopback."""
 
     def __init__(self, token: str) -> None:
-        self._header = ("authorization", f"Bearer {token}")
+        self._header = _bearer(token)
 
     def _with_token(self, details: Any) -> Any:
         return details._replace(metadata=[*(details.metadata or ()), self._header])
@@ -218,11 +237,7 @@ def parsed(address: str) -> str:
 
 def add_way(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where the aggregator is and who asks."""
-    group = parser.add_argument_group(
-        "the way to the aggregator",
-        f"else by {', '.join(VARIABLES.values())}, {TOKEN_VARIABLE}, else by {FILE_VARIABLE} or "
-        "~/.config/gangline/client.toml (aggregator, ca, certificate, key, token_file, server_name)",
-    )
+    group = add_login(parser)
     group.add_argument(
         "--aggregator",
         type=parsed,
@@ -230,8 +245,18 @@ def add_way(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get(ADDRESS_VARIABLE) or None,
         help=f"where it listens (else {ADDRESS_DEFAULT})",
     )
+
+
+def add_login(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the options that say who asks, and by which CA the aggregator is known; return their group."""
+    group = parser.add_argument_group(
+        "the way to the aggregator",
+        f"else by {', '.join(VARIABLES.values())}, {TOKEN_VARIABLE}, else by {FILE_VARIABLE} or "
+        "~/.config/gangline/client.toml (aggregator, ca, certificate, key, token_file, server_name)",
+    )
     group.add_argument("--ca", metavar="FILE", help="the CA of its certificate, PEM: TLS")
     group.add_argument("--cert", dest="certificate", metavar="FILE", help="your certificate, PEM")
     group.add_argument("--key", metavar="FILE", help="its key, PEM")
     group.add_argument("--token-file", metavar="FILE", help="a file with your token")
     group.add_argument("--server-name", metavar="NAME", help="the name in its certificate")
+    return group

@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any
 
 import grpc
-from google.protobuf.any_pb2 import Any as Packed
-from google.protobuf.duration_pb2 import Duration
 
+from ...fingerprints.wire import status_pb2
 from ..access.guard import around
 from ..health.calls import Calls
 from ..refusals import (
@@ -26,6 +25,7 @@ from ..refusals import (
     OutOfDate,
     Refusal,
     StreamRefused,
+    TookTooLong,
     TooMuch,
 )
 
@@ -41,6 +41,7 @@ STATUS: dict[type[Refusal], grpc.StatusCode] = {
     NotFound: grpc.StatusCode.NOT_FOUND,
     OutOfDate: grpc.StatusCode.FAILED_PRECONDITION,
     TooMuch: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    TookTooLong: grpc.StatusCode.DEADLINE_EXCEEDED,
     NotReady: grpc.StatusCode.UNAVAILABLE,
     StreamRefused: grpc.StatusCode.INVALID_ARGUMENT,
     DifferencesLost: grpc.StatusCode.DATA_LOSS,
@@ -129,20 +130,9 @@ def _details(refusal: Refusal) -> Trailers:
 
 
 def retry_status(code: int, words: str, seconds: float) -> bytes:
-    """Return a google.rpc.Status (code = 1, message = 2, details = 3) with a RetryInfo (retry_delay = 1).
-
-    Two messages of three fields, written here rather than with a library of two hundred.
-    """
-    delay = Duration()
-    delay.FromNanoseconds(int(seconds * 1e9))
-    packed = Packed(type_url=RETRY_INFO, value=_field(1, delay.SerializeToString()))
-    message = _field(2, words.encode()[:1000])
-    return b"\x08" + bytes([code]) + message + _field(3, packed.SerializeToString())
-
-
-def _field(number: int, data: bytes) -> bytes:
-    """Return a length-delimited field of protobuf's wire format."""
-    length, varint = len(data), b""
-    while length > 127:
-        varint, length = varint + bytes([length & 127 | 128]), length >> 7
-    return bytes([number << 3 | 2]) + varint + bytes([length]) + data
+    """Return a google.rpc.Status with a RetryInfo, as gRPC carries it."""
+    retry = status_pb2.ErrorRetry()
+    retry.retry_delay.FromNanoseconds(round(seconds * 1e9))
+    status = status_pb2.ErrorStatus(code=code, message=words[:1000])
+    status.details.add(type_url=RETRY_INFO, value=retry.SerializeToString())
+    return status.SerializeToString()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.commands import sql
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.judgement.rules import (
     agent,
@@ -27,6 +26,7 @@ from gangline.aggregator.judgement.rules import (
     xid,
 )
 from gangline.aggregator.judgement.symptoms import Rule, Symptom
+from gangline.aggregator.query import fences
 from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.records import HostRecord
 from gangline.aggregator.store.store import Store
@@ -34,6 +34,7 @@ from gangline.aggregator.verdicts import Finding
 from gangline.fingerprints import frames
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 from tests.aggregator.faults import FAULTS
+from tests.aggregator.query.asking import rows_of
 from tests.aggregator.world import CLOCK_HERTZ, LIMIT_WATTS, Host, World, gpu_of, throttle
 
 GPUS = 2
@@ -269,7 +270,7 @@ def claims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list
         for one in world.hosts[-2:]:
             symptom = found(world, NEW, one)
             rows.append((NEW, symptom.value, symptom.unit, symptom.words, symptom.sql))
-    with sql.open_read_only(folder / "operators.duckdb") as connection:
+    with fences.opened(folder / "operators.duckdb") as connection:
         yield connection, rows
 
 
@@ -283,7 +284,7 @@ def test_the_query_shows_the_value(claims: tuple[Any, list[Any]], at: int) -> No
     """An operator who copies the query must see what the evidence says."""
     connection, rows = claims
     name, value, unit, words, query = rows[at]
-    shown = list(sql.ask(connection, query)[1])
+    shown = rows_of(connection, query)[1]
     assert shown, f"{name}: no rows: {query}"
     cells = [cell for row in shown for cell in row]
     if unit == "finding":

@@ -15,9 +15,11 @@ from typing import Any
 import duckdb
 import pytest
 
-from gangline.aggregator.commands import sql, sqlforms
+from gangline.aggregator.commands import sql, sqldoors, sqlforms
 from gangline.aggregator.ingest.findings import Findings
+from gangline.aggregator.query import fences
 from gangline.fingerprints.wire import telemetry_pb2 as wire
+from tests.aggregator.query.asking import rows_of
 
 
 @pytest.fixture
@@ -111,11 +113,11 @@ def test_the_same_questions_of_both_files(store: Path, file: str) -> None:
 
 def test_every_piece_of_evidence_shows_its_rows(store: Path) -> None:
     """An operator runs the SQL that came with the evidence, word for word."""
-    with sql.open_read_only(store / "operators.duckdb") as connection:
-        queries = list(sql.ask(connection, "SELECT sql FROM evidence")[1])
+    with fences.opened(store / "operators.duckdb") as connection:
+        _, queries = rows_of(connection, "SELECT sql FROM evidence")
         assert queries
         for (query,) in queries:
-            names, _ = sql.ask(connection, query)
+            names, _ = rows_of(connection, query)
             assert names
 
 
@@ -127,39 +129,41 @@ ASKED = re.findall(r'^\$ gangline sql "(.+)"\n(.+)$', PAGE.read_text(), re.MULTI
 def test_every_query_of_the_page_answers_as_shown(store: Path, file: str) -> None:
     """A page of queries that fail is worse than none; one that hides a view keeps it hidden."""
     assert len(ASKED) >= 10
-    with sql.open_read_only(store / file) as connection:
+    with fences.opened(store / file) as connection:
         for query, heading in ASKED:
-            names, _ = sql.ask(connection, query)
+            names, _ = rows_of(connection, query)
             assert heading.split() == names, query
-        there = list(sql.ask(connection, sql.WHAT_THERE_IS)[1])
+        _, there = rows_of(connection, sql.WHAT_THERE_IS)
     for ask, _ in there:
         if ask.startswith("ops."):
             assert f"`{ask.partition('(')[0]}" in PAGE.read_text(), f"{ask} is not in the page"
 
 
 REFUSED = [
-    ("DELETE FROM hosts", "SHOW is taken, not DELETE:"),
+    ("DELETE FROM hosts", "SUMMARIZE is taken, not DELETE:"),
     ("WITH gone AS (DELETE FROM hosts RETURNING *) FROM gone", ""),
     ("EXPLAIN ANALYZE DELETE FROM hosts", "writing is refused"),
-    ("CREATE TABLE mine (a INT)", "SHOW is taken, not CREATE:"),
-    ("COPY hosts TO 'hosts.csv'", "SHOW is taken, not COPY:"),
-    ("ATTACH 'other.duckdb'", "SHOW is taken, not ATTACH:"),
-    ("SET enable_external_access = true", "SHOW is taken, not SET:"),
+    ("CREATE TABLE mine (a INT)", "SUMMARIZE is taken, not CREATE:"),
+    ("COPY hosts TO 'hosts.csv'", "SUMMARIZE is taken, not COPY:"),
+    ("ATTACH 'other.duckdb'", "SUMMARIZE is taken, not ATTACH:"),
+    ("SET enable_external_access = true", "SUMMARIZE is taken, not SET:"),
     ("INSTALL httpfs", "not INSTALL"),
     ("-- tidy up\n/* now */ checkpoint", "not CHECKPOINT"),
     (
         "PRAGMA database_list; SELECT 1",
-        "only one SELECT, FROM, WITH, EXPLAIN, DESCRIBE or SHOW is taken, not 2 statements",
+        "VALUES, EXPLAIN, DESCRIBE, SHOW or SUMMARIZE is taken, not 2 statements",
     ),
-    ("", "0 statements"),
-    ("FROM read_csv('/etc/passwd')", "out of reach"),
-    ("FROM read_text('/etc/passwd')", "out of reach"),
-    ("FROM glob('/*')", "out of reach"),
+    (";", "0 statements"),
+    (
+        "FROM read_csv('/etc/passwd')",
+        "line 1, column 6: the function read_csv in FROM is not allowed",
+    ),
+    ("FROM '/etc/passwd.csv'", "out of reach"),
     ("FROM '/etc/passwd'", "does not exist"),
     ("SELEC 1", "syntax error"),
     ("SELECT hots FROM ops.hosts", "hint: DESCRIBE"),
-    ("FROM ops.nothing", "hint: `gangline sql` alone"),
-    ("FROM nosuch", "hint: `gangline sql` alone"),
+    ("FROM ops.nothing", "hint: `gangline sql '\\d'` lists"),
+    ("FROM nosuch", "hint: `gangline sql '\\d'` lists"),
     ("FROM ops.wurst", "hint: did you mean ops.worst?"),
     ("FROM latest.gpu_2s", "hint: did you mean"),
 ]
@@ -262,29 +266,33 @@ def test_a_table_shows_the_first_rows(store: Path, capsys: pytest.CaptureFixture
     assert sql.main(["FROM range(9)", "--rows", "3", "--csv", "--data", str(store)]) == 0
     out, err = capsys.readouterr()
     assert out.split() == ["range", "0", "1", "2"] and "first 3 rows; --rows N" in err
-    for wrong in ("0", "-1", "many", "100001"):
+    for wrong in ("0", "-1", "many", "1" * 30):
         with pytest.raises(SystemExit):
             sql.main(["FROM hosts", "--rows", wrong, "--data", str(store)])
         assert "1 to 100000" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        sql.main(["FROM hosts", "--rows", "100001", "--data", str(store)])
+    assert "a table has 1 to 100000 rows" in capsys.readouterr().err
 
 
 def test_a_question_too_big_for_memory(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sort of everything: words and exit 1, not a host that runs out of memory."""
-    monkeypatch.setitem(sql.LIMITS, "memory_limit", "32MB")
+    monkeypatch.setattr(sqldoors, "MEMORY_BYTES_MAX", 64 << 20)
     query = "FROM range(20000000) ORDER BY hash(range)"
     assert sql.main([query, "--data", str(store)]) == 1
     out, err = capsys.readouterr()
-    assert out == "" and "more than 32MB of memory" in err and "WHERE" in err
+    assert out == "" and "more than 64 MB of memory" in err and "WHERE" in err
 
 
 def test_a_cell_too_big_for_memory(store: Path) -> None:
-    """One cell of a hundred million numbers: past DuckDB's limit unseen, 4 GB of Python's."""
+    """One cell of sixty million numbers: past DuckDB's limit unseen, 4 GB of Python's."""
     with _run(store, "SELECT range(60000000) AS numbers") as child:
         out, err = child.communicate(timeout=60)
     assert child.returncode == 1 and out == ""
-    assert "of memory, which it may not" in err and "Traceback" not in err
+    assert "of memory, which it may not" in err or "more than the 4.0 MiB a row may" in err
+    assert "Traceback" not in err
 
 
 def test_a_plan_is_printed_as_it_is_drawn(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,186 @@
+"""The prompt of `gangline sql`: history, completion, statements of several lines, Ctrl-C for the query only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.ipc
+from prompt_toolkit import PromptSession
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings
+
+from ...cli import OK
+from ..query.trouble import QueryError
+from .client import CommandError
+from .sqlcomplete import NAMES, Names, names_of
+from .sqldoors import Opened
+from .sqlvalues import rows as rows_of
+from .sqlwrite import text
+
+if TYPE_CHECKING:
+    from .sql import Wanted
+
+HELP = """\
+A statement ends with ; and may have several lines. Only questions are taken: SELECT, FROM, WITH, EXPLAIN, ..
+  \\d            what there is to ask        \\d NAME       its columns
+  \\x            a line per value, or a table again
+  \\rows N       show N rows (now {rows})       \\timeout S    cut off after S seconds (now {seconds})
+  \\q, Ctrl-D    leave                       Ctrl-C        cancel the question
+"""
+#: Wider or longer answers go through a pager, where there is one.
+PAGER = ("less", "-SRFX")
+
+
+class Shell:
+    """Asks at the terminal until it is left."""
+
+    def __init__(self, opened: Opened, wanted: Wanted, width: Callable[[], int]) -> None:
+        self._opened = opened
+        self._rows = wanted.rows or 1000
+        self._seconds = wanted.seconds
+        self._width = width
+        self._expanded = False
+        self._names = Names()
+        self._session: PromptSession[str] = PromptSession(
+            "gangline> ",
+            history=_history(),
+            completer=self._names,
+            complete_while_typing=False,
+            multiline=True,
+            prompt_continuation="      ... ",
+            key_bindings=_keys(),
+        )
+
+    def run(self) -> int:
+        """Prompt until Ctrl-D or \\q."""
+        print(
+            f"Asking {self._opened.door.name}, read-only. \\d: what there is; \\?: help; Ctrl-D: leave"
+        )
+        self._learn_names()
+        while True:
+            try:
+                line = self._session.prompt().strip()
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return OK
+            if line in ("\\q", "exit", "quit", "exit;", "quit;"):
+                return OK
+            if line:
+                self._guarded(line)
+
+    def _guarded(self, line: str) -> None:
+        try:
+            self._command(line) if line.startswith("\\") or line == "help" else self._ask(line)
+        except KeyboardInterrupt:
+            print("cancelled", file=sys.stderr)
+        except (QueryError, CommandError) as error:
+            print(error, file=sys.stderr)
+
+    def _command(self, line: str) -> None:
+        from .sql import WHAT_THERE_IS
+
+        word, _, argument = line.rstrip(";").partition(" ")
+        argument = argument.strip()
+        if word == "\\d":
+            self._ask(f"DESCRIBE {argument}" if argument else WHAT_THERE_IS)
+        elif word == "\\x":
+            self._expanded = not self._expanded
+            print("a line per value" if self._expanded else "a table")
+        elif word == "\\rows" and argument.isdecimal() and 0 < int(argument[:9]) <= 100_000:
+            self._rows = int(argument)
+        elif word == "\\timeout" and argument.isdecimal() and int(argument[:9]) <= 86_400:
+            self._seconds = float(argument)
+        elif word in ("\\?", "\\h", "help"):
+            print(HELP.format(rows=self._rows, seconds=self._seconds or "never"), end="")
+        else:
+            print(
+                f"{line[:60]!r} is not known here, or its number is out of range; \\? helps",
+                file=sys.stderr,
+            )
+
+    def _ask(self, sql: str) -> None:
+        begin = time.monotonic()
+        names, rows, end = self._answer(sql, self._rows)
+        took = time.monotonic() - begin
+        self._show(names, rows)
+        age = (
+            f", as of {max(0.0, time.time() - end.taken_us / 1e6):.0f} s ago"
+            if end.taken_us
+            else ""
+        )
+        cut = f", {end.truncated_reason} (\\rows N for more)" if end.truncated_reason else ""
+        print(f"{took:.2f} s{age}{cut}", file=sys.stderr)
+        if end.history_missing_reason:
+            print(end.history_missing_reason, file=sys.stderr)
+
+    def _answer(self, sql: str, rows_max: int) -> tuple[list[str], list[Any], Any]:
+        from ..query.limits import Question
+
+        with self._opened.answer(Question(sql, self._seconds, rows_max=rows_max)) as answer:
+            reader = pa.ipc.open_stream(answer)
+            rows = list(rows_of(reader))
+            return list(reader.schema.names), rows, answer.finish()
+
+    def _show(self, names: list[str], rows: list[Any]) -> None:
+        size = shutil.get_terminal_size()
+        whole = text(names, rows, 0, expanded=self._expanded)
+        lines = whole.splitlines()
+        fits = len(lines) < size.lines and max(map(len, lines)) <= size.columns
+        if not fits and shutil.which(PAGER[0]):
+            subprocess.run(PAGER, input=whole.encode(errors="replace"), check=False)
+        else:
+            print(whole if fits else text(names, rows, self._width(), expanded=self._expanded))
+
+    def _learn_names(self) -> None:
+        """Completion without names is no reason not to ask."""
+        try:
+            self._names.names = names_of(self._answer(NAMES, 20_000)[1])
+        except (QueryError, CommandError) as error:
+            print(error, file=sys.stderr)
+
+
+def _history() -> History:
+    """Return the history of this user, whose file nobody else may read."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    path = Path(state) / "gangline" / "sql_history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        path.chmod(0o600)
+    except OSError as error:
+        print(f"no history: {path}: {error.strerror}", file=sys.stderr)
+        return InMemoryHistory()
+    return FileHistory(str(path))
+
+
+def _keys() -> KeyBindings:
+    """Return what Enter does: a new line, until a statement ends with ; or the line is a command."""
+    keys = KeyBindings()
+
+    @Condition
+    def whole() -> bool:
+        from prompt_toolkit.application import get_app
+
+        typed = get_app().current_buffer.text.strip()
+        return (
+            not typed
+            or typed.endswith(";")
+            or typed[0] == "\\"
+            or typed in ("help", "exit", "quit")
+        )
+
+    @keys.add("enter", filter=whole)
+    def _(event: Any) -> None:
+        event.current_buffer.validate_and_handle()
+
+    return keys

@@ -1,0 +1,67 @@
+"""What a query's process takes from itself before it reads the question: its priority, its limits, its rights."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import platform
+import resource
+from contextlib import suppress
+
+from ...ext import process
+from .limits import KILL_AFTER_SECONDS
+
+_PR_SET_NO_NEW_PRIVS = 38
+#: ioprio_set(2) by machine; elsewhere the disk is shared as everybody's.
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(platform.machine())
+_IOPRIO_WHO_PROCESS, _IOPRIO_IDLE = 1, 3 << 13
+#: A view of the history opens a file per segment and thread.
+FILES_MAX = 1024
+
+
+def confine(memory_bytes_max: int, parent: int) -> None:
+    """Go last at the processor and the disk, first when memory runs out, and never gain a right again.
+
+    Raises OSError when a limit cannot be had, SystemExit when *parent* has ended.
+    """
+    process.die_with_parent()
+    if os.getppid() != parent:
+        raise SystemExit(1)
+    process.name(b"gangline-query")
+    _go_last()
+    if ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError("prctl(PR_SET_NO_NEW_PRIVS)")
+    _limit(resource.RLIMIT_AS, address_space_bytes() + memory_bytes_max)
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_NOFILE, FILES_MAX)
+
+
+def limit_cpu(seconds: float, threads: int) -> None:
+    """End this process when it has used all processors it may have for longer than it may run."""
+    _limit(resource.RLIMIT_CPU, math.ceil((seconds + KILL_AFTER_SECONDS) * (threads + 1)))
+
+
+def address_space_bytes() -> int:
+    """Return the address space of this process now."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _go_last() -> None:
+    """Where the kernel refuses, the limits still hold."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if _IOPRIO_SET is not None:
+        ctypes.CDLL(None).syscall(_IOPRIO_SET, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+
+
+def _limit(what: int, wanted: int) -> None:
+    _, high = resource.getrlimit(what)
+    value = wanted if high == resource.RLIM_INFINITY else min(wanted, high)
+    resource.setrlimit(what, (value, value))

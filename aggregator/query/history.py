@@ -1,0 +1,47 @@
+"""The history beside the snapshot: views over the Parquet files of the data folder, made when a question names them.
+
+They are in schemas of the question's own empty database, which are in its search path: `FROM past.gpu_1s`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+#: Schemas of `history.views`, made empty at first: to bind a year of files takes longer than most answers.
+SCHEMAS = ("past", "rollups")
+#: Folders of the data folder that hold the files.
+FOLDERS = ("segments", "rollups")
+
+
+def make_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> str:
+    """Make the views over the history of *folder*. Returns "" or which of them could not be made, and why."""
+    missing = ""
+    own = (
+        connection.cursor()
+    )  # it looks in `memory` first, as the connection did before it was fenced
+    for statement in _statements(folder):
+        try:
+            own.execute(statement)
+        except duckdb.Error as error:
+            missing = missing or f"a part of the history cannot be read: {_first_line(error)}"
+    return missing
+
+
+def _statements(folder: Path) -> list[str]:
+    try:
+        views: Any = importlib.import_module("..history.views", __package__)
+    except ModuleNotFoundError:
+        return []
+    try:
+        made: list[str] = views.statements(folder)
+    except (OSError, ValueError):
+        return []
+    return made
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]

@@ -1,0 +1,97 @@
+"""Who asked what, how long it took, what came of it: one JSON object a line in DATA/queries.log.
+
+The statement is logged as it was sent, its first characters: whoever puts a secret into SQL has it logged.
+How a caller proved who it is (token, certificate) is never in it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+FILE = "queries.log"
+#: So many full ones are kept beside the one that is written.
+OLDER_FILES = 3
+#: A longer statement is cut in the log; its length is logged.
+SQL_CHARACTERS_MAX = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line. `outcome`: ok, refused, denied, busy, time, memory, cancelled, failed."""
+
+    wall_ns: int
+    who: str
+    role: str
+    peer: str
+    sql: str
+    seconds: float
+    rows: int
+    size_bytes: int
+    outcome: str
+    words: str
+    cpu_seconds: float
+    rss_bytes_max: int
+
+    def line(self) -> str:
+        """Return it as JSON in one line."""
+        values: dict[str, Any] = asdict(self)
+        at = datetime.fromtimestamp(values.pop("wall_ns") / 1e9, UTC)
+        values["sql"] = self.sql[:SQL_CHARACTERS_MAX]
+        values["sql_characters"] = len(self.sql)
+        return json.dumps({"time": at.isoformat(timespec="milliseconds"), **values})
+
+
+class QueryLog:
+    """Appends lines; full files are renamed, the oldest goes. Only its owner may read the files."""
+
+    def __init__(self, folder: Path, bytes_max: int) -> None:
+        self.path = folder / FILE
+        #: Lines that the disk did not take.
+        self.lost_lines = 0
+        self._lost = False
+        self._file = _Private(
+            self.path, maxBytes=bytes_max, backupCount=OLDER_FILES, encoding="utf-8", delay=True
+        )
+        self._file.told = self._not_written
+
+    def append(self, entry: Entry) -> None:
+        """Write one line. Never raises: a disk that takes no log must not end queries. Blocks on the disk."""
+        self._lost = False
+        self._file.handle(logging.makeLogRecord({"msg": entry.line()}))
+        if not self._lost and self.lost_lines:
+            log.warning("query log: %d lines could not be written", self.lost_lines)
+            self.lost_lines = 0
+
+    def _not_written(self) -> None:
+        self._lost = True
+        if not self.lost_lines:
+            log.exception("query log: %s cannot be written; queries go on without", self.path)
+        self.lost_lines += 1
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _Private(logging.handlers.RotatingFileHandler):
+    """What operators ask names jobs and users: not for everybody on the machine."""
+
+    told: Callable[[], None]
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Tell whoever owns this; the logging module would write to stderr, again and again."""
+        self.told()
+
+    def _open(self) -> Any:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return open(descriptor, "a", encoding=self.encoding)

@@ -1,0 +1,179 @@
+"""QueryService: operators' SQL, streamed as Arrow from a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ...fingerprints.wire import query_pb2
+from ...fingerprints.wire.query_pb2_grpc import QueryServiceServicer
+from ..access.caller import caller
+from ..config import AggregatorConfig
+from ..query import trouble
+from ..query.limits import Answered, Place, Question
+from ..query.processes import Cost, QueryProcesses
+from ..query.querylog import Entry, QueryLog
+from ..refusals import Invalid, NotReady, Refusal, TookTooLong, TooMuch
+
+#: After so long a place among the queries that run may be free.
+RETRY_SECONDS = 1.0
+
+
+class Asker(NamedTuple):
+    """Who asks, as what, from where."""
+
+    name: str
+    role: str
+    peer: str
+
+
+def asker(context: Any) -> Asker:
+    """Return who calls, which the guard has let in."""
+    one = caller(context)
+    return Asker(one.name, one.role, str(context.peer()))
+
+
+class QueryService(QueryServiceServicer):
+    """One call of grpc.aio. A `Refusal` becomes its status at the edge."""
+
+    def __init__(
+        self,
+        config: AggregatorConfig,
+        wall_ns: Callable[[], int] = time.time_ns,
+        who: Callable[[Any], Asker] = asker,
+    ) -> None:
+        place = Place(config.data, config.query_memory_bytes_max, config.query_threads)
+        self.processes = QueryProcesses(place, config.query_running_max)
+        self.log = QueryLog(config.data, config.query_log_bytes_max)
+        self._config = config
+        self._wall_ns = wall_ns
+        self._who = who
+
+    def start(self) -> None:
+        """Have a process ready for the first question. Raises OSError."""
+        self.processes.start()
+
+    async def close(self) -> None:
+        """End every question that runs."""
+        await self.processes.close()
+        self.log.close()
+
+    async def Query(self, request: query_pb2.QueryRequest, context: Any) -> None:
+        """Stream the answer. Raises Invalid, TooMuch, TookTooLong, NotReady."""
+        asked = _Asked(self._who(context), request.sql, self._wall_ns(), time.monotonic())
+        try:
+            await self._answer(request, context, asked)
+            asked.outcome = "ok"
+        except asyncio.CancelledError:
+            asked.outcome, asked.words = "cancelled", "the caller closed the stream"
+            raise
+        except Refusal as refusal:
+            asked.words = str(refusal)
+            raise
+        finally:
+            line = asked.entry()
+            await asyncio.shield(asyncio.to_thread(self.log.append, line))
+
+    async def _answer(self, request: query_pb2.QueryRequest, context: Any, asked: _Asked) -> None:
+        asked.outcome = "refused"
+        question = self._question(request, context)
+        try:
+            answer = self.processes.ask(question, asked.cost)
+            async with contextlib.aclosing(answer):
+                async for piece in answer:
+                    await context.write(asked.counted(piece))
+        except trouble.QueryError as error:
+            asked.outcome, refusal = _refusal(error)
+            raise refusal from error
+
+    def _question(self, request: query_pb2.QueryRequest, context: Any) -> Question:
+        if request.format not in query_pb2.QueryFormat.values():
+            raise Invalid("format", f"{request.format} is not one of QueryFormat")
+        if not request.sql.strip():
+            raise Invalid("sql", "is empty; such as: FROM ops.worst(n := 5)")
+        rows_max = self._config.query_rows_max
+        return Question(
+            request.sql,
+            seconds=self._seconds(request, context),
+            rows_max=min(request.row_limit or rows_max, rows_max),
+            bytes_max=self._config.query_bytes_max,
+            compressed=request.format == query_pb2.ARROW_STREAM_ZSTD,
+        )
+
+    def _seconds(self, request: query_pb2.QueryRequest, context: Any) -> float:
+        seconds = most = self._config.query_seconds
+        if request.HasField("timeout"):
+            seconds = request.timeout.seconds + request.timeout.nanos / 1e9
+        if not 0 < seconds <= most:
+            raise Invalid(
+                "timeout", f"{seconds:g} s; up to {most:g} s are given here (setting query_seconds)"
+            )
+        left = context.time_remaining()
+        return seconds if left is None else max(0.01, min(seconds, left))
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What becomes a line of the log."""
+
+    who: Asker
+    sql: str
+    wall_ns: int
+    begin: float
+    outcome: str = "failed"
+    words: str = ""
+    rows: int = 0
+    size_bytes: int = 0
+    cost: Cost = field(default_factory=Cost)
+
+    def counted(self, piece: bytes | Answered) -> query_pb2.QueryResponse:
+        """Return *piece* as it goes on the wire."""
+        if isinstance(piece, bytes):
+            self.size_bytes += len(piece)
+            return query_pb2.QueryResponse(arrow_stream=piece)
+        self.rows = piece.rows
+        return query_pb2.QueryResponse(summary=_summary(piece))
+
+    def entry(self) -> Entry:
+        return Entry(
+            self.wall_ns,
+            *self.who,
+            self.sql,
+            round(time.monotonic() - self.begin, 4),
+            self.rows,
+            self.size_bytes,
+            self.outcome,
+            self.words,
+            round(self.cost.cpu_seconds, 4),
+            self.cost.rss_bytes_max,
+        )
+
+
+def _summary(answered: Answered) -> query_pb2.QuerySummary:
+    summary = query_pb2.QuerySummary(
+        row_count=answered.rows,
+        byte_count=answered.size_bytes,
+        truncated=bool(answered.truncated_reason),
+        truncated_reason=answered.truncated_reason,
+        history_missing_reason=answered.history_missing_reason,
+    )
+    summary.elapsed.FromNanoseconds(math.floor(answered.elapsed_seconds * 1e9))
+    summary.snapshot_time.FromMicroseconds(answered.taken_us)
+    return summary
+
+
+def _refusal(error: trouble.QueryError) -> tuple[str, Refusal]:
+    """Return the outcome for the log, and what to answer with."""
+    words = str(error)
+    if isinstance(error, trouble.QueryRefused):
+        return "refused", Invalid("sql", words)
+    if isinstance(error, trouble.TooManyQueries):
+        return "busy", TooMuch(words, RETRY_SECONDS)
+    if isinstance(error, trouble.QueryCutOff):
+        return ("time", TookTooLong(words)) if error.of_time else ("memory", TooMuch(words))
+    return "failed", NotReady(words)

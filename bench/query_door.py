@@ -1,0 +1,92 @@
+"""A query through the second door (a process of its own, over gRPC) against the same on the file in process.
+
+Both open the newest snapshot for each query, as an operator's next question does. What is bought with the
+difference: a query that can be killed. And what the spare process takes that makes it quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import grpc
+
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.server import Aggregator
+from gangline.fingerprints.wire import query_pb2
+from gangline.fingerprints.wire.query_pb2_grpc import QueryServiceStub
+
+from .measure import Result, percentile, pss_bytes
+
+QUERIES = 60
+#: A small answer, and one that is mostly rows on the way.
+SMALL, LARGE = "FROM ops.worst(n := 20)", "SELECT range AS n, hash(range) AS h FROM range(500000)"
+FILE = "operators.duckdb"
+
+
+def run(seed: int) -> list[Result]:
+    """Return both queries' times, and the memory of the spare. *seed* changes nothing here."""
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(_measure(Path(folder)))
+
+
+async def _measure(folder: Path) -> list[Result]:
+    config = AggregatorConfig(listen="127.0.0.1:0", data=folder, ops_seconds=1.0)
+    aggregator = Aggregator(config)
+    await aggregator.start()
+    try:
+        while not (folder / FILE).exists():
+            await asyncio.sleep(0.05)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}") as channel:
+            stub: Any = QueryServiceStub(channel)  # type: ignore[no-untyped-call]
+            results = [await _against(stub, folder / FILE, sql) for sql in (SMALL, LARGE)]
+        spare = pss_bytes([aggregator.query.processes.nursery_pid])
+        bare = await _bare_bytes()
+    finally:
+        await aggregator.close()
+    notes = "proportional set size; it stands ready so that a query need not load DuckDB and Arrow"
+    return [
+        *results,
+        Result("memory of the spare process", spare / 2**20, "MiB", "a bare interpreter", bare / 2**20, notes),
+    ]  # fmt: skip
+
+
+async def _against(stub: Any, file: Path, sql: str) -> Result:
+    ours, theirs = [], []
+    for at in range(QUERIES + 3):
+        begin = time.perf_counter()
+        rows = [one async for one in stub.Query(query_pb2.QueryRequest(sql=sql))][-1].summary
+        between = time.perf_counter()
+        count = _in_process(file, sql)
+        end = time.perf_counter()
+        assert rows.row_count == count
+        if at >= 3:
+            ours.append(between - begin)
+            theirs.append(end - between)
+    notes = f"median of {QUERIES}, alternating; through the door p99 {percentile(ours, 0.99) * 1e3:.0f} ms"
+    return Result(
+        f"`{sql[:30]}` through Query", percentile(ours, 0.5) * 1e3, "ms",
+        "opening the file and asking in process", percentile(theirs, 0.5) * 1e3, notes,
+    )  # fmt: skip
+
+
+def _in_process(file: Path, sql: str) -> int:
+    with duckdb.connect(str(file), read_only=True, config={"threads": 2}) as connection:
+        return int(connection.sql(sql).to_arrow_table().num_rows)
+
+
+async def _bare_bytes() -> int:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE
+    )
+    try:
+        await asyncio.sleep(0.5)
+        return pss_bytes([child.pid])
+    finally:
+        child.kill()
+        await child.wait()

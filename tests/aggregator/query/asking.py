@@ -1,0 +1,121 @@
+"""A snapshot to ask, and questions through the processes of the service."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from gangline.aggregator.query import fences
+from gangline.aggregator.query.limits import Answered, Place, Question
+from gangline.aggregator.query.processes import Cost, QueryProcesses
+from gangline.aggregator.query.trouble import QueryError
+from tests.aggregator.conftest import Agent, Connection, Lab
+
+MEMORY_BYTES_MAX = 256 << 20
+#: Long enough for any machine: what is expected to answer must not be cut because a test machine is busy.
+PATIENT_SECONDS = 60.0
+#: Rows and bytes of an answer here.
+ROWS_MAX, BYTES_MAX = 5000, 4 << 20
+
+
+@dataclass
+class Reply:
+    """What came of a question."""
+
+    arrow: bytes = b""
+    summary: Answered | None = None
+    error: QueryError | None = None
+    cost: Cost = field(default_factory=Cost)
+
+    @property
+    def table(self) -> Any:
+        """The answer as an Arrow table."""
+        return pa.ipc.open_stream(io.BytesIO(self.arrow)).read_all()
+
+
+async def ask(processes: QueryProcesses, sql: str, **limits: Any) -> Reply:
+    """Ask and return what came of it."""
+    values = {"seconds": PATIENT_SECONDS, "rows_max": ROWS_MAX, "bytes_max": BYTES_MAX, **limits}
+    reply = Reply()
+    try:
+        async for piece in processes.ask(Question(sql, **values), reply.cost):
+            if isinstance(piece, Answered):
+                reply.summary = piece
+            else:
+                reply.arrow += piece
+    except QueryError as error:
+        reply.error = error
+    return reply
+
+
+@asynccontextmanager
+async def asked(folder: Path, running_max: int = 4) -> AsyncIterator[QueryProcesses]:
+    """The processes over the snapshot in *folder*."""
+    one = QueryProcesses(Place(folder, MEMORY_BYTES_MAX, 2), running_max)
+    one.start()
+    try:
+        yield one
+    finally:
+        await one.close()
+
+
+def ask_all(folder: Path, questions: Sequence[str], at_once: int = 4, **limits: Any) -> list[Reply]:
+    """Ask them all, *at_once* at a time, and see that no process is left."""
+
+    async def way() -> list[Reply]:
+        async with asked(folder, at_once) as processes:
+            places = asyncio.Semaphore(at_once)
+
+            async def one(sql: str) -> Reply:
+                async with places:
+                    return await ask(processes, sql, **limits)
+
+            replies = await asyncio.gather(*map(one, questions))
+            nursery = processes.nursery_pid
+            assert children(nursery) == [] and processes.running_count == 0
+        assert not Path(f"/proc/{nursery}").exists()
+        return replies
+
+    return asyncio.run(way())
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process with one thread."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def threads(pid: int) -> int:
+    """Return how many threads a process has."""
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def make_snapshot(folder: Path) -> Path:
+    """Return a data folder with a host, two GPUs and the operators' file over them."""
+
+    async def way() -> None:
+        lab = Lab(folder)
+        async with lab.aggregator() as aggregator:
+            agent = Connection(aggregator.port, Agent())
+            await agent.register()
+            await agent.send(agent.agent.message(1), agent.agent.message(2))
+            await agent.close()
+
+    asyncio.run(way())
+    assert (folder / "operators.duckdb").exists()
+    return folder
+
+
+def rows_of(connection: Any, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return (column names, rows) of a question to a connection of `fences.opened`, let through like any."""
+    fences.check(connection, sql)
+    cursor = connection.execute(sql)
+    return [column[0] for column in cursor.description or ()], cursor.fetchall()

@@ -1,0 +1,90 @@
+"""A command on a pseudo-terminal, and what stands on its screen."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from typing import Self
+
+from tests.aggregator.query.asking import children
+
+#: Only a guard: what is waited for comes, or the test fails.
+GUARD_SECONDS = 60.0
+#: Makes the terminal its own, so that Ctrl-C reaches it, and becomes the command.
+_ON_IT = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
+
+
+class Terminal:
+    """Runs a command on a terminal of 30 lines and *columns*; `said` is all that it printed, as text."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], columns: int = 100) -> None:
+        self.said = ""
+        self._seen = 0
+        self._terminal, inside = pty.openpty()
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _ON_IT, *command],
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(inside)
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._terminal, keys.encode())
+
+    def until(self, words: str) -> str:
+        """Read until *words* (a regular expression) were printed; return all since the last time."""
+        begin, deadline = self._seen, time.monotonic() + GUARD_SECONDS
+        while not (match := re.compile(words).search(self.said, begin)):
+            assert time.monotonic() < deadline, f"no {words!r} in {self.said[begin:]!r}"
+            if select.select([self._terminal], [], [], 0.2)[0] and not self._take():
+                raise AssertionError(f"ended without {words!r}: {self.said[begin:]!r}")
+        self._seen = match.end()
+        return self.said[begin : match.end()]
+
+    def runs_a_query(self) -> None:
+        """Wait until a process two below the command runs: the nursery's."""
+        deadline = time.monotonic() + GUARD_SECONDS
+        while not [child for one in children(self._process.pid) for child in children(one)]:
+            assert time.monotonic() < deadline, "no query runs"
+            select.select([], [], [], 0.01)
+
+    def _take(self) -> bool:
+        try:
+            data = os.read(self._terminal, 1 << 16).decode(errors="replace")
+        except OSError:
+            return False
+        if "\x1b[6n" in data:  # where is the cursor?
+            self.type("\x1b[1;1R")
+        self.said += _CONTROL.sub("", data)
+        return bool(data)
+
+    def end(self) -> int:
+        """Wait for its end; return its exit code."""
+        while self._take():
+            pass
+        return self._process.wait(GUARD_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._terminal)

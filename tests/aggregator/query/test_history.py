@@ -1,0 +1,68 @@
+"""The history behind a question: found when it is named, never made before, never written."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import types
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from gangline.aggregator.query import fences, worker
+from gangline.aggregator.query.limits import HEAD, SUMMARY, Place, Question
+
+
+@pytest.fixture
+def folder(snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder with a segment, one outside it, and the views over both."""
+    folder = tmp_path / "data"
+    (folder / "segments").mkdir(parents=True)
+    shutil.copy(snapshot / "operators.duckdb", folder)
+    for place in (folder / "segments", tmp_path):
+        duckdb.sql(f"COPY (SELECT 7 AS watts) TO '{place / 'a.parquet'}'")
+    views = types.SimpleNamespace(
+        statements=lambda _: [
+            "CREATE SCHEMA IF NOT EXISTS past",
+            f"CREATE OR REPLACE VIEW past.gone AS FROM read_parquet('{tmp_path / 'a.parquet'}')",
+            f"CREATE OR REPLACE VIEW past.gpu AS FROM read_parquet('{folder}/segments/a.parquet')",
+        ]
+    )
+    monkeypatch.setattr(importlib, "import_module", lambda *_: views)
+    return folder
+
+
+def answer(folder: Path, sql: str) -> tuple[str, dict[str, object]]:
+    """Return what a question ends with, asked in this process: an error's words, and the summary."""
+    written: list[bytes] = []
+    stream = types.SimpleNamespace(write=written.append, flush=lambda: None)
+    _, words = worker.answered(Question(sql, 60.0), Place(folder, 1 << 30, 2), stream)
+    last = written[-1] if written else b""
+    return words, json.loads(last[HEAD.size :]) if last[:1] == SUMMARY else {}
+
+
+def test_the_past_is_there_when_it_is_named(folder: Path) -> None:
+    """A year of files takes seconds to bind: who asks for the latest must not wait for them."""
+    words, summary = answer(folder, "FROM past.gpu WHERE watts = 7")
+    assert words == "" and summary["rows"] == 1
+    assert str(summary["history_missing_reason"]).startswith("a part of the history")
+    words, summary = answer(folder, "FROM hosts")
+    assert words == "" and summary["history_missing_reason"] == "" and summary["taken_us"]
+    words, _ = answer(folder, "FROM past.nothing")
+    assert "nothing does not exist" in words
+
+
+def test_a_view_reaches_no_further_than_the_history(folder: Path) -> None:
+    """A manifest that names a file elsewhere on the machine shows nothing of it."""
+    words, _ = answer(folder, "FROM past.gone")
+    assert "does not exist" in words
+
+
+def test_nothing_is_written_into_the_connections_own_database(folder: Path) -> None:
+    """It can be written to, unlike the snapshot: only the transaction stands before it."""
+    with fences.opened(folder / "operators.duckdb") as connection:
+        connection.execute("BEGIN TRANSACTION READ ONLY")
+        with pytest.raises(duckdb.TransactionException, match="read-only"):
+            connection.execute("CREATE TABLE memory.main.mine AS SELECT 1")

@@ -1,0 +1,54 @@
+"""Statements that would write, reach out, or eat the machine: each is refused or cut off, with words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline.aggregator.query.trouble import QueryCutOff, QueryRefused
+from tests.aggregator.query.asking import Reply, ask_all
+from tests.aggregator.query.corpus import FOLDER, Statement, statements
+
+#: A bomb gets so long; a second more and it is killed.
+BOMB_SECONDS = 0.2
+FILES = sorted(path.name for path in FOLDER.glob("*.sql"))
+
+
+def wrong(statement: Statement, reply: Reply) -> str:
+    """Return what is not as the corpus says, "" when all is."""
+    error, summary = reply.error, reply.summary
+    said = f"{statement.name}: {type(error).__name__ if error else summary}: {error}"
+    if statement.outcome == "refused":
+        good = isinstance(error, QueryRefused) and statement.words in str(error)
+    elif statement.outcome == "cut":
+        good = isinstance(error, QueryCutOff) and (
+            "ran longer" in str(error) or "more than" in str(error)
+        )
+    elif statement.outcome == "cut rows":
+        good = summary is not None and summary.truncated_reason.startswith("first ")
+    else:
+        good = summary is not None and summary.rows == reply.table.num_rows
+    shown = all(one.isprintable() or one == "\n" for one in str(error or ""))
+    return "" if good and shown and len(str(error)) < 2000 else said[:600]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_corpus(snapshot: Path, file: str) -> None:
+    """Every statement ends as its file says; no process is left, and the snapshot is as it was."""
+    known = statements(file)
+    bombs = [one for one in known if one.outcome == "cut"]
+    others = [one for one in known if one.outcome != "cut"]
+    replies = ask_all(snapshot, [one.sql for one in others])
+    cut = ask_all(snapshot, [one.sql for one in bombs], at_once=8, seconds=BOMB_SECONDS)
+    trouble = list(map(wrong, others + bombs, replies + cut))
+    assert not any(trouble), "\n".join(filter(None, trouble))
+
+
+def test_the_corpus_is_large_enough() -> None:
+    """Each group that once got through somewhere has its statements, under names of their own."""
+    names = [one.name for file in FILES for one in statements(file)]
+    assert len(names) == len(set(names))
+    assert (
+        sum(one.outcome in ("refused", "cut") for file in FILES for one in statements(file)) > 150
+    )

@@ -1,0 +1,231 @@
+"""A query's process: what it may take, how it ends, and that whoever asked is not hurt by it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from gangline.aggregator.query.limits import Answered, Question
+from gangline.aggregator.query.processes import Cost
+from gangline.aggregator.query.trouble import (
+    NoSnapshot,
+    QueryCutOff,
+    QueryFailed,
+    QueryRefused,
+    TooManyQueries,
+)
+from tests.aggregator.query.asking import (
+    MEMORY_BYTES_MAX,
+    PATIENT_SECONDS,
+    ask,
+    ask_all,
+    asked,
+    children,
+    threads,
+)
+
+#: Never ends by itself, takes little memory, and minds the interrupt.
+ENDLESS = "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
+#: Does not mind it.
+DEAF_CALL = "levenshtein(repeat('a', 200000), repeat('b', 200000) || range)"
+DEAF = f"SELECT {DEAF_CALL} FROM range(100)"
+
+Until = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+def status(pid: int) -> dict[str, str]:
+    """Return /proc/PID/status."""
+    lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {name: value.strip() for name, _, value in lines}
+
+
+def limits(pid: int) -> dict[str, str]:
+    """Return the soft limits of a process."""
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]
+    return {line[:26].strip(): line[26:47].strip() for line in lines}
+
+
+def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> None:
+    """What asks must not slow what stores: it waits for the processor, and dies first for want of memory."""
+
+    async def way() -> None:
+        async with asked(snapshot) as processes:
+            task = asyncio.create_task(ask(processes, ENDLESS))
+            (pid,) = await until(lambda: children(processes.nursery_pid))
+            await until(lambda: limits(pid)["Max open files"] == "1024")
+            assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+            assert os.sched_getscheduler(pid) == os.SCHED_BATCH
+            assert status(pid)["NoNewPrivs"] == "1"
+            assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
+            found = limits(pid)
+            assert found["Max file size"] == "0" and found["Max core file size"] == "0"
+            assert MEMORY_BYTES_MAX < int(found["Max address space"]) < MEMORY_BYTES_MAX + (1 << 30)
+            await until(lambda: limits(pid)["Max cpu time"].isdecimal())
+            assert threads(processes.nursery_pid) == 1, "a fork of a process with threads may hang"
+            assert os.getpriority(os.PRIO_PROCESS, processes.nursery_pid) == 0
+            os.kill(pid, signal.SIGKILL)
+            reply = await task
+            assert isinstance(reply.error, QueryCutOff) and "want of memory" in str(reply.error)
+            assert (await ask(processes, "SELECT 1")).summary
+
+    asyncio.run(way())
+
+
+def test_closing_the_answer_ends_the_process(snapshot: Path, until: Until) -> None:
+    """An operator who presses Ctrl-C frees the place for the next one, also from a query that is deaf."""
+
+    async def way() -> None:
+        async with asked(snapshot, running_max=1) as processes:
+            for sql in (DEAF, "FROM range(100000000000)"):
+                cost = Cost()
+                answer = processes.ask(Question(sql, PATIENT_SECONDS), cost)
+                task = asyncio.ensure_future(anext(answer))
+                await until(lambda: children(processes.nursery_pid))
+                with pytest.raises(TooManyQueries, match="1 queries run"):
+                    await anext(processes.ask(Question("SELECT 1", 1.0), Cost()))
+                if sql == DEAF:
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                else:
+                    await task
+                await answer.aclose()
+                assert processes.running_count == 0 and children(processes.nursery_pid) == []
+                assert cost.cpu_seconds > 0 and cost.rss_bytes_max > 1 << 20
+            assert (await ask(processes, "SELECT 1")).summary
+
+    asyncio.run(way())
+
+
+def test_a_dead_nursery_costs_only_what_ran(snapshot: Path, until: Until) -> None:
+    """Somebody's cleanup script kills it: what ran fails in words, its processes end, the next is answered."""
+
+    async def way() -> None:
+        async with asked(snapshot) as processes:
+            task = asyncio.create_task(ask(processes, DEAF))
+            (pid,) = await until(lambda: children(processes.nursery_pid))
+            first = processes.nursery_pid
+            os.kill(first, signal.SIGKILL)
+            reply = await task
+            assert isinstance(reply.error, QueryFailed) and "ask again" in str(reply.error)
+            await until(lambda: not Path(f"/proc/{pid}").exists())
+            assert (await ask(processes, "SELECT 1")).summary
+            assert processes.nursery_pid != first
+
+    asyncio.run(way())
+
+
+_OWNER = """
+import asyncio, sys
+from pathlib import Path
+from tests.aggregator.query.asking import asked, ask
+async def way():
+    async with asked(Path(sys.argv[1])) as processes:
+        print(processes.nursery_pid, flush=True)
+        await ask(processes, sys.argv[2])
+asyncio.run(way())
+"""
+
+
+def test_nothing_outlives_the_aggregator(snapshot: Path, until: Until) -> None:
+    """`kill -9` of the aggregator in the middle of a query: a process that nobody reads must not go on."""
+
+    async def way() -> None:
+        command = [sys.executable, "-c", _OWNER, str(snapshot), DEAF]
+        root = Path(__file__).parents[3]
+        owner = await asyncio.create_subprocess_exec(
+            *command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root
+        )
+        assert owner.stdout
+        nursery = int(await owner.stdout.readline())
+        (pid,) = await until(lambda: children(nursery))
+        owner.kill()
+        await until(lambda: not Path(f"/proc/{pid}").exists())
+        await until(lambda: not Path(f"/proc/{nursery}").exists())
+        await owner.wait()
+
+    asyncio.run(way())
+
+
+def test_each_question_sees_the_newest_snapshot(snapshot: Path, tmp_path: Path) -> None:
+    """The file is renewed by rename every 15 s: nobody may go on answering from an old one."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+
+    async def way() -> None:
+        async with asked(folder) as processes:
+            assert isinstance((await ask(processes, "FROM hosts")).error, NoSnapshot)
+            for count in (1, 2):
+                shutil.copy(snapshot / "operators.duckdb", folder / "new")
+                with duckdb.connect(str(folder / "new")) as connection:
+                    connection.execute(f"CREATE TABLE mark AS SELECT {count} AS a")
+                (folder / "new").replace(folder / "operators.duckdb")
+                reply = await ask(processes, "FROM mark")
+                assert reply.table.to_pydict() == {"a": [count]}
+                assert reply.summary and reply.summary.taken_us > 10**15
+            (folder / "operators.duckdb").write_bytes(b"no database" * 1000)
+            error = (await ask(processes, "FROM mark")).error
+            assert isinstance(error, QueryFailed) and "cannot be opened" in str(error)
+
+    asyncio.run(way())
+
+
+def test_limits_of_an_answer(snapshot: Path) -> None:
+    """Cut at rows or bytes, and said; never where the answer just fits."""
+    wide = "SELECT repeat('x', 1000) AS x FROM range(3000)"
+    exact, more, fits, bytes_cut, packed = ask_all(
+        snapshot, ["FROM range(5000)", "FROM range(5001)", wide, wide, wide], at_once=1
+    )[:5]
+    assert exact.summary and (exact.summary.rows, exact.summary.truncated_reason) == (5000, "")
+    assert more.summary and more.summary.rows == more.table.num_rows == 5000
+    assert more.summary.truncated_reason == "first 5000 rows"
+    assert fits.summary == bytes_cut.summary or fits.table.num_rows == 3000
+    (cut,) = ask_all(snapshot, [wide], bytes_max=1 << 20)
+    assert cut.summary and 0 < cut.summary.rows == cut.table.num_rows < 3000
+    assert cut.summary.size_bytes == len(cut.arrow) <= 1 << 20
+    assert cut.summary.truncated_reason.endswith("an answer has at most 1 MiB")
+    (packed,) = ask_all(snapshot, [wide], compressed=True)
+    assert packed.table.equals(fits.table) and len(packed.arrow) < len(fits.arrow) / 10
+
+
+def test_trouble_after_the_first_rows(snapshot: Path) -> None:
+    """Rows were sent already when a cast fails, a limit is met, or memory ends: the end still says it in words."""
+    late = "CASE WHEN range > 900000 THEN {} ELSE 0 END AS late FROM range(1000000)"
+    cast, interrupted, deaf = ask_all(
+        snapshot,
+        [
+            f"SELECT {late.format('(range || chr(120))::INT')}",
+            "SELECT a.range FROM range(10000000) a, range(100000) b WHERE (a.range + b.range) % 999983 = 1",
+            f"SELECT range, if(range < 4000, 0, {DEAF_CALL}) FROM range(5000)",
+        ],
+        seconds=2.0,
+        rows_max=0,
+        bytes_max=0,
+    )
+    assert isinstance(cast.error, QueryRefused | QueryCutOff)
+    assert isinstance(cast.error, QueryCutOff) or "Could not convert" in str(cast.error)
+    for one in (interrupted, deaf):
+        assert isinstance(one.error, QueryCutOff) and one.error.of_time, one.error
+
+
+def test_enumerations_and_every_kind_of_value_travel(snapshot: Path) -> None:
+    """Dictionaries go before their batch, types nest: what comes together again is one Arrow stream."""
+    sql = (
+        "SELECT 'b'::ENUM('a', 'b') AS e, {'a': [range, NULL]} AS s, map {'k': range} AS m, range::HUGEINT AS h, "
+        "INTERVAL 1 DAY AS i, 'x'::BLOB AS b, uuid() AS u, TIMESTAMPTZ '2026-01-01 00:00:00+00' AS t, "
+        "'nan'::FLOAT AS f, NULL AS n, DATE '2026-01-01' AS d, 1.5::DECIMAL(9, 2) AS c FROM range(5000)"
+    )
+    (reply,) = ask_all(snapshot, [sql])
+    assert reply.error is None and isinstance(reply.summary, Answered)
+    assert reply.table.num_rows == reply.summary.rows == 5000
+    assert reply.table["e"][4999].as_py() == "b" and reply.table["s"][1].as_py() == {"a": [1, None]}

@@ -1,0 +1,120 @@
+"""The check before anything runs, over statements that nobody has written down."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gangline.aggregator.query import fences, functions
+from gangline.aggregator.query.words import Refused, located, visible
+from tests.aggregator.query.asking import ask_all
+from tests.aggregator.query.corpus import FOLDER, statements
+
+WORDS = sorted(
+    {
+        word
+        for path in FOLDER.glob("*.sql")
+        for one in statements(path.name)
+        if len(one.sql) < 2000
+        for word in re.findall(r"'[^']*'|\w+|[^\w\s]", one.sql)
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def connection(snapshot: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """The snapshot behind its fences."""
+    with fences.opened(snapshot / "operators.duckdb") as connection:
+        yield connection
+
+
+@settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=25))
+def test_the_check_passes_only_what_reads(
+    connection: duckdb.DuckDBPyConnection, words: list[str]
+) -> None:
+    """Whatever is typed: it is refused in words, or it is one SELECT or EXPLAIN."""
+    sql = " ".join(words)
+    try:
+        fences.check(connection, sql)
+    except (Refused, duckdb.Error):
+        return
+    (statement,) = connection.extract_statements(sql)
+    assert statement.type.name in ("SELECT", "EXPLAIN")
+
+
+def mutated(source: random.Random, known: list[str]) -> str:
+    """Return a statement with pieces of others in it."""
+    words = source.choice(known).split(" ")
+    for _ in range(source.randrange(1, 4)):
+        other = source.choice(known).split(" ")
+        at, begin = source.randrange(len(words) + 1), source.randrange(len(other))
+        words[at : at + source.randrange(3)] = other[begin : begin + source.randrange(1, 5)]
+    return " ".join(words)
+
+
+def test_mutants_of_the_corpus_write_nothing(snapshot: Path) -> None:
+    """`snapshot` sees that no byte changed, `ask_all` that no process is left; each ends with rows or words."""
+    source = random.Random(1)
+    known = [
+        one.sql
+        for path in sorted(FOLDER.glob("*.sql"))
+        if path.name != "bombs.sql"  # their mutants are bombs, and take the time of bombs
+        for one in statements(path.name)
+    ]
+    questions = [mutated(source, known) for _ in range(80)]
+    for question, reply in zip(questions, ask_all(snapshot, questions, seconds=0.3), strict=True):
+        assert (reply.summary is None) != (reply.error is None), question
+        assert reply.summary or str(reply.error).strip(), question
+
+
+@given(st.text(max_size=300), st.integers(-5, 2000))
+def test_a_mark_stands_below_what_it_marks(sql: str, position: int) -> None:
+    """Tabs, several lines, letters of several bytes, a place beyond the end: words, never a traceback."""
+    said = located(sql, position, "is wrong")
+    assert all(one.isprintable() or one == "\n" for one in said)
+    if 0 <= position < len(sql.encode()) and sql.isascii():
+        head, line, mark = said.split("\n")
+        assert head.endswith("is wrong")
+        here = sql[position]
+        if here != "\n":
+            assert line[mark.index("^") : mark.index("^") + 1] in (here, visible(here), "")
+
+
+def test_what_is_allowed_is_there(connection: duckdb.DuckDBPyConnection) -> None:
+    """A name that DuckDB dropped or never had would hide that another was meant."""
+    rows = connection.execute(
+        "SELECT DISTINCT lower(function_name) FROM duckdb_functions()"
+    ).fetchall()
+    there = {name for (name,) in rows}
+    #: Names that the parser gives to what is written otherwise, and words that are functions to it.
+    spoken = {"!", "->", "coalesce", "current_time", "current_timestamp", "grouping", "grouping_id"}
+    newer = {*functions._COMPUTING_SINCE_2.split(), *functions._WORDS_SINCE_2}
+    assert (functions.FUNCTIONS | functions.TABLE_FUNCTIONS) - there - newer <= spoken
+
+
+def test_a_write_within_a_cte_meets_the_transaction(snapshot: Path, tmp_path: Path) -> None:
+    """DuckDB 2.0 takes `WITH d AS (DELETE ..) SELECT` for a SELECT: the transaction alone stops it, or the check."""
+    copy = tmp_path / "operators.duckdb"
+    copy.write_bytes((snapshot / "operators.duckdb").read_bytes())
+    sql = "WITH gone AS (DELETE FROM hosts RETURNING *) SELECT count(*) FROM gone"
+    with duckdb.connect(str(copy)) as connection:
+        if duckdb.__version__.startswith("1."):
+            with pytest.raises(duckdb.ParserException):
+                connection.extract_statements(sql)
+            pytest.skip("DuckDB 1 does not know it")
+        assert connection.extract_statements(sql)[0].type.name == "SELECT"
+        connection.execute("BEGIN TRANSACTION READ ONLY")
+        with pytest.raises(duckdb.Error):
+            connection.execute(sql)

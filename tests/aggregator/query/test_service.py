@@ -1,0 +1,208 @@
+"""QueryService over the wire: what it answers, what it refuses and how, and what it leaves in its log."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+
+from gangline.aggregator.query.querylog import Entry, QueryLog
+from gangline.fingerprints.wire import query_pb2, status_pb2
+from gangline.fingerprints.wire.query_pb2_grpc import QueryServiceStub
+from tests.aggregator.query.asking import children
+from tests.aggregator.query.test_processes import DEAF, ENDLESS
+
+
+@asynccontextmanager
+async def client(aggregator: Any) -> AsyncIterator[Any]:
+    """A stub of the service, once there is a snapshot to ask."""
+    async with asyncio.timeout(20):
+        while not (one := aggregator.query.processes.place.folder / "operators.duckdb").exists():
+            await asyncio.sleep(0.005)
+    assert one.stat().st_size
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{aggregator.port}") as channel:
+        yield QueryServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+async def responses(call: Any) -> list[query_pb2.QueryResponse]:
+    """Read an answer to its end."""
+    return [one async for one in call]
+
+
+async def refusal(stub: Any, **fields: Any) -> grpc.aio.AioRpcError:
+    """Return what a request is refused with."""
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await responses(stub.Query(query_pb2.QueryRequest(**fields)))
+    return raised.value
+
+
+def log_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of the query log."""
+    return [json.loads(line) for line in (folder / "queries.log").read_text().splitlines()]
+
+
+def test_an_answer_is_one_arrow_stream(lab: Any) -> None:
+    """Schema, batches, and last how many rows, how old, whether cut; the log has who, what, how long."""
+
+    async def way() -> None:
+        async with lab.aggregator(query_rows_max=9000) as one, client(one) as stub:
+            request = query_pb2.QueryRequest(
+                sql="SELECT range AS n FROM range(10000)", row_limit=5000
+            )
+            got = await responses(stub.Query(request))
+            assert all(r.arrow_stream and not r.HasField("summary") for r in got[:-1])
+            joined = b"".join(r.arrow_stream for r in got)
+            summary = got[-1].summary
+            table = pa.ipc.open_stream(io.BytesIO(joined)).read_all()
+            assert pa.ipc.open_stream(io.BytesIO(got[0].arrow_stream)).schema.names == ["n"]
+            assert table.num_rows == summary.row_count == 5000
+            assert summary.byte_count == len(joined)
+            assert summary.truncated and summary.truncated_reason == "first 5000 rows"
+            assert summary.snapshot_time.seconds > 0 and summary.elapsed.ToNanoseconds() > 0
+            request = query_pb2.QueryRequest(
+                sql="SELECT range AS n FROM range(10000)", format=query_pb2.ARROW_STREAM_ZSTD
+            )
+            got = await responses(stub.Query(request))
+            assert got[-1].summary.row_count == 9000
+
+    asyncio.run(way())
+    first, second = log_of(lab.folder)
+    assert first["sql"] == "SELECT range AS n FROM range(10000)" and first["outcome"] == "ok"
+    assert first["rows"] == 5000 and first["size_bytes"] > 40000 and first["seconds"] > 0
+    assert first["who"].startswith("ipv4:127.0.0.1") and first["cpu_seconds"] > 0
+    assert second["rows"] == 9000
+    assert stat.S_IMODE((lab.folder / "queries.log").stat().st_mode) == 0o600
+
+
+def test_what_is_refused_says_why(lab: Any) -> None:
+    """Each with its status: a client retries what may pass, and shows a person where the SQL is wrong."""
+
+    async def way() -> None:
+        async with lab.aggregator(query_seconds=5.0) as one, client(one) as stub:
+            wrong = await refusal(stub, sql="SELECT *\nFORM hosts")
+            assert wrong.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "sql: line 2, column 6:" in str(wrong.details()), wrong.details()
+            assert "DELETE" in str((await refusal(stub, sql="DELETE FROM hosts")).details())
+            assert "is empty" in str((await refusal(stub, sql=" ")).details())
+            assert "format: 77" in str((await refusal(stub, sql="FROM hosts", format=77)).details())
+            for seconds in (-1, 0, 6, 10**10):
+                late = await refusal(stub, sql="FROM hosts", timeout={"seconds": seconds})
+                assert late.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert "up to 5 s" in str(late.details())
+            slow = await refusal(stub, sql=ENDLESS, timeout={"nanos": 200_000_000})
+            assert slow.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "ran longer than 0.2 s" in str(slow.details())
+            big = await refusal(stub, sql="SELECT count(*) FROM (SELECT unnest(range(900000000)))")
+            assert big.code() in (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+            )
+            (one.query.processes.place.folder / "operators.duckdb").unlink()
+            gone = await refusal(stub, sql="FROM hosts")
+            assert gone.code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(way())
+    outcomes = [line["outcome"] for line in log_of(lab.folder)]
+    assert outcomes[:8] == ["refused"] * 8 and outcomes[8] == "time" and outcomes[-1] == "failed"
+
+
+def test_as_many_as_may_run(lab: Any, until: Any) -> None:
+    """The fifth is told when to try again, at once, and succeeds when one has gone; nothing queues."""
+
+    async def way() -> None:
+        async with (
+            lab.aggregator(query_running_max=2, query_seconds=60.0) as one,
+            client(one) as stub,
+        ):
+            calls = [stub.Query(query_pb2.QueryRequest(sql=DEAF)) for _ in range(2)]
+            tasks = [asyncio.ensure_future(responses(call)) for call in calls]
+            await until(lambda: one.query.processes.running_count == 2)
+            busy = await refusal(stub, sql="FROM hosts")
+            assert busy.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            trailing: dict[str, Any] = dict(busy.trailing_metadata())
+            details = trailing["grpc-status-details-bin"]
+            status = status_pb2.ErrorStatus.FromString(details)
+            assert status.code == 8 and status.details[0].type_url.endswith("google.rpc.RetryInfo")
+            retry = status_pb2.ErrorRetry.FromString(status.details[0].value)
+            assert retry.retry_delay.seconds == 1
+            calls[0].cancel()
+            await until(lambda: one.query.processes.running_count == 1)
+            assert await responses(stub.Query(query_pb2.QueryRequest(sql="FROM hosts")))
+            calls[1].cancel()
+            await until(lambda: one.query.processes.running_count == 0)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert children(one.query.processes.nursery_pid) == []
+
+    asyncio.run(way())
+    assert sorted(line["outcome"] for line in log_of(lab.folder)) == [
+        "busy",
+        "cancelled",
+        "cancelled",
+        "ok",
+    ]
+
+
+def test_receipts_flow_while_bombs_run(lab: Any, until: Any) -> None:
+    """Four operators with four bombs: readings go on being stored and receipted."""
+
+    async def way() -> None:
+        async with (
+            lab.aggregator(query_seconds=60.0) as one,
+            client(one) as stub,
+            lab.agent(one) as agent,
+        ):
+            calls = [stub.Query(query_pb2.QueryRequest(sql=DEAF)) for _ in range(4)]
+            tasks = [asyncio.ensure_future(responses(call)) for call in calls]
+            await until(lambda: one.query.processes.running_count == 4)
+            await agent.send(*(agent.agent.message(at) for at in range(1, 21)))
+            assert agent.durable == set(range(1, 21))
+            assert one.query.processes.running_count == 4
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(way())
+
+
+def entry(sql: str) -> Entry:
+    return Entry(0, "me", "operator", "ipv4:1", sql, 0.1, 1, 2, "ok", "", 0.1, 3)
+
+
+def test_the_log_is_bounded(tmp_path: Path) -> None:
+    """A dashboard that asks every second must not fill the disk; a statement of a megabyte is cut."""
+    log = QueryLog(tmp_path, 20_000)
+    for at in range(200):
+        log.append(entry(f"SELECT {at}\n{'x' * 10_000}"))
+    log.close()
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["queries.log", *(f"queries.log.{n}" for n in (1, 2, 3))]
+    assert all(path.stat().st_size <= 20_000 for path in tmp_path.iterdir())
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in tmp_path.iterdir())
+    last = log_of(tmp_path)[-1]
+    assert last["sql"].startswith("SELECT 199\n") and last["sql_characters"] == 10_011
+
+
+def test_a_disk_that_takes_no_log_ends_no_query(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is full: queries are answered, and it is said once, not at each."""
+    folder = tmp_path / "gone"
+    log = QueryLog(folder, 20_000)
+    for _ in range(3):
+        log.append(entry("SELECT 1"))
+    assert log.lost_lines == 3 and caplog.text.count("cannot be written") == 1
+    folder.mkdir()
+    log.append(entry("SELECT 2"))
+    log.close()
+    assert log.lost_lines == 0 and "3 lines could not be written" in caplog.text
+    assert log_of(folder)[0]["sql"] == "SELECT 2"

@@ -1,0 +1,241 @@
+"""`gangline sql` at a prompt, through an aggregator, and into files."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from pyarrow import parquet
+
+from gangline import cli
+from gangline.aggregator.commands import sqlforms, sqlvalues
+from gangline.aggregator.commands.sqlcomplete import Names
+from tests.aggregator.query.asking import ask_all
+from tests.aggregator.query.terminal import Terminal
+from tests.aggregator.query.test_processes import DEAF
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run `gangline sql` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "gangline.cli", "sql", *arguments],
+        check=False,
+        capture_output=True,
+        timeout=120,
+    )
+
+
+def test_a_session_at_the_prompt(snapshot: Path, tmp_path: Path) -> None:
+    """What an operator does at 3 a.m.: types wrongly, asks on several lines, cancels, looks back, leaves."""
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "PAGER": "cat"}
+    command = [sys.executable, "-m", "gangline.cli", "sql", "--data", str(snapshot)]
+    prompt = "gangline>"
+    with Terminal(command, environment) as one:
+        one.until(prompt)
+        one.type("select host,\r")
+        one.until(r"\.\.\.")
+        one.type("  chr(27) || '[31mred' as colour from hosts;\r")
+        said = one.until(r"as of \d+ s ago")
+        assert "host-1   [31mred" in said and "(1 row)" in said
+        one.until(prompt)
+        one.type("selec 1;\r")
+        assert "line 1, column 1: Parser error" in one.until(r"\n  \^")
+        one.until(prompt)
+        one.type(f"{DEAF};\r")
+        one.runs_a_query()
+        one.type("\x03")
+        one.until("cancelled")
+        one.until(prompt)
+        one.type("\\x\r")
+        one.until("a line per value")
+        one.until(prompt)
+        one.type("from ops.wor\t")
+        one.until(r"st\(")
+        one.type("n := 1);\r")
+        assert "silent_seconds" in one.until(r"as of \d+ s ago")
+        one.until(prompt)
+        one.type("\\d snapshot\r")
+        one.until("readings_since")
+        one.until(prompt)
+        one.type("\\nonsense\r\\?\r")
+        one.until("nonsense' is not known")
+        one.until("cancel the question")
+        one.type("not sent\x03")
+        one.type("\x04")
+        assert one.end() == cli.OK
+    history = tmp_path / "gangline" / "sql_history"
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert (
+        "select host,\n+  chr(27)" in history.read_text() and "not sent" not in history.read_text()
+    )
+
+
+def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
+    """The same command from a laptop: rows, refusals and limits of the server, and nobody there."""
+
+    async def way() -> list[subprocess.CompletedProcess[bytes]]:
+        async with lab.aggregator(query_rows_max=1500) as one:
+            while not (lab.folder / "operators.duckdb").exists():
+                await asyncio.sleep(0.005)
+            server = f"127.0.0.1:{one.port}"
+            asked = [
+                ("--csv", "SELECT host, 1.5 AS n FROM range(2), (SELECT 'h' AS host)"),
+                ("SELEC 1",),
+                ("--csv", "FROM range(2000)"),
+                ("--output", str(tmp_path / "cut.parquet"), "FROM range(2000)"),
+                ("--output", str(tmp_path / "whole.parquet"), "--rows", "1000", "FROM range(2000)"),
+                ("--timeout", "3600", "SELECT 1"),
+            ]
+            return [await asyncio.to_thread(run, "--server", server, *one) for one in asked]
+
+    rows, wrong, cut, no_file, file, late = asyncio.run(way())
+    assert rows.stdout == b"host,n\nh,1.5\nh,1.5\n" and rows.returncode == cli.OK
+    assert b"as of" in rows.stderr
+    assert wrong.returncode == cli.USAGE and b"line 1, column 1" in wrong.stderr
+    assert cut.returncode == cli.FAILED and b"first 1500 rows" in cut.stderr
+    assert no_file.returncode == cli.FAILED and not (tmp_path / "cut.parquet").exists()
+    assert b"is not written, as the answer is cut" in no_file.stderr
+    assert file.returncode == cli.OK
+    assert parquet.read_table(tmp_path / "whole.parquet").num_rows == 1000
+    assert late.returncode == cli.USAGE and b"up to 10 s" in late.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "whole.parquet"}
+    nobody = run("--server", "127.0.0.1:1", "SELECT 1")
+    assert nobody.returncode == cli.NO_ANSWER and b"no aggregator answers" in nobody.stderr
+    shown = run("--log", "--data", str(lab.folder))
+    assert b"refused" in shown.stdout and b"SELEC 1" in shown.stdout
+
+
+Asked = Callable[..., tuple[int, bytes, str]]
+
+
+@pytest.fixture
+def asked(snapshot: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> Asked:
+    """`gangline sql` over the snapshot, in this process: its exit code, output and words."""
+
+    def ask(*arguments: str) -> tuple[int, bytes, str]:
+        try:
+            code = cli.main(["sql", "--data", str(snapshot), *arguments])
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capsysbinary.readouterr()
+        return code, out, err.decode()
+
+    return ask
+
+
+@pytest.mark.parametrize("ending", ["csv", "json", "parquet", "arrow", "txt"])
+def test_a_file_is_whole_or_not_there(asked: Asked, tmp_path: Path, ending: str) -> None:
+    """A cron job's file of last night stays when tonight's question fails in the middle."""
+    target = tmp_path / f"a.{ending}"
+    assert asked("FROM range(3)", "--output", str(target))[:2] == (cli.OK, b"")
+    before = target.read_bytes()
+    assert len(before) > 10
+    late = "SELECT (range || if(range > 90000, 'x', ''))::INT FROM range(100000)"
+    assert asked(late, "--output", str(target), "--rows", "100000")[0] != cli.OK
+    assert target.read_bytes() == before and list(tmp_path.iterdir()) == [target]
+
+
+def test_forms_by_name(asked: Asked, tmp_path: Path) -> None:
+    """What a file's ending does not say, `--format` does; what a form cannot hold is said with a way round."""
+    code, out, _ = asked("FROM range(3)", "--format", "arrow")
+    assert code == cli.OK and pa.ipc.open_stream(io.BytesIO(out)).read_all().num_rows == 3
+    assert asked("FROM range(2)", "--csv")[1] == b"range\n0\n1\n"
+    target = tmp_path / "b"
+    assert asked("FROM range(3)", "--format", "parquet", "--output", str(target))[0] == cli.OK
+    assert parquet.read_table(target).to_pydict() == {"range": [0, 1, 2]}
+    for arguments, expected, words in (
+        (
+            ("SELECT INTERVAL 1 DAY", "--output", str(tmp_path / "c.parquet")),
+            cli.USAGE,
+            "Cast the column",
+        ),
+        (("SELECT 1", "--output", str(tmp_path / "c.xls")), cli.USAGE, "--format"),
+        (("SELECT 1", "--output", str(tmp_path / "no" / "c.csv")), cli.FAILED, "cannot be written"),
+        ((DEAF, "--timeout", "0.2"), cli.FAILED, "ran longer than 0.2 s"),
+        (("SELECT 1", "--timeout", "nan"), cli.USAGE, "expected seconds"),
+    ):
+        code, out, err = asked(*arguments)
+        assert (code, out) == (expected, b"") and words in err
+    assert list(tmp_path.iterdir()) == [target]
+    assert "ops.worst" in asked("\\d")[1].decode()
+
+
+VALUES = """
+SELECT NULL AS nothing, 'nan'::DOUBLE AS nan, 0.1::FLOAT AS f, sum(range) AS huge, 1.50::DECIMAL(9, 2) AS money,
+    TIMESTAMP '2026-11-20 03:00:00' AS at, TIMESTAMPTZ '2026-11-20 03:00:00+00' AS zoned,
+    TIMESTAMP_NS '2026-11-20 03:00:00.123456789' AS fine, INTERVAL '14 months 1 day 90 seconds' AS span,
+    INTERVAL 0 SECOND AS none, DATE '2026-11-20' AS day, 'x\\x00'::BLOB AS bytes, [1, NULL] AS list,
+    {'a': TIMESTAMP_NS '2026-11-20 03:00:00.123456789', 'b': INTERVAL 1 DAY} AS struct,
+    map {'k': [1]} AS map, 'e'::ENUM('e') AS enum, true AS yes, chr(27) || ']0;mine' || chr(7) AS bell,
+    chr(8238) AS turned
+FROM range(3)
+"""
+
+
+def test_every_kind_of_value_is_shown(snapshot: Path) -> None:
+    """NULL is not NaN is not zero; spans, nanoseconds and maps read as what they are; nothing acts on a terminal."""
+    (reply,) = ask_all(snapshot, [VALUES])
+    names = reply.table.schema.names
+    (row,) = sqlvalues.rows(reply.table.to_batches())
+    shown = dict(zip(names, map(sqlforms._cell, row), strict=True))
+    assert shown == {
+        "nothing": "-", "nan": "nan", "f": "0.1", "huge": "3", "money": "1.5",
+        "at": "2026-11-20 03:00:00", "zoned": "2026-11-20 03:00:00+00:00",
+        "fine": "2026-11-20 03:00:00.123456789", "span": "1 year 2 months 1 day 00:01:30", "none": "00:00:00",
+        "day": "2026-11-20", "bytes": "7800", "list": "[1, None]",
+        "struct": "{'a': '2026-11-20 03:00:00.123456', 'b': '1 day'}", "map": "{'k': [1]}", "enum": "e",
+        "yes": "True", "bell": " ]0;mine ", "turned": " ",
+    }  # fmt: skip
+    out = io.StringIO()
+    sqlforms.write_json(names, [row], out)
+    assert '"huge": 3, "money": 1.5' in out.getvalue() and '"nan": "nan"' in out.getvalue()
+
+
+def test_values_without_an_arrow_kind() -> None:
+    """Negative spans, and what JSON has no word for."""
+    span = pa.scalar((-14, -1, -1_500_000_000), pa.month_day_nano_interval()).as_py()
+    assert sqlvalues.span(span) == "-1 year -2 months -1 day -00:00:01.5"
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    assert sqlvalues.plain({1: [Decimal(2), b"\x01", at]}) == {
+        "1": [2, "01", "2026-01-01 00:00:00+00:00"]
+    }
+
+
+def test_rows_as_records() -> None:
+    """The widest row of all on the narrowest terminal."""
+    said = sqlforms.records(["a", "long\x1bname"], [(1, "x\ny"), (None, 2.5)])
+    assert said.splitlines()[1:3] == ["a          1", "long name  x y"]
+    assert said.splitlines()[-1] == "(2 rows)" and "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("from ops.w", ["ops.worst("]),
+        ("FROM ", ["ops.worst(", "latest.gpu_1s"]),
+        ("select power", ["power_watts"]),
+        ("selec", ["SELECT"]),
+        ("from latest.gpu_1s where power", ["power_watts"]),
+        ("\\", ["\\d", "\\x", "\\rows", "\\timeout", "\\q", "\\?"]),
+        ("select 'x' ", []),
+    ],
+)
+def test_what_is_offered(typed: str, offered: list[str]) -> None:
+    """After FROM a table is meant, elsewhere a column or a word."""
+    names = Names([("macro", "ops.worst("), ("table", "latest.gpu_1s"), ("column", "power_watts")])
+    found = names.get_completions(Document(typed), CompleteEvent())
+    assert [one.text for one in found] == offered
