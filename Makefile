@@ -85,8 +85,9 @@ proto: .venv/ready-dev
 	$(BIN)/python -m grpc_tools.protoc -I build/names --grpc_python_out=build/names $(GRPC:%=$(WIRE)/%.proto)
 	$(BIN)/python fingerprints/wire/lighter.py fingerprints/wire/*_pb2.py
 
-docs: .venv/ready
+docs: .venv/ready-dev
 	$(BIN)/python -m gangline.fingerprints.catalogue > docs/signals.md
+	$(BIN)/python -m tests.aggregator.sql_page
 
 wheel: .venv/ready-dev
 	$(BIN)/python -m build

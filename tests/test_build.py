@@ -52,7 +52,7 @@ def test_what_is_in_them(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[0]) as sdist, zipfile.ZipFile(built[1]) as wheel:
         source = {name.partition("/")[2] for name in sdist.getnames()}
         binary = set(wheel.namelist())
-    assert {"LICENSE", "README.md", "ext/nvml.pyx", "aggregator/sql/ops.sql"} <= source
+    assert {"LICENSE", "README.md", "ext/nvml.pyx", "aggregator/sql/ops_20_hosts.sql"} <= source
     for needed in ("cli.py", "py.typed", "aggregator/sql/0001_store.sql", "fingerprints/xid.toml"):
         assert f"gangline/{needed}" in binary
     assert any(n.startswith("gangline/ext/columns.") and n.endswith(".so") for n in binary)

@@ -26,6 +26,7 @@ BATCH_ROWS = 2048
 #: What an answer ends with when it is no good: kind of trouble -> see `trouble.py`.
 REFUSED, MEMORY, TIME, NO_SNAPSHOT, FAILED = "refused", "memory", "time", "no snapshot", "failed"
 
+_TELLS_PLACES = duckdb.__version__.startswith("1.")
 #: What a process ends with that has no memory left to say so.
 NO_MEMORY_STATUS = 77
 
@@ -114,7 +115,9 @@ def _begun(connection: duckdb.DuckDBPyConnection, question: Question) -> tuple[i
     """Return as of when the snapshot is, microseconds since 1970, and what gives the batches of the answer."""
     connection.execute("BEGIN TRANSACTION READ ONLY")
     rows = connection.execute("SELECT epoch_us(taken) FROM snapshot").fetchall()
-    reader = connection.sql(question.sql).to_arrow_reader(BATCH_ROWS)
+    # DuckDB 2 streams from a relation only; 1.5 also from a cursor, and tells the place of an error only there.
+    asked = connection.execute if _TELLS_PLACES else connection.sql
+    reader = asked(question.sql).to_arrow_reader(BATCH_ROWS)
     return (int(rows[0][0]) if rows else 0), reader
 
 

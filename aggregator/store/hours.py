@@ -116,7 +116,11 @@ class Hours:
 
 def _latest(table: str) -> str:
     key = "host, device, signal" if table == "by_name" else "host, device"
+    # By a join: row_number() over all columns of all readings takes ten times as long. Of two of one
+    # moment the first is taken, whole.
     return (
-        f'CREATE OR REPLACE VIEW latest."{table}" AS FROM readings."{table}" '
-        f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY time DESC) = 1"
+        f'CREATE OR REPLACE VIEW latest."{table}" AS '
+        f'SELECT {key}, first(COLUMNS(r.* EXCLUDE ({key}))) FROM readings."{table}" AS r '
+        f'JOIN (SELECT {key}, max(time) AS time FROM readings."{table}" GROUP BY ALL) '
+        f"USING ({key}, time) GROUP BY {key}"
     )

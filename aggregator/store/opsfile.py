@@ -2,15 +2,18 @@
 
 Written under a temporary name and renamed into place, so that whoever opens it finds it
 whole; a reader that has the one before open keeps it. It holds the same names as the live file.
+What there is no room for is left out oldest first, and `snapshot.left_out` says so. What hardly changes
+stands in a base beside it, which is copied as bytes: to write it again would cost more than all else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import duckdb
@@ -18,7 +21,7 @@ import pyarrow as pa
 
 from .layout import BY_NAME, COLUMNS, definitions
 from .rows import Rows
-from .storefile import CONFIG, OPS_FILE, script
+from .storefile import CONFIG, OPS_FILE, ops_script
 
 #: Readings this old are left out; what travels on change is little, and tells of trouble for longer.
 READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
@@ -27,95 +30,298 @@ SCORES_SECONDS = 3600
 EVENTS_SECONDS = 86_400
 #: So are the aggregator's readings of itself: what a night began with is asked in the morning.
 OWN_SECONDS = 6 * 3600
+#: The last reading of a signal that only some agent knows is looked for this far back.
+BY_NAME_SECONDS = 600
+#: What hosts have is the largest part and hardly changes: beyond so many devices it is taken anew at most
+#: this often, and `left_out` says how old it is.
+DEVICES_AT_ONCE, DEVICES_SECONDS = 100_000, 60
+#: Rollups go into the base, which is made anew for them this often; of each at most so many cells.
+ROLLUPS_SECONDS, ROLLUPS_CELLS_MAX = 600, 4_000_000
+#: Rollup -> how many seconds back.
+ROLLUPS: dict[str, int] = {
+    f"{table}_{grain}": seconds
+    for table in ("gpu_1s", "rdma_1s", "host_1s")
+    for grain, seconds in (("1m", 86_400), ("1h", 14 * 86_400))
+}
+#: Readings of a fleet so large that there is room for less than so many seconds are left out whole.
+READINGS_SECONDS_MIN = 10
+#: Of the last readings at most so many cells (about two seconds' work): the largest tables are left out.
+LATEST_CELLS_MAX = 50_000_000
+#: Cells are made into Arrow in pieces of so many rows: each is one call that holds the GIL, and a commit
+#: of the writer waits for it.
+PIECE_ROWS = 20_000
 
 Cursor = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    """What is taken of a table of the live file: the newest *rows_max* of those of the last *seconds*."""
+
+    table: str
+    rows_max: int = 0  # 0: all
+    column: str = ""  # what tells how old a row is
+    seconds: int = 0  # 0: any age
+    also: str = "true"  # a further condition
+
+    def where(self, now_us: int) -> str:
+        """Return the condition as of *now_us*."""
+        since = f"{self.column} > make_timestamp({now_us - self.seconds * 1_000_000})"
+        return f"({since if self.seconds else 'true'}) AND {self.also}"
+
+
+#: Who runs is told again and again by every host: it must not leave a fleet's faults without room.
+_TOLD = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
+#: What the base holds.
+STANDING: tuple[str, ...] = ("devices", "signals")
+COPIES: tuple[Copy, ...] = (
+    Copy("hosts"),
+    Copy("clocks"),
+    Copy("scores", 1_000_000, "time", SCORES_SECONDS),
+    Copy("evidence", 1_000_000, "time", SCORES_SECONDS),
+    Copy("findings", 100_000, "coalesce(cleared, 'infinity'::TIMESTAMP)", SCORES_SECONDS),
+    Copy("events", 100_000, "received", EVENTS_SECONDS, f"NOT {_TOLD}"),
+    Copy("events", 500_000, "received", EVENTS_SECONDS, _TOLD),
+    Copy("own_health", 200_000, "time", OWN_SECONDS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The last *seconds* of a table with a column `time`, or as many of them as *rows_max* allow."""
+
+    table: str
+    seconds: int
+    rows_max: int
+
+    def fitting(
+        self, of: OpsFile, now_us: int, left_out: list[str], seconds_min: float = 0.0
+    ) -> str:
+        """Return the condition, and say in *left_out* when it is for less, or, below *seconds_min*, for nothing."""
+        span_us = self.seconds * 1_000_000
+        while True:
+            where = f"WHERE time > make_timestamp({now_us - span_us})"
+            count = of.count(f"FROM {self.table} {where}")
+            if count <= self.rows_max or not span_us:
+                break
+            span_us = span_us * self.rows_max // count
+        if span_us == self.seconds * 1_000_000:
+            return where
+        if span_us < seconds_min * 1e6:
+            left_out.append(f"{self.table}: all, {self.rows_max:,} rows are {span_us / 1e6:.1f} s")
+            return "WHERE false"
+        left_out.append(f"{self.table}: all but the last {span_us / 1e6:.0f} s of {self.seconds} s")
+        return where
+
+
+@dataclass(slots=True)
 class OpsFile:
     """Writes the operators' file of the store in *folder*, from cursors on the live file."""
 
     folder: Path
     cursor: Cursor
     rows_max: int
+    _hosts: tuple[Any, ...] = field(default=(), init=False)  # of which the base is
+    _base_ns: int = field(default=0, init=False)
+    _devices: int = field(default=0, init=False)
+    _no_room: list[str] = field(default_factory=list[str], init=False)  # for, in the base
 
     def write(self, latest: dict[str, Rows], now_ns: int) -> None:
         """Write the file anew as of *now_ns*. Raises duckdb.Error or OSError; the file before stays."""
-        target = self.folder / OPS_FILE
+        target, base = self.folder / OPS_FILE, self.folder / "operators-base.duckdb"
         temporary = target.with_name("operators-new.duckdb")
+        left_out = self._renew(base, temporary, now_ns)
         try:
-            self._make(temporary, latest, now_ns)
+            copyfile(base, temporary)
+            with _opened(temporary) as connection:
+                _Filling(self, connection, now_ns // 1000, left_out).fill(latest)
             temporary.replace(target)
         except BaseException:
             _remove(temporary)  # on a full disk it would hold the little that is left
+            _remove(base)  # nor is a base trusted that a file could not be made of
             raise
 
-    def _make(self, path: Path, latest: dict[str, Rows], now_ns: int) -> None:
-        _remove(path)
-        connection = duckdb.connect(str(path), config=CONFIG)
+    def _renew(self, base: Path, temporary: Path, now_ns: int) -> list[str]:
+        """Make the base anew where that is due; return what it has no room for or does not have yet."""
+        ((count, last),) = self.fetch("SELECT count(*), max(registered) FROM hosts")
+        age_seconds = abs(now_ns - self._base_ns) / 1e9
+        same = (count, last) == self._hosts
+        wait = self._devices > DEVICES_AT_ONCE and age_seconds < DEVICES_SECONDS
+        if base.exists() and (wait or (same and age_seconds < ROLLUPS_SECONDS)):
+            old = [] if same else [f"devices: as they were {age_seconds:.0f} s before"]
+            return self._no_room + old
         try:
-            self._fill(connection, latest, now_ns)
-            connection.execute("CHECKPOINT")
-        finally:
-            connection.close()
+            _remove(temporary)
+            with _opened(temporary) as connection:
+                made = _Base(self, connection, now_ns // 1000, [])
+                self._devices = made.make()
+            temporary.replace(base)
+        except BaseException:
+            _remove(temporary)
+            raise
+        self._hosts, self._base_ns, self._no_room = (count, last), now_ns, made.no_room
+        return list(self._no_room)
 
-    def _fill(
-        self, connection: duckdb.DuckDBPyConnection, latest: dict[str, Rows], now_ns: int
-    ) -> None:
-        connection.execute("BEGIN")
-        connection.execute(_empty_tables())
-        for name, rows in latest.items():
-            if rows.devices:
-                _insert(connection, f"latest.{name}", rows.arrow())
-        for name, comment, arrow in self._tables(now_ns // 1000):
-            _make(connection, name, arrow, comment)
-        for name, arrow in self._all_readings(now_ns // 1000):
-            if arrow.num_rows:
-                _insert(connection, name, arrow)
-        since = now_ns // 1000 - READINGS_SECONDS * 1_000_000
-        _make(
-            connection,
-            "snapshot",
-            _snapshot(now_ns // 1000, since),
-            "as of when everything here is, and since when there are readings",
-        )
-        connection.execute(script("ops.sql"))
-        connection.execute(script("ops_aggregator.sql"))
-        connection.execute("COMMIT")
-
-    def _tables(self, now_us: int) -> Iterator[tuple[str, str, Any]]:
-        """Yield (name, comment, pyarrow.Table) of what the live file has. One short read each."""
-        comments = dict(self._fetch("SELECT table_name, comment FROM duckdb_tables()"))
-        for name, query, seconds in _COPIES:
-            since = [now_us - seconds * 1_000_000] if seconds else []
-            yield name, comments.get(name) or "", self._read(query, since)
-
-    def _all_readings(self, now_us: int) -> Iterator[tuple[str, Any]]:
-        """Yield (name, pyarrow.Table) of the tables of readings that hold any."""
-        stored = {name for (name, _) in self._fetch(_HOURS)}
-        for table in COLUMNS.keys() & stored:
-            yield f"readings.{table}", self._readings(table, now_us)
-        if BY_NAME in stored:
-            yield f"latest.{BY_NAME}", self._read(_LATEST_BY_NAME, [now_us - 600_000_000])
-
-    def _readings(self, table: str, now_us: int) -> Any:
-        """The last minutes, or as many seconds of them as fit `rows_max`."""
-        span_us = _seconds_of(table) * 1_000_000
-        where = f"FROM readings.{table} WHERE time > make_timestamp(?)"
-        count = self._read(f"SELECT count(*) AS rows {where}", [now_us - span_us])["rows"][
-            0
-        ].as_py()
-        if count > self.rows_max:
-            span_us = span_us * self.rows_max // count
-        return self._read(f"{where} LIMIT {self.rows_max}", [now_us - span_us])
-
-    def _read(self, query: str, parameters: list[int]) -> Any:
+    def read(self, query: str) -> Any:
+        """Return a query of the live file as a `pyarrow.Table`: one short read."""
         with self.cursor() as cursor:
-            return cursor.sql(query, params=parameters).to_arrow_table()
+            return cursor.sql(query).to_arrow_table()
 
-    def _fetch(self, query: str) -> list[tuple[str, str | None]]:
+    def count(self, source: str) -> int:
+        """Return how many rows *source* (`FROM ..`) has."""
+        return int(self.fetch(f"SELECT count(*) {source}")[0][0])
+
+    def fetch(self, query: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query of the live file."""
         with self.cursor() as cursor:
             return cursor.execute(query).fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """The base while it is made: every table and view, empty but for what stands."""
+
+    of: OpsFile
+    connection: duckdb.DuckDBPyConnection
+    now_us: int
+    no_room: list[str]
+
+    def make(self) -> int:
+        """Return how many devices it holds."""
+        self.connection.execute("BEGIN")
+        self.connection.execute(_empty_tables())
+        comments = dict(self.of.fetch("SELECT table_name, comment FROM duckdb_tables()"))
+        for table in dict.fromkeys(copy.table for copy in COPIES):
+            self._make(table, "LIMIT 0", comments)
+        devices, _ = (self._make(table, "", comments) for table in STANDING)
+        self._put_rollups()
+        self.connection.execute(ops_script())
+        self.connection.execute("COMMIT")
+        return devices
+
+    def _put_rollups(self) -> None:
+        """Copy the rollups that the live file has views of."""
+        self.connection.execute("CREATE SCHEMA rollups")
+        for name, width in self.of.fetch(_ROLLUPS):
+            if name in ROLLUPS:
+                span = Span(f"rollups.{name}", ROLLUPS[name], ROLLUPS_CELLS_MAX // width)
+                where = span.fitting(self.of, self.now_us, self.no_room)
+                self._make(f"rollups.{name}", where, {f"rollups.{name}": _OF_ROLLUPS})
+
+    def _make(self, name: str, limit: str, comments: dict[str, str | None]) -> int:
+        arrow = self.of.read(f"FROM {name} {limit}")
+        self.connection.register("new_rows", arrow)
+        self.connection.execute(f"CREATE TABLE {name} AS FROM new_rows")
+        self.connection.unregister("new_rows")
+        quoted = (comments.get(name) or "").replace("'", "''")
+        self.connection.execute(f"COMMENT ON TABLE {name} IS '{quoted}'")
+        return int(arrow.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """A copy of the base while it is filled."""
+
+    of: OpsFile
+    connection: duckdb.DuckDBPyConnection
+    now_us: int
+    left_out: list[str]
+
+    def fill(self, latest: dict[str, Rows]) -> None:
+        """Put in all but the base. Raises duckdb.Error."""
+        self.connection.execute("BEGIN")
+        self._put_latest(latest)
+        for copy in COPIES:
+            self._insert(copy.table, self._newest(copy))
+        self._put_readings()
+        self._tell()
+        self.connection.execute("COMMIT")
+
+    def _put_latest(self, latest: dict[str, Rows]) -> None:
+        room = LATEST_CELLS_MAX
+        for name, rows in sorted(latest.items(), key=lambda item: item[1].cells.size):
+            room -= rows.cells.size
+            if room < 0:
+                self.left_out.append(f"latest.{name}: all {len(rows.devices):,} rows")
+            elif rows.devices:
+                self._insert(f"latest.{name}", _arrow(rows))
+
+    def _newest(self, copy: Copy) -> Any:
+        where = f"FROM {copy.table} WHERE {copy.where(self.now_us)}"
+        count = self.of.count(where) if copy.rows_max else 0
+        if count <= copy.rows_max:
+            return self.of.read(where)
+        self.left_out.append(f"{copy.table}: the newest {copy.rows_max:,} of {count:,} rows")
+        return self.of.read(f"{where} ORDER BY {copy.column} DESC LIMIT {copy.rows_max}")
+
+    def _put_readings(self) -> None:
+        stored = {name for (name,) in self.of.fetch(_HOURS)}
+        for table in sorted(COLUMNS.keys() & stored):
+            self._insert(f"readings.{table}", self._readings(table))
+        if BY_NAME in stored:
+            since = self.now_us - BY_NAME_SECONDS * 1_000_000
+            self._insert(f"latest.{BY_NAME}", self.of.read(_LATEST_BY_NAME.format(since)))
+
+    def _readings(self, table: str) -> Any:
+        span = Span(f"readings.{table}", _seconds_of(table), self.of.rows_max)
+        where = span.fitting(self.of, self.now_us, self.left_out, READINGS_SECONDS_MIN)
+        return self.of.read(f"FROM readings.{table} {where}")
+
+    def _tell(self) -> None:
+        since_us = self.now_us - READINGS_SECONDS * 1_000_000
+        self.connection.execute(taken_is(self.now_us))
+        self.connection.execute(
+            "INSERT INTO snapshot VALUES (make_timestamp(?), make_timestamp(?), ?)",
+            [self.now_us, since_us, self.left_out],
+        )
+
+    def _insert(self, name: str, arrow: Any) -> None:
+        if arrow.num_rows:
+            self.connection.register("new_rows", arrow)
+            self.connection.execute(f"INSERT INTO {name} BY NAME FROM new_rows")
+            self.connection.unregister("new_rows")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a connection to the file at *path*, all in one file once it is left."""
+    connection = duckdb.connect(str(path), config=CONFIG)
+    try:
+        yield connection
+        connection.execute("CHECKPOINT")
+    finally:
+        connection.close()
+
+
+def taken_is(taken_us: int) -> str:
+    """Return the SQL that lets `ops.taken()` be a constant."""
+    return f"CREATE OR REPLACE MACRO ops.taken() AS make_timestamp({taken_us}); {_TAKEN_IS}"
+
+
+def pause_seconds(period_seconds: float, took_seconds: float) -> float:
+    """Return how long to wait after a file that took so long to write: until *period_seconds* have passed, or twice
+    as many, so that a large fleet's file takes an eighth of a processor and no more."""
+    whole = max(period_seconds, min(2 * period_seconds, 8 * took_seconds))
+    return max(0.0, whole - took_seconds)
+
+
+def _arrow(rows: Rows) -> Any:
+    """Return *rows* as a `pyarrow.Table`, made in pieces."""
+    count = len(rows.devices)
+    pieces = [slice(at, at + PIECE_ROWS) for at in range(0, count, PIECE_ROWS)]
+    return pa.concat_tables([_piece(rows, at).arrow() for at in pieces])
+
+
+def _piece(rows: Rows, at: slice) -> Rows:
+    return replace(
+        rows,
+        hosts=rows.hosts[at],
+        devices=rows.devices[at],
+        times_ns=rows.times_ns[at],
+        boottimes_ns=rows.boottimes_ns[at],
+        cells=rows.cells[:, at],
+        valid=rows.valid[:, at],
+    )
 
 
 def _seconds_of(table: str) -> int:
@@ -123,46 +329,26 @@ def _seconds_of(table: str) -> int:
 
 
 _LATEST_BY_NAME = (
-    f"FROM readings.{BY_NAME} WHERE time > make_timestamp(?) "
-    "QUALIFY row_number() OVER (PARTITION BY host, device, signal ORDER BY time DESC) = 1 "
-    "LIMIT 100000"
+    f"FROM readings.{BY_NAME} WHERE time > make_timestamp({{}}) "
+    "QUALIFY row_number() OVER (PARTITION BY host, device, signal ORDER BY time DESC) = 1"
 )
 
-#: Who runs is told again and again by every host: it must not leave a fleet's faults without room.
-_EVENTS = (
-    "(FROM events WHERE received > make_timestamp($1) AND name NOT IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew') "
-    "ORDER BY received DESC LIMIT 100000) UNION ALL "
-    "(FROM events WHERE received > make_timestamp($1) AND name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew') "
-    "ORDER BY received DESC LIMIT 500000)"
+_OF_ROLLUPS = "readings by minute and by hour, as far back as there is room for"
+#: The rollups there are, and how many columns each has.
+_ROLLUPS = (
+    "SELECT table_name, count(*) FROM duckdb_columns() WHERE schema_name = 'rollups' GROUP BY ALL"
 )
-
-#: Name in the file, what it holds, and how many seconds back (0: all).
-_COPIES: tuple[tuple[str, str, int], ...] = (
-    ("hosts", "FROM hosts", 0),
-    ("devices", "FROM devices LIMIT 2000000", 0),
-    ("signals", "FROM signals", 0),
-    ("clocks", "FROM clocks", 0),
-    ("scores", "FROM scores WHERE time > make_timestamp(?) LIMIT 1000000", SCORES_SECONDS),
-    ("evidence", "FROM evidence WHERE time > make_timestamp(?) LIMIT 1000000", SCORES_SECONDS),
-    (
-        "findings",
-        "FROM findings WHERE cleared IS NULL OR cleared > make_timestamp(?) LIMIT 100000",
-        SCORES_SECONDS,
-    ),
-    (
-        "events",
-        _EVENTS,
-        EVENTS_SECONDS,
-    ),
-    ("own_health", "FROM own_health WHERE time > make_timestamp(?) LIMIT 200000", OWN_SECONDS),
-)
-
-
 #: Which tables of readings have any, by their hours (`hours.py`).
 _HOURS = (
-    "SELECT DISTINCT regexp_replace(table_name, '__[0-9]+$', ''), NULL FROM duckdb_tables() "
+    "SELECT DISTINCT regexp_replace(table_name, '__[0-9]+$', '') FROM duckdb_tables() "
     "WHERE schema_name = 'hours'"
 )
+
+
+_TAKEN_IS = (
+    "COMMENT ON MACRO ops.taken IS 'as of when everything here is: SELECT ops.taken() AS taken'"
+)
+_SNAPSHOT = "as of when everything here is, since when there are readings, and what had no room"
 
 
 @cache
@@ -177,28 +363,11 @@ def _empty_tables() -> str:
         ):
             made.append(f"CREATE TABLE {schema}.{table} ({definitions(columns)})")
             made.append(f"COMMENT ON TABLE {schema}.{table} IS '{comment}'")
-    return ";\n".join(made)
-
-
-def _snapshot(taken_us: int, since_us: int) -> Any:
-    kind = pa.timestamp("us")
-    return pa.table(
-        {"taken": pa.array([taken_us], kind), "readings_since": pa.array([since_us], kind)}
+    made.append(
+        "CREATE TABLE snapshot (taken TIMESTAMP, readings_since TIMESTAMP, left_out VARCHAR[])"
     )
-
-
-def _make(connection: duckdb.DuckDBPyConnection, name: str, arrow: Any, comment: str) -> None:
-    connection.register("new_rows", arrow)
-    connection.execute(f"CREATE TABLE {name} AS FROM new_rows")
-    quoted = comment.replace("'", "''")
-    connection.execute(f"COMMENT ON TABLE {name} IS '{quoted}'")
-    connection.unregister("new_rows")
-
-
-def _insert(connection: duckdb.DuckDBPyConnection, name: str, arrow: Any) -> None:
-    connection.register("new_rows", arrow)
-    connection.execute(f"INSERT INTO {name} BY NAME FROM new_rows")
-    connection.unregister("new_rows")
+    made.append(f"COMMENT ON TABLE snapshot IS '{_SNAPSHOT}'")
+    return ";\n".join(made)
 
 
 def _remove(path: Path) -> None:

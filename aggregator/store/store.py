@@ -24,7 +24,7 @@ from ..health.histogram import Histogram
 from ..verdicts import Finding, HostScore, Snapshot
 from . import records
 from .journal import EventJournal, StoredEvent
-from .opsfile import OpsFile
+from .opsfile import OpsFile, pause_seconds
 from .records import HostRecord, OwnReading
 from .rows import Foreign, HostFrame
 from .storefile import FILE, JOURNAL, StoreError, cause, claim
@@ -420,7 +420,7 @@ class Store:
         while not closing:
             begin = time.monotonic()
             self.write_ops()
-            rest = max(0.0, self._config.ops_seconds - (time.monotonic() - begin))
+            rest = pause_seconds(self._config.ops_seconds, time.monotonic() - begin)
             with self._change:
                 closing = self._change.wait_for(lambda: self._closing, timeout=rest)
 

@@ -14,6 +14,7 @@ from typing import IO
 import duckdb
 
 from .. import sql
+from .actions import actions_sql
 
 FILE = "gangline.duckdb"
 LOCK = "lock"
@@ -165,6 +166,12 @@ def migrations() -> list[tuple[int, str]]:
 def script(name: str) -> str:
     """Return a file of `aggregator/sql`."""
     return (resources.files(sql) / name).read_text()
+
+
+def ops_script() -> str:
+    """Return what makes the schema `ops`: `ops_NN_subject.sql`, in the order of their numbers."""
+    names = sorted(e.name for e in resources.files(sql).iterdir() if e.name.startswith("ops_"))
+    return actions_sql() + "".join(map(script, names))
 
 
 def _migrate(connection: duckdb.DuckDBPyConnection, path: Path) -> None:

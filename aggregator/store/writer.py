@@ -21,7 +21,7 @@ from .latest import Latest
 from .ledger import Ledger, Range, ranges_of
 from .records import HostRecord, LastScore, OwnReading, ScoreOf
 from .rows import Batch, Foreign, HostFrame, batch
-from .storefile import open_store, script
+from .storefile import open_store, ops_script, script
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +107,7 @@ class Writer:
         with self._transaction():
             self._hours.open()
             self._connection.execute(script("live.sql"))
-            self._connection.execute(script("ops.sql"))
-            self._connection.execute(script("ops_aggregator.sql"))
+            self._connection.execute(ops_script())
             self._put_signals()
         self._load_ledger()
 

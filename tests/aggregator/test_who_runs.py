@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,8 +232,8 @@ def test_many_jobs_leave_room_for_faults(
     lab: Any, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operators' file keeps the last 100,000 events, and of a large fleet all of those were jobs."""
-    short = [(n, q.replace("100000", "1").replace("500000", "1"), s) for n, q, s in opsfile._COPIES]
-    monkeypatch.setattr(opsfile, "_COPIES", short)
+    short = [replace(one, rows_max=1) if one.table == "events" else one for one in opsfile.COPIES]
+    monkeypatch.setattr(opsfile, "COPIES", short)
     host = fleet.host("a")
     host.put(wire.HealthEvent(event_id="x", device_kind="gpu", device=GPU, name="gpu.xid", code=79))
     for pid in range(4711, 4715):
@@ -245,6 +247,10 @@ def test_many_jobs_leave_room_for_faults(
         "one of each kind, whichever of those of one moment"
     )
     assert of_jobs <= {"gpu.process", "gpu.told_anew"}
+    ((left_out,),) = lab.rows("SELECT left_out FROM snapshot", "operators.duckdb")
+    assert [re.sub("of [0-9]+", "of N", one) for one in left_out] == [
+        "events: the newest 1 of N rows"
+    ]
 
 
 def test_from_the_driver_to_the_question(

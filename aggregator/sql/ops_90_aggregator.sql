@@ -3,9 +3,9 @@ CREATE OR REPLACE VIEW ops.aggregator AS
 SELECT
     figure, arg_max(value, time) AS value, min(value) AS least_last_hour,
     max(value) AS most_last_hour, max(time) AS time,
-    greatest(0, date_diff('millisecond', max(time), any_value(t.taken))) / 1000.0 AS age_seconds,
+    greatest(0, date_diff('millisecond', max(time), ops.taken())) / 1000.0 AS age_seconds,
     any_value(tells) AS tells
-FROM main.own_health CROSS JOIN main.snapshot AS t
+FROM main.own_health
 WHERE time > (SELECT max(time) FROM main.own_health) - INTERVAL 1 HOUR
 GROUP BY figure ORDER BY figure;
 COMMENT ON VIEW ops.aggregator IS

@@ -1,0 +1,37 @@
+-- What operators ask: the same views over the live file and over the operators' file. All ages are
+-- counted back from `snapshot.taken`, so that a file read later still tells what was so then. Files
+-- `ops_NN_subject.sql` are run in their order; each comment ends in an example that a test runs.
+
+-- The operators' file has its own with the moment itself in it: a comparison with a constant reads the rows of
+-- those minutes only, one with a query reads all.
+CREATE OR REPLACE MACRO ops.taken() AS (SELECT taken FROM main.snapshot);
+COMMENT ON MACRO ops.taken IS 'as of when everything here is: SELECT ops.taken() AS taken';
+
+CREATE OR REPLACE MACRO ops.is_part(device, part) AS CASE
+    WHEN length(part) >= 40 THEN device = part
+    ELSE device >= part AND device < part || '~' END;
+COMMENT ON MACRO ops.is_part IS
+    'whether a device is the one of this name, or begins with it: SELECT host FROM devices WHERE ops.is_part(device, ''GPU-b95235a8'')';
+
+-- Counter algebra as in fingerprints/counters.py (a test holds them equal): a counter that started over
+-- counts nothing, a sentinel is no value, and one that stands at its ceiling sees nothing.
+CREATE OR REPLACE MACRO ops.counter_value(value, width_bits, sticks) AS CASE
+    WHEN value IN (4294967295, 18446744073709551615) THEN NULL
+    WHEN value BETWEEN 9223372036854775795 AND 9223372036854775807 THEN NULL
+    WHEN sticks AND width_bits < 64 AND value = pow(2, width_bits)::HUGEINT - 1 THEN NULL
+    ELSE value END;
+COMMENT ON MACRO ops.counter_value IS
+    'a counter''s value; NULL for a sentinel and at the ceiling of one that sticks: SELECT ops.counter_value(65534, 16, true) AS value';
+
+CREATE OR REPLACE MACRO ops.counter_step(older, newer, width_bits, sticks) AS CASE
+    WHEN ops.counter_value(older, width_bits, sticks) IS NULL
+        OR ops.counter_value(newer, width_bits, sticks) IS NULL THEN NULL
+    WHEN newer >= older THEN newer::HUGEINT - older::HUGEINT
+    WHEN width_bits < 64 AND NOT sticks AND older < pow(2, width_bits)::HUGEINT
+        AND newer::HUGEINT - older::HUGEINT + pow(2, width_bits)::HUGEINT
+            <= pow(2, width_bits)::HUGEINT // 8
+        THEN newer::HUGEINT - older::HUGEINT + pow(2, width_bits)::HUGEINT
+    ELSE NULL END;
+COMMENT ON MACRO ops.counter_step IS
+    'what a counter counted between two readings of one boot, NULL when it started over (older, newer, width_bits, sticks): SELECT ops.counter_step(4294967290, 10, 32, false) AS step';
+

@@ -1,0 +1,76 @@
+CREATE OR REPLACE VIEW ops.scores_now AS
+SELECT s.*
+FROM main.scores AS s
+JOIN (
+    SELECT host, max(time) AS time, arg_max(version, time) AS version FROM main.scores GROUP BY host
+) AS last USING (host, time, version);
+COMMENT ON VIEW ops.scores_now IS 'the last score of each host, whole: SELECT host, state, score, reason FROM ops.scores_now ORDER BY host';
+
+CREATE OR REPLACE VIEW ops.last_readings AS
+SELECT host, max(time) AS last_reading
+FROM (SELECT host, time FROM latest.host_1s UNION ALL SELECT host, time FROM latest.collector_10s)
+GROUP BY host;
+COMMENT ON VIEW ops.last_readings IS
+    'of when the last reading of each host is: FROM ops.last_readings ORDER BY host';
+
+CREATE OR REPLACE VIEW ops.heard AS
+SELECT host, greatest(s.heard, r.last_reading) AS heard, r.last_reading
+FROM main.hosts AS h LEFT JOIN ops.scores_now AS s USING (host)
+LEFT JOIN ops.last_readings AS r USING (host);
+COMMENT ON VIEW ops.heard IS 'when each host was last heard, by the aggregator''s clock: FROM ops.heard ORDER BY host';
+
+CREATE OR REPLACE VIEW ops.hosts AS
+SELECT
+    h.host, coalesce(s.state, 'UNKNOWN') AS state, s.score,
+    s.hazard_per_hour * 24 AS hazard_per_day, s.relative_speed,
+    coalesce(s.reason_words, 'not judged yet') AS reason, s.clears_when,
+    h.simulated, greatest(s.heard, r.last_reading) AS heard,
+    greatest(0, date_diff('millisecond', greatest(s.heard, r.last_reading), ops.taken())) / 1000.0
+        AS silent_seconds,
+    h.agent_version, h.address, h.labels, h.registered
+FROM main.hosts AS h LEFT JOIN ops.scores_now AS s USING (host)
+LEFT JOIN ops.last_readings AS r USING (host);
+COMMENT ON VIEW ops.hosts IS
+    'every host with its state, score, and strongest reason: SELECT host, state, agent_version FROM ops.hosts ORDER BY host';
+
+CREATE OR REPLACE MACRO ops.severity(state_name) AS list_position(
+    ['UNHEALTHY', 'SUSPECT', 'DEGRADED', 'STALE', 'WATCH', 'PROBATION', 'UNKNOWN', 'MAINTENANCE',
+     'HEALTHY'], state_name);
+COMMENT ON MACRO ops.severity IS
+    'a state as a number to sort by, 1 is worst: SELECT host, state FROM ops.hosts ORDER BY ops.severity(state), host';
+
+CREATE OR REPLACE MACRO ops.worst(n := 10) AS TABLE
+SELECT
+    host, state, floor(score * 1e4) / 1e4 AS score, round(hazard_per_day, 4) AS hazard_per_day,
+    round(relative_speed, 2) AS relative_speed, reason, silent_seconds, simulated
+FROM ops.hosts WHERE NOT (simulated AND coalesce(silent_seconds, 0) > 60)
+ORDER BY ops.severity(state), ops.hosts.score NULLS LAST, host LIMIT n;
+COMMENT ON MACRO TABLE ops.worst IS
+    'the n hosts that stand worst, without simulated ones that have ended: FROM ops.worst(n := 3)';
+
+CREATE OR REPLACE MACRO ops.explain(host_name) AS TABLE
+SELECT
+    e.words, e.score_delta, e.relative_speed_factor, e.log_hazard_delta, e.signal, e.device, e.value,
+    e.unit, e.normal, e.reason, e.observed, e.sql
+FROM main.evidence AS e JOIN ops.scores_now AS s USING (host, time, version)
+WHERE host = host_name ORDER BY e.score_delta, abs(e.log_hazard_delta) DESC, e.device, e.signal;
+COMMENT ON MACRO TABLE ops.explain IS
+    'what a host''s score is made of; column sql shows the readings: SELECT words, score_delta, reason FROM ops.explain(''sim-006'')';
+
+CREATE OR REPLACE VIEW ops.freshness AS
+SELECT host, heard, silent_seconds, state, simulated
+FROM ops.hosts ORDER BY silent_seconds DESC NULLS FIRST, host;
+COMMENT ON VIEW ops.freshness IS
+    'how long each host has been silent, longest first: FROM ops.freshness LIMIT 5';
+
+CREATE OR REPLACE VIEW ops.state_since AS
+SELECT host, state, time AS since, state_before, state_before IS NULL AS or_longer
+FROM (
+    SELECT host, time, version, state, lag(state) OVER w AS state_before
+    FROM main.scores WINDOW w AS (PARTITION BY host ORDER BY time, version)
+)
+WHERE state IS DISTINCT FROM state_before
+QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC, version DESC) = 1
+ORDER BY host;
+COMMENT ON VIEW ops.state_since IS
+    'since when each host is in its state; or_longer: as far back as scores are kept here: FROM ops.state_since WHERE state <> ''HEALTHY''';

@@ -1,0 +1,55 @@
+CREATE OR REPLACE VIEW ops.findings AS
+SELECT host, name, subject, words, since, cleared, cleared IS NULL AS still_so, clears_when
+FROM main.findings ORDER BY still_so DESC, since DESC, host, name, subject;
+COMMENT ON VIEW ops.findings IS
+    'what is wrong and stands until it is gone: two hosts of one name, a counter stuck, an XID: SELECT host, name, words FROM ops.findings WHERE still_so';
+
+CREATE OR REPLACE VIEW ops.faults AS
+SELECT
+    time, host, device_kind, device, name, code, message, received,
+    count, last_time, forms, forms_count, process_id, process_name, attributes
+FROM main.events
+WHERE name NOT IN ('collector.outcome', 'gpu.process', 'gpu.allocation', 'gpu.told_anew')
+ORDER BY received DESC, time DESC;
+COMMENT ON VIEW ops.faults IS
+    'faults that hosts reported, such as XIDs, newest first; a storm is one row with its count: SELECT time, host, name, code, message FROM ops.faults';
+
+-- Not the advisories of a scheduler: nothing here was decided, priced or accepted. What is recommended is what the
+-- policy has for the signal and its value, where it has one thing only; for heat and for what hangs, by name.
+CREATE OR REPLACE VIEW ops.advisories AS
+SELECT
+    s.host, e.device, s.state, coalesce(a.severity, n.severity) AS severity,
+    coalesce(a.action, n.action) AS action, e.words, e.reason, coalesce(a.scope, n.scope) AS scope,
+    e.observed, s.simulated
+FROM ops.scores_now AS s JOIN main.evidence AS e USING (host, time, version)
+LEFT JOIN (FROM ops.actions QUALIFY count(*) OVER (PARTITION BY signal, code) = 1) AS a
+    ON a.signal = e.signal AND coalesce(a.code, e.value) = e.value
+LEFT JOIN ops.actions AS n ON n.name = CASE
+    WHEN e.reason = 'THERMAL_THROTTLE' THEN 'gpu_thermal'
+    WHEN e.signal <> 'probe.hung_seconds' THEN NULL
+    WHEN e.device LIKE 'GPU-%' THEN 'gpu_hung'
+    WHEN e.device LIKE 'gpu%' THEN 'driver_hung'
+    ELSE 'device_hung' END
+WHERE s.state <> 'HEALTHY' AND (e.log_hazard_delta > 0 OR e.relative_speed_factor < 1)
+QUALIFY row_number() OVER (
+    PARTITION BY s.host, e.device, e.signal, e.words ORDER BY a.code NULLS LAST) = 1
+ORDER BY ops.severity(s.state), s.score, s.host, e.score_delta, e.device;
+COMMENT ON VIEW ops.advisories IS
+    'what our policy recommends for what stands against each host (action NULL: it has nothing for that); nobody has decided on it and nothing acts by itself: SELECT host, state, action, words FROM ops.advisories';
+
+CREATE OR REPLACE MACRO ops.part(device_name) AS TABLE
+SELECT *
+FROM (
+    SELECT time, host, device, 'event' AS what, name || coalesce(' ' || nullif(code, 0), '') AS name, count, message AS words
+    FROM ops.faults WHERE ops.is_part(device, device_name)
+    UNION ALL
+    SELECT since, host, subject, if(cleared IS NULL, 'finding, still so', 'finding, cleared'), name, 1, words
+    FROM main.findings WHERE ops.is_part(subject, device_name)
+    UNION ALL
+    SELECT min(time), host, device, 'evidence', reason || ' ' || signal, count(*), arg_min(words, time)
+    FROM main.evidence WHERE ops.is_part(device, device_name)
+    GROUP BY host, device, reason, signal
+)
+ORDER BY time, host, what, name;
+COMMENT ON MACRO TABLE ops.part IS
+    'all that was ever told of a device, on whichever host it was (the beginning of its name is enough): SELECT time, host, what, name, words FROM ops.part(''GPU-7dcf2349'')';

@@ -1,0 +1,220 @@
+"""A night in a simulated fleet of eight hosts, the same in every run: what `docs/sql.md` is about.
+
+Time is handed in, readings are the simulated fleet's, and what it has no fault for is put over them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gangline.agent.framing import Framer
+from gangline.agent.simulated import SimulatedFleet, parts
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.ingest.findings import Findings
+from gangline.aggregator.judgement.judge import Judgement, judge
+from gangline.aggregator.store.journal import StoredEvent
+from gangline.aggregator.store.records import HostRecord
+from gangline.aggregator.store.scorelog import ScoreLog
+from gangline.aggregator.store.store import Store
+from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import TABLES
+from gangline.fingerprints.wire import telemetry_pb2 as wire
+
+SECOND_NS = 1_000_000_000
+#: 2023-11-14 22:13:20 UTC
+START_NS = 1_700_000_000 * SECOND_NS
+SECONDS = 240
+UPTIME_NS = 5 * 3600 * SECOND_NS
+HOSTS, SEED, FAULTS_AFTER_SECONDS = 8, 1, 60.0
+SILENT, SILENT_AFTER = "sim-005", 150
+FLAPPING, REMAPPING, OLD_DRIVER, WRONG_CLOCK = "sim-002", "sim-001", "sim-003", "sim-007"
+FLAPS = (100, 130, 190)
+DRIVERS = {OLD_DRIVER: "570.124.06"}
+BOOT_ID, RUN_ID = b"B" * 16, b"R" * 16
+
+#: What rollups of these readings say; without waiting for them to be exported.
+ROLLUPS = "".join(
+    f"""
+CREATE OR REPLACE VIEW rollups.gpu_1s_{grain} AS SELECT
+    host, device, date_trunc('{unit}', time) AS time, count(*) AS readings_count,
+    avg(sm_clock_hertz) AS sm_clock_hertz_mean, min(sm_clock_hertz) AS sm_clock_hertz_min,
+    avg(power_watts) AS power_watts_mean, max(power_watts) AS power_watts_max,
+    max(temperature_celsius) AS temperature_celsius_max,
+    avg(utilization_ratio) AS utilization_ratio_mean,
+    bit_or(clock_event_reasons_flags) AS clock_event_reasons_flags_any,
+    max(violation_thermal_nanoseconds) - min(violation_thermal_nanoseconds)
+        AS violation_thermal_nanoseconds_increase
+FROM readings.gpu_1s GROUP BY ALL;
+"""
+    for grain, unit in (("1m", "minute"), ("1h", "hour"))
+)
+
+
+@dataclass
+class Night:
+    """The fleet, its judge and its store, a second at a time."""
+
+    store: Store
+    now_ns: int = START_NS
+    fleet: Fleet = field(default_factory=lambda: Fleet(epoch=7))
+    seen: Judgement | None = None
+
+    def __post_init__(self) -> None:
+        self.simulated = SimulatedFleet(SEED, HOSTS, FAULTS_AFTER_SECONDS)
+        self.findings, self.scores = Findings(self.fleet), ScoreLog()
+        self.framers = {name: Framer(RUN_ID, BOOT_ID) for name in self.simulated.names}
+        self.gpus = {m.name: m.gpus for m in self.simulated.machines}
+        for name in self.simulated.names:
+            self._register(name)
+        self._before()
+
+    def _register(self, name: str) -> None:
+        """Register a host as if it were real: of a simulated one silence is no news."""
+        devices = [*_inventory(self.simulated, name), *_around(self.gpus[name])]
+        index = self.fleet.register(name, simulated=False, boot_id=BOOT_ID, devices=devices,
+                                    booted_ns=START_NS - UPTIME_NS)  # fmt: skip
+        told = tuple((d.kind, d.key, dict(d.attributes)) for d in devices)
+        labels = {"hostname": name, "kernel": "6.8.0-48-generic",
+                  "nvidia_driver_version": DRIVERS.get(name, "580.65.06")}  # fmt: skip
+        self.store.submit_host(
+            HostRecord(
+                name, index, False, RUN_ID, BOOT_ID, "0.2", "10.0.0.1", labels, START_NS, told
+            ),
+            {},
+        )
+
+    def _before(self) -> None:
+        """What was before: who runs, and a fault of yesterday of a GPU that was in another host then."""
+        rank = 0
+        for name, gpus in self.gpus.items():
+            for gpu in gpus:
+                job = {"state": "running", "source": "slurm", "job_id": "123", "step": "0",
+                       "rank": str(rank), "world_size": str(HOSTS * parts.GPUS)}  # fmt: skip
+                self._process(name, gpu, 4000 + rank, job, minutes_ago=50)
+                rank += 1
+        hot = self.simulated.truth[0]
+        other = {"state": "ended", "source": "slurm", "job_id": "119", "rank": "0"}
+        self._process(hot.host, hot.device, 3200, other, minutes_ago=170)
+        pod = {"state": "held", "namespace": "ml", "pod": "notebook-0", "container": "main"}
+        self.event("sim-003", "gpu.allocation", self.gpus["sim-003"][0], attributes=pod)
+        broken = self.simulated.truth[2]
+        self.event("sim-002", "gpu.xid", broken.device, code=94, ago_seconds=20 * 3600,
+                   message="NVRM: Xid (PCI:0000:43:00): 94, Contained memory error")  # fmt: skip
+
+    def _process(
+        self, host: str, gpu: str, pid: int, attributes: dict[str, str], minutes_ago: int
+    ) -> None:
+        started_ns = UPTIME_NS - minutes_ago * 60 * SECOND_NS
+        self.event(host, "gpu.process", gpu, process_id=pid, process_name="python3",
+                   attributes=attributes | {"start_nanoseconds": str(started_ns)})  # fmt: skip
+
+    def event(
+        self, host: str, name: str, device: str, *, ago_seconds: int = 0, **more: Any
+    ) -> None:
+        """Tell an event of *ago_seconds* ago."""
+        at_ns = self.now_ns - ago_seconds * SECOND_NS
+        boot = "" if ago_seconds else BOOT_ID.hex()
+        one = wire.HealthEvent(
+            event_id=f"{boot}/{name}/{device}/{more.get('process_id', at_ns)}",
+            device_kind=name.partition(".")[0], device=device, name=name, count=1,
+            wall_time_ns=at_ns, boottime_ns=max(1, at_ns - START_NS + UPTIME_NS), **more,
+        )  # fmt: skip
+        self._tell(host, one, at_ns)
+
+    def _tell(self, host: str, one: wire.HealthEvent, at_ns: int) -> None:
+        self.fleet.event(host, one, at_ns, at_ns)
+        self.store.append_events([StoredEvent(host, at_ns, at_ns, one)])
+
+    def run(self) -> None:
+        """Let the night pass."""
+        for second in range(1, SECONDS + 1):
+            self.now_ns = START_NS + second * SECOND_NS
+            self._happen(second)
+            for name, blocks, events in self.simulated.step(1.0):
+                self._hear(name, blocks, second)
+                for one in events:
+                    one.boottime_ns = self.now_ns - START_NS + UPTIME_NS
+                    one.wall_time_ns = self.now_ns
+                    self._tell(name, one, self.now_ns)
+            self._judge()
+
+    def _happen(self, second: int) -> None:
+        if second == 90:
+            words = "its clock is 3.2 s behind ours: readings are stored under our time; look at its NTP"
+            self.findings.find(WRONG_CLOCK, "clock.offset", words, self.now_ns, expires=False)
+        if second in FLAPS:
+            told = {"operational": "down", "history": "down up"}
+            self.event(FLAPPING, "net.link", "eth0", code=0, attributes=told,
+                       message="carrier lost")  # fmt: skip
+
+    def _hear(self, name: str, blocks: list[Block], second: int) -> None:
+        if name == SILENT and second > SILENT_AFTER:
+            return
+        for block in blocks:
+            _put_over(name, block, second)
+        boottime_ns = self.now_ns - START_NS + UPTIME_NS
+        data = self.framers[name].frame(second, boottime_ns, self.now_ns, blocks)
+        frame = frames.decode(data)
+        self.fleet.observe(name, frame, self.now_ns)
+        assert self.store.submit_frame(name, frame, START_NS - UPTIME_NS, lambda _: None)
+
+    def _judge(self) -> None:
+        self.seen = judge(self.fleet, self.now_ns, self.seen)
+        self.store.submit_scores(self.seen, self.scores.changed(self.seen))
+        self.store.submit_findings(self.findings.changes(self.now_ns))
+
+
+def _inventory(simulated: SimulatedFleet, name: str) -> Iterator[wire.Device]:
+    for device in simulated.devices(name):
+        if device.kind == "gpu":
+            device.attributes["driver"] = DRIVERS.get(name, "580.65.06")
+            device.attributes["vbios"] = "96.00.99.00.01"
+        yield device
+
+
+def _around(gpus: tuple[str, ...]) -> Iterator[wire.Device]:
+    """What a real agent's inventory tells beside: the PCIe function of each GPU, and its NVLinks."""
+    for at, gpu in enumerate(gpus):
+        near = {"numa_node": str(parts.NUMA_NODES[at]), "nearest_rdma": parts.RDMA_PORTS[at],
+                "nearest_rdma_at": "same switch"}  # fmt: skip
+        yield wire.Device(kind="pcie", key=parts.GPU_ADDRESSES[at], attributes=near)
+        for link in range(parts.LINKS):
+            far = {"gpu": gpu, "active": "1", "remote_kind": "switch",
+                   "remote_pci_address": f"0000:{7 + link % 4:02x}:00.0"}  # fmt: skip
+            yield wire.Device(kind="nvlink", key=f"{gpu}/link{link}", attributes=far)
+
+
+def _put_over(name: str, block: Block, second: int) -> None:
+    """Put the faults over the readings that the simulated fleet has none for."""
+    if name == FLAPPING and block.table == "net_1s_changes":
+        _put(block, 0, carrier_down_events=sum(second >= at for at in FLAPS))
+    if name == FLAPPING and block.table == "rdma_1s_changes":
+        _put(block, 2, link_downed_events=sum(second >= at for at in FLAPS[1:]))
+    if name == REMAPPING and block.table == "gpu_10s_changes" and second >= 110:
+        _put(block, 4, remap_pending_state=1, remapped_uncorrectable_rows=1)
+
+
+def _put(block: Block, row: int, **values: int) -> None:
+    columns = [signal.column for signal in TABLES[block.table]]
+    for column, value in values.items():
+        block.put_int(columns.index(column), row, value)
+
+
+@contextmanager
+def night(folder: Path) -> Iterator[Night]:
+    """Yield a night that has passed; the store and the operators' file are in *folder* once it is left."""
+    at_ns = START_NS + SECONDS * SECOND_NS + SECOND_NS // 2
+    store = Store.open(folder, AggregatorConfig(data=folder, ops_seconds=3600.0), lambda: at_ns)
+    try:
+        one = Night(store)
+        one.run()
+        store.in_transaction(lambda live: live.execute(ROLLUPS))
+        yield one
+    finally:
+        store.close(60.0)

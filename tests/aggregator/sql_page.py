@@ -1,0 +1,49 @@
+"""`make docs`: plays the night again and writes its answers into `docs/sql.md`."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from gangline.aggregator.commands import sqlforms
+from gangline.aggregator.query import fences
+from tests.aggregator.night import night
+from tests.aggregator.query.asking import rows_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
+WIDTH_CHARACTERS = 160
+_ASKED = re.compile(
+    r'^```\n\$ gangline sql "(?P<query>.+)"\n(?P<answer>(?:.*\n)*?)```$', re.MULTILINE
+)
+
+
+def queries(page: str) -> list[str]:
+    """Return the queries of the page."""
+    return [match["query"] for match in _ASKED.finditer(page)]
+
+
+def answered(page: str, answer: Callable[[str], str]) -> str:
+    """Return *page* with what *answer* says to each of its queries."""
+    return _ASKED.sub(
+        lambda m: f'```\n$ gangline sql "{m["query"]}"\n{answer(m["query"])}\n```', page
+    )
+
+
+def asking(folder: Path) -> Callable[[str], str]:
+    """Return what answers a query from the operators' file in *folder*, as `gangline sql` prints it."""
+    connection = fences.opened(folder / "operators.duckdb")
+
+    def answer(query: str) -> str:
+        names, rows = rows_of(connection, query)
+        return sqlforms.table(names, rows, WIDTH_CHARACTERS)
+
+    return answer
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        with night(Path(place)):
+            pass
+        PAGE.write_text(answered(PAGE.read_text(), asking(Path(place))))

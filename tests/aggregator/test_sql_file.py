@@ -1,0 +1,188 @@
+"""The operators' file: whole whenever it is opened, renewed whatever happened, and honest on what it lacks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from gangline.aggregator.store import opsfile
+from gangline.aggregator.store.layout import LAYOUTS
+from gangline.aggregator.store.opsfile import OpsFile, pause_seconds
+from gangline.aggregator.store.records import HostRecord
+from gangline.aggregator.store.rows import Rows
+from gangline.aggregator.store.writer import Pending, Writer
+
+NOW_NS = 1_700_000_000 * 10**9
+SECOND_NS = 10**9
+
+
+def latest(count: int, value: float = 1.0) -> dict[str, Rows]:
+    """Return the last readings of *count* GPUs."""
+    layout = LAYOUTS["gpu_1s"]
+    shape = len(layout.signals), count
+    cells = np.full(shape, value).view(np.uint64)
+    times, boottimes = np.full(count, NOW_NS), np.ones(count, np.uint64)
+    devices = [f"GPU-{n}" for n in range(count)]
+    rows = Rows(layout, ["a"] * count, devices, times, boottimes, cells, np.ones(shape, np.uint8))
+    return {"gpu_1s": rows}
+
+
+class Live:
+    """A live file without a service around it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.writer = Writer(folder / "gangline.duckdb", retention_hours=24, history_days=14)
+        self.file = OpsFile(folder, self.writer.cursor, 1000)
+        self.folder, self.now_ns = folder, NOW_NS
+
+    def register(self, host: str, gpus: int = 1) -> None:
+        devices = tuple(("gpu", f"GPU-{host}-{n}", {"name": "H100"}) for n in range(gpus))
+        record = HostRecord(host, 1, False, b"R" * 16, b"B" * 16, "", "", {}, self.now_ns, devices)
+        self.writer.commit(Pending(hosts={host: record}), self.now_ns)
+
+    def put(self, query: str) -> None:
+        self.writer.transact(lambda connection: connection.execute(query) and None)
+
+    def write(self, rows: dict[str, Rows] | None = None, after_seconds: int = 15) -> None:
+        self.now_ns += after_seconds * SECOND_NS
+        self.file.write(rows or {}, self.now_ns)
+
+    def asked(self, query: str) -> list[Any]:
+        with duckdb.connect(str(self.folder / "operators.duckdb"), read_only=True) as connection:
+            return connection.execute(query).fetchall()
+
+    def left_out(self) -> list[str]:
+        ((said,),) = self.asked("SELECT left_out FROM snapshot")
+        return list(said)
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    one = Live(tmp_path)
+    yield one
+    one.writer.close()
+
+
+_READER = """
+import duckdb, sys
+held, before = None, 0
+for _ in range(15):
+    with duckdb.connect(sys.argv[1], read_only=True) as one:
+        (taken,), = one.execute("SELECT epoch_us(taken) FROM snapshot").fetchall()
+        (gpus, values), = one.execute("SELECT count(*), count(DISTINCT power_watts) FROM latest.gpu_1s").fetchall()
+        (worst,), = one.execute("SELECT count(*) FROM ops.worst()").fetchall()
+    assert (gpus, values, worst) == (500, 1, 1) and taken >= before, (gpus, values, worst, taken, before)
+    before = taken
+    print(taken, flush=True)
+"""
+
+
+def test_whoever_opens_it_while_it_is_replaced_finds_it_whole(live: Live) -> None:
+    """An operator's `duckdb -readonly`, again and again, in another process, through many renewals."""
+    live.register("a")
+    live.write(latest(500))
+    before = duckdb.connect(str(live.folder / "operators.duckdb"), read_only=True)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", _READER, str(live.folder / "operators.duckdb")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    written = 0
+    while reader.poll() is None:
+        written += 1
+        live.write(latest(500, float(written)))
+    out, err = reader.communicate()
+    assert reader.returncode == 0, err
+    assert len(out.split()) == 15 and len(set(out.split())) > 1 and written > 1
+    # Who holds the one before goes on reading it.
+    assert before.execute("SELECT any_value(power_watts) FROM latest.gpu_1s").fetchone() == (1.0,)
+    before.close()
+
+
+def test_devices_are_all_there_and_written_once(live: Live) -> None:
+    """Two million devices were cut at a LIMIT that nobody was told of, and written again every 15 s."""
+    live.register("a", gpus=3)
+    live.write()
+    base = (live.folder / "operators-base.duckdb").stat()
+    live.write()
+    assert (live.folder / "operators-base.duckdb").stat().st_mtime_ns == base.st_mtime_ns
+    live.register("b", gpus=2)
+    live.write()
+    assert live.asked("SELECT host, count(*) FROM devices GROUP BY host ORDER BY host") == [
+        ("a", 3),
+        ("b", 2),
+    ]
+    assert live.left_out() == []
+
+
+def test_a_large_fleet_keeps_its_devices_for_a_minute(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten thousand hosts reconnect: their devices are not written anew with each of them."""
+    monkeypatch.setattr(opsfile, "DEVICES_AT_ONCE", 1)
+    live.register("a", gpus=3)
+    live.write()
+    live.register("b")
+    live.write(after_seconds=15)
+    assert live.asked("SELECT count(*) FROM devices") == [(3,)]
+    assert live.asked("SELECT count(*) FROM hosts") == [(2,)]
+    assert live.left_out() == ["devices: as they were 15 s before"]
+    live.write(after_seconds=50)
+    assert live.asked("SELECT count(*) FROM devices") == [(4,)] and live.left_out() == []
+
+
+def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count over a table that was cut in silence is a wrong answer; this one says what it lacks."""
+    monkeypatch.setattr(opsfile, "LATEST_CELLS_MAX", 1000)
+    monkeypatch.setattr(
+        opsfile, "COPIES", [c if c.table != "findings" else opsfile.Copy("findings", 2, "since") for c in opsfile.COPIES]
+    )  # fmt: skip
+    begin = f"make_timestamp({NOW_NS // 1000})"
+    live.put(
+        "INSERT INTO findings SELECT 'a', 'n' || i, '', '', "
+        f"{begin} - to_seconds(i), NULL, '' FROM range(5) AS t(i)"
+    )
+    for table, each_ms in (("gpu_1s", 100), ("host_1s", 1)):
+        live.put(f'CREATE TABLE hours."{table}__2023111422" AS FROM readings.{table} LIMIT 0')
+        live.put(
+            f"INSERT INTO hours.\"{table}__2023111422\" (host, device, time) SELECT 'a', 'd', "
+            f"{begin} - to_milliseconds({each_ms} * i) FROM range(100_000) AS t(i)"
+        )
+    live.write(latest(100), after_seconds=0)
+    assert live.left_out() == [
+        "latest.gpu_1s: all 100 rows",
+        "findings: the newest 2 of 5 rows",
+        "readings.gpu_1s: all but the last 100 s of 300 s",
+        "readings.host_1s: all, 1,000 rows are 1.0 s",
+    ]
+    assert live.asked("SELECT name FROM findings ORDER BY name") == [("n0",), ("n1",)]
+    assert live.asked("SELECT count(*) FROM readings.gpu_1s") == [(1000,)]
+    assert live.asked("SELECT count(*) FROM readings.host_1s") == [(0,)]
+
+
+def test_a_damaged_base_costs_one_renewal(live: Live) -> None:
+    """A disk that was full truncated the base: the file before stays, the next is made from a new base."""
+    live.register("a")
+    live.write(latest(5))
+    base = live.folder / "operators-base.duckdb"
+    base.write_bytes(base.read_bytes()[:5000])
+    with pytest.raises(duckdb.Error):
+        live.write(latest(6))
+    assert live.asked("SELECT count(*) FROM latest.gpu_1s") == [(5,)]
+    live.write(latest(7))
+    assert live.asked("SELECT count(*) FROM latest.gpu_1s") == [(7,)]
+    assert not list(live.folder.glob("operators-new*"))
+
+
+@pytest.mark.parametrize(
+    ("took", "pause"), [(0.1, 14.9), (1.0, 14.0), (2.5, 17.5), (6.0, 24.0), (40.0, 0.0)]
+)
+def test_a_large_file_is_written_less_often(took: float, pause: float) -> None:
+    """The file of 10,000 hosts takes seconds to write: every 30 s then, not half of a processor."""
+    assert pause_seconds(15.0, took) == pytest.approx(pause)

@@ -1,0 +1,215 @@
+"""The schema `ops` and the page over it, on a night with faults: every example runs and shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from gangline.aggregator.query import fences
+from gangline.aggregator.store.actions import actions
+from gangline.fingerprints.policy_table import builtin
+from gangline.fingerprints.xid import policy
+from tests.aggregator import sql_page
+from tests.aggregator.night import FLAPPING, REMAPPING, SILENT, Night, night
+from tests.aggregator.query.asking import rows_of
+
+Rows = list[dict[str, Any]]
+_EXAMPLE = re.compile(r": ((?:FROM|SELECT) .+)$")
+
+
+@pytest.fixture(scope="module")
+def passed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Night]]:
+    """The folder of a store after the night, and the night."""
+    folder = tmp_path_factory.mktemp("night")
+    with night(folder) as one:
+        pass
+    yield folder, one
+
+
+def objects(folder: Path, file: str = "operators.duckdb") -> dict[str, str]:
+    """Return ops.NAME -> comment of all views and macros; "" for one without."""
+    with duckdb.connect(str(folder / file), read_only=True) as connection:
+        rows = connection.execute(
+            "SELECT 'ops.' || view_name, comment FROM duckdb_views() WHERE schema_name = 'ops' UNION ALL "
+            "SELECT 'ops.' || function_name, comment FROM duckdb_functions() WHERE schema_name = 'ops'"
+        ).fetchall()
+    return {name: comment or "" for name, comment in rows}
+
+
+def asked(folder: Path, query: str) -> Rows:
+    """Return the rows of *query* as `gangline sql` gets them."""
+    with fences.opened(folder / "operators.duckdb") as connection:
+        names, rows = rows_of(connection, query)
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def test_every_object_says_what_it_is_with_an_example_that_runs(
+    passed: tuple[Path, Night],
+) -> None:
+    """A view that nobody can guess how to call is not there at 3 a.m.; nor is one whose example fails."""
+    folder, _ = passed
+    page = sql_page.PAGE.read_text()
+    there = objects(folder)
+    assert len(there) >= 35 and there == objects(folder, "gangline.duckdb")
+    live = duckdb.connect(str(folder / "gangline.duckdb"), read_only=True)
+    for name, comment in there.items():
+        example = _EXAMPLE.search(comment)
+        assert example and name in example[1], (
+            f"{name}: its comment ends in no example: {comment!r}"
+        )
+        assert asked(folder, example[1]), f"{name}: its example shows nothing"
+        assert f"`{name}" in page, f"{name} is not in docs/sql.md"
+        live.execute(example[1]).fetchall()
+    live.close()
+
+
+def test_the_page_is_what_the_night_answers(passed: tuple[Path, Night]) -> None:
+    """An output that was written by hand tells of columns that are gone; `make docs` writes the page."""
+    page = sql_page.PAGE.read_text()
+    queries = sql_page.queries(page)
+    assert len(queries) >= 20 and len(set(queries)) == len(queries)
+    assert len(queries) == page.count("$ gangline sql ")
+    assert sql_page.answered(page, sql_page.asking(passed[0])) == page, "run `make docs`"
+
+
+#: Each view with its example's content: a query, and what it must say.
+SHOWN: list[tuple[str, Rows]] = [
+    ("SELECT host, state FROM ops.worst(n := 1)", [{"host": "sim-000", "state": "UNHEALTHY"}]),
+    (
+        "SELECT reason FROM ops.explain('sim-006')",
+        [{"reason": "THERMAL_THROTTLE"}],
+    ),
+    (
+        "SELECT what FROM ops.host('sim-006') WHERE about IN ('state', 'evidence', 'job')",
+        [{"what": "DEGRADED"}, {"what": "THERMAL_THROTTLE"}, {"what": "123"}],
+    ),
+    (
+        (
+            "SELECT about, count(*) AS n FROM ops.host('sim-000') WHERE about IN ('GPU', 'port', 'fault', 'clock') "
+            "GROUP BY about ORDER BY about"
+        ),
+        [
+            {"about": "GPU", "n": 8},
+            {"about": "clock", "n": 1},
+            {"about": "fault", "n": 1},
+            {"about": "port", "n": 8},
+        ],
+    ),
+    (
+        "SELECT count(*) AS n, min(device) = max(device) AS one FROM ops.gpu_history('GPU-b95235a8')",
+        [{"n": 240, "one": True}],
+    ),
+    (
+        "SELECT host, reason FROM ops.job_hosts(123) LIMIT 1",
+        [{"host": "sim-006", "reason": "THERMAL_THROTTLE"}],
+    ),
+    ("SELECT host FROM ops.freshness LIMIT 1", [{"host": SILENT}]),
+    (
+        "SELECT host, what, times_count AS n FROM ops.flapping",
+        [
+            {"host": FLAPPING, "what": "interface lost its carrier", "n": 3},
+            {"host": FLAPPING, "what": "RDMA port went down", "n": 2},
+        ],
+    ),
+    (
+        "SELECT host, severity, action FROM ops.advisories WHERE severity = 'fatal' LIMIT 1",
+        [{"host": "sim-000", "severity": "fatal", "action": "drain and reset the GPU"}],
+    ),
+    (
+        "SELECT action FROM ops.advisories WHERE host = 'sim-006'",
+        [{"action": "look at fans, airflow or coolant of this host"}],
+    ),
+    (
+        "SELECT host FROM ops.part('GPU-7dcf2349') WHERE what = 'event'",
+        [{"host": "sim-002"}, {"host": "sim-000"}],
+    ),
+    (
+        "SELECT state, job FROM ops.gpu_users('GPU-b95235a8')",
+        [{"state": "ended", "job": "119"}, {"state": "running", "job": "123"}],
+    ),
+    (
+        "SELECT host, pending FROM ops.remaps WHERE host = 'sim-001'",
+        [{"host": REMAPPING, "pending": True}],
+    ),
+    (
+        "SELECT host, held_down_by FROM ops.throttled",
+        [{"host": "sim-006", "held_down_by": "heat (software)"}],
+    ),
+    (
+        "SELECT rails, links_count, nvlink_peers FROM ops.topology WHERE host = 'sim-001' LIMIT 1",
+        [
+            {
+                "rails": "mlx5_0/1",
+                "links_count": 18,
+                "nvlink_peers": [f"switch 0000:{7 + n:02x}:00.0" for n in range(4)],
+            }
+        ],
+    ),
+    (
+        "SELECT hosts_count, gpus_count, healthy_ratio, states['DEGRADED'] AS degraded FROM ops.fleet",
+        [{"hosts_count": 8, "gpus_count": 64, "healthy_ratio": 0.125, "degraded": 1}],
+    ),
+    (
+        "SELECT driver, hosts_count FROM ops.versions",
+        [
+            {"driver": "580.65.06", "hosts_count": 7},
+            {"driver": "570.124.06", "hosts_count": 1},
+        ],
+    ),
+    (
+        "SELECT what, count(*) AS n FROM ops.changes WHERE host = 'sim-005' GROUP BY what ORDER BY what",
+        [
+            {"what": "fell silent", "n": 1},
+            {"what": "process began", "n": 8},
+            {"what": "registered", "n": 1},
+            {"what": "state", "n": 3},
+        ],
+    ),
+    (
+        "SELECT host, state, or_longer FROM ops.state_since WHERE host = 'sim-005'",
+        [{"host": SILENT, "state": "STALE", "or_longer": False}],
+    ),
+    (
+        (
+            "SELECT count(*) AS n, bool_and(reading_value BETWEEN 1.3e9 AND 1.4e9) AS slow FROM "
+            "ops.score_at('sim-006', TIMESTAMP '2023-11-14 22:16:00', around_seconds := 2)"
+        ),
+        [{"n": 5, "slow": True}],
+    ),
+    ("SELECT readings_count AS n FROM ops.window(minutes := 1)", [{"n": 7 * 8 * 60}]),
+    (
+        "SELECT count(*) AS n FROM ops.ports WHERE active AND rate_gigabits_per_second = 400",
+        [{"n": 64}],
+    ),
+    ("SELECT ops.clock_reasons(4::UBIGINT) AS why", [{"why": "power cap"}]),
+]
+
+
+@pytest.mark.parametrize(("query", "rows"), SHOWN, ids=[query[:60] for query, _ in SHOWN])
+def test_what_a_view_shows(passed: tuple[Path, Night], query: str, rows: Rows) -> None:
+    """A view that runs and shows another host's fault sends the wrong host to repair."""
+    assert asked(passed[0], query) == rows
+
+
+def test_a_score_and_its_readings_of_a_time_before_there_was_any(
+    passed: tuple[Path, Night],
+) -> None:
+    """Asked of a moment before the first score: nothing, not the score of later."""
+    query = "FROM ops.score_at('sim-006', TIMESTAMP '2023-11-14 22:00:00')"
+    assert asked(passed[0], query) == []
+
+
+def test_actions_are_those_of_the_policy(passed: tuple[Path, Night]) -> None:
+    """SQL that recommends what the policy does not is worse than none."""
+    rows = asked(passed[0], "SELECT * EXCLUDE (source) FROM ops.actions")
+    assert [tuple(row.values()) for row in rows] == [row[:-1] for row in actions()]
+    found = {(row["signal"], row["code"]): row["action"] for row in rows}
+    assert all(found["gpu.xid", code] == one.action for code, one in policy().items())
+    assert {row.action for row in builtin().rows if row.action} <= {row["action"] for row in rows}
+    assert found["gpu.recovery_action_state", 1] == found["gpu.recovery_action_state", 4]
+    assert found["gpu.remap_pending_state", 1] == "reset the GPU at the end of the job"
