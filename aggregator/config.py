@@ -34,7 +34,10 @@ class AggregatorConfig:
         says="readings in memory that wait for a commit; at the limit streams are not read further",
     )
     retention_hours: int = setting(
-        24, low=1, high=24 * 366, says="hours of readings kept; older hours are dropped whole"
+        24,
+        low=1,
+        high=24 * 366,
+        says="hours that readings stay in the live file where none of them can leave for Parquet",
     )
     history_days: int = setting(
         14, low=1, high=3660, says="days of scores, evidence, events and cleared findings kept"
@@ -176,6 +179,59 @@ class AggregatorConfig:
     )
     query_log_bytes_max: int = setting(
         16 << 20, low=1 << 16, says="size of queries.log; three older ones are kept beside it"
+    )
+    # history
+    history_on: bool = setting(
+        True,
+        says="closed five minutes of readings leave the live file for Parquet, and are rolled up",
+    )
+    history_seconds: float = setting(
+        5.0, low=0.1, high=3600, says="how often history looks whether there is something to do"
+    )
+    history_rows_max: int = setting(
+        300_000,
+        low=1000,
+        high=10_000_000,
+        says="readings sorted at a time for a Parquet file; about 300 bytes of memory each",
+    )
+    history_memory_bytes_max: int = setting(
+        384 << 20,
+        low=64 << 20,
+        high=1 << 40,
+        says="memory for sorting; what needs more is spilled to disk",
+    )
+    live_bytes_max: int = setting(
+        64 << 30,
+        low=64 << 20,
+        high=1 << 50,
+        says="bytes of the live file in use; beyond, its oldest closed five minutes are dropped",
+    )
+    segments_hours: int = setting(
+        72,
+        low=1,
+        high=24 * 3660,
+        says="hours of readings kept as Parquet, by when they were received",
+    )
+    segments_bytes_max: int = setting(
+        1 << 40, low=1 << 20, high=1 << 60, says="bytes of them; beyond, the oldest go"
+    )
+    rollups_1m_days: int = setting(14, low=1, high=3660, says="days of rollups by minute kept")
+    rollups_1m_bytes_max: int = setting(
+        1 << 40, low=1 << 20, high=1 << 60, says="bytes of them; beyond, the oldest go"
+    )
+    rollups_1h_days: int = setting(400, low=1, high=36_600, says="days of rollups by hour kept")
+    rollups_1h_bytes_max: int = setting(
+        1 << 40, low=1 << 20, high=1 << 60, says="bytes of them; beyond, the oldest go"
+    )
+    disk_free_bytes_min: int = setting(
+        20 << 30,
+        low=0,
+        high=1 << 50,
+        says="with less free the disk is almost full: the oldest readings go first (the lesser of "
+        "this and disk_free_share_min counts)",
+    )
+    disk_free_share_min: float = setting(
+        0.05, low=0.0, high=0.9, says="the same as a share of the disk"
     )
 
 

@@ -20,7 +20,6 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from gangline.aggregator.commands.sql import LIMITS
 from gangline.aggregator.store.layout import LAYOUTS
 from gangline.aggregator.store.opsfile import OpsFile, taken_is
 from gangline.aggregator.store.rows import Rows
@@ -47,7 +46,7 @@ MINUTES_GPUS_MAX = 10_000
 TICKS_AT_ONCE = 20
 REPEATS = 7
 #: How `gangline sql` opens a file.
-CONFIG = {key: value for key, value in LIMITS.items() if key in ("memory_limit", "threads")}
+CONFIG: dict[str, str | bool | int | float | list[str]] = {"memory_limit": "1GB", "threads": 2}
 
 _HOST = "format('gpu-{:05d}', i // 8)"
 _DEVICE = "format('GPU-{:08x}-1111-2222-3333-{:012x}', hash(i) % 4294967296, i)"

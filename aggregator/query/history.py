@@ -5,14 +5,14 @@ They are in schemas of the question's own empty database, which are in its searc
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
+from ..history import views
+
 #: Schemas of `history.views`, made empty at first: to bind a year of files takes longer than most answers.
-SCHEMAS = ("past", "rollups")
+SCHEMAS = ("past",)
 #: Folders of the data folder that hold the files.
 FOLDERS = ("segments", "rollups")
 
@@ -33,14 +33,9 @@ def make_views(connection: duckdb.DuckDBPyConnection, folder: Path) -> str:
 
 def _statements(folder: Path) -> list[str]:
     try:
-        views: Any = importlib.import_module("..history.views", __package__)
-    except ModuleNotFoundError:
-        return []
-    try:
-        made: list[str] = views.statements(folder)
+        return views.statements(folder)
     except (OSError, ValueError):
         return []
-    return made
 
 
 def _first_line(error: Exception) -> str:

@@ -1,117 +1,164 @@
-"""Readings by hour: a table per catalogue table and hour of receipt, and the views over them.
+"""Readings still in the live file: a table per catalogue table and five minutes of receipt, and the views.
 
-The hour is the one in which readings were committed, so that a closed hour stays closed however late
-a reading comes. Retention is dropping tables; a DELETE would not give the file's space back.
+The minutes are those in which readings were committed, so that closed ones stay closed however late
+a reading comes. What is closed leaves for Parquet (`aggregator/history`) and its table is dropped; a
+DELETE would not give the file's space back.
+
+`live.X` is what is in this file, `past.X` what is in Parquet, `readings.X` both: only the first two are
+made anew when something comes or goes, so that a commit never touches a Parquet file.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import duckdb
 
 from ...fingerprints.catalogue import FORMER_TABLES
-from .layout import COLUMNS, Column, definitions, typed_empty
+from ..history import segments
+from ..history.segments import Segment
+from ..history.views import columns_of, past_sources, union
+from .layout import COLUMNS, Column, definitions
 
 _FORMER = {name: former for former, name in FORMER_TABLES.items()}
-_NAME = re.compile(r"(?P<table>\w+?)__(?P<hour>\d{10})$")
+#: Ten digits are an hour of a version before this one.
+_NAME = re.compile(r"(?P<table>\w+?)__(?P<part>\d{10}(\d\d)?)$")
 HOUR_NS = 3600 * 1_000_000_000
+PART_MINUTES = 5
+
+#: Column name -> DuckDB type, in order.
+Types = dict[str, str]
 
 
 def hour_name(now_ns: int) -> str:
-    """Return the UTC hour as in table names: 2026112010."""
+    """Return the UTC hour as in names: 2026112010."""
     return time.strftime("%Y%m%d%H", time.gmtime(now_ns // 1_000_000_000))
 
 
-class Hours:
-    """The hour tables of one store. Used by the writer thread only, within its transactions."""
+def part_name(now_ns: int) -> str:
+    """Return the UTC five minutes as in table names: 202611201005."""
+    at = time.gmtime(now_ns // 1_000_000_000)
+    return f"{time.strftime('%Y%m%d%H', at)}{at.tm_min // PART_MINUTES * PART_MINUTES:02}"
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+
+class Hours:
+    """The live tables of one store. Used by the writer thread only, within its transactions."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
         self._connection = connection
-        self._tables: dict[str, set[str]] = {}
+        self._folder = folder
         self._current = ""
         self._ready: set[str] = set()
+        self._parts: dict[str, dict[str, Types]] = {}  # table -> part -> its columns
+        self._segments: dict[str, list[Segment]] = {}  # table -> its readings in Parquet
+        self._marks: dict[str, int] = {}  # table -> what of it was recorded when they were read
+        self._made: dict[str, str] = {}  # view -> what it was made of
 
     def open(self) -> None:
-        """Read which hours there are and make all views anew. Call it outside a transaction."""
-        self._tables = {table: set() for table in COLUMNS}
+        """Read what there is, and make anew the views of what has changed."""
         self._current, self._ready = "", set()
+        self._read_parts()
+        self._read_segments()
+        for table in [*self._parts, *(self._segments.keys() - self._parts.keys())]:
+            self._make_views(table)
+
+    def _read_segments(self) -> None:
+        marks = segments.marks(self._connection)
+        for table in self._marks.keys() | marks.keys():
+            if marks.get(table) != self._marks.get(table):
+                found = segments.recorded(self._connection, "raw", table)
+                self._segments[table] = segments.readable(self._folder, found)
+        self._marks = marks
+
+    def _read_parts(self) -> None:
+        known, self._parts = self._parts, {table: {} for table in COLUMNS}
         rows = self._connection.execute(
             "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'hours'"
         ).fetchall()
         for (name,) in rows:
             match = _NAME.fullmatch(name)
             if match:
-                self._tables.setdefault(match["table"], set()).add(match["hour"])
-        for table in self._tables:
-            self._make_views(table)
+                table, part = match["table"], match["part"]
+                types = known.get(table, {}).get(part) or self._types(name)
+                self._parts.setdefault(table, {})[part] = types
+
+    def _types(self, name: str) -> Types:
+        rows: list[Column] = self._connection.execute(
+            "SELECT column_name, data_type FROM duckdb_columns() "
+            "WHERE schema_name = 'hours' AND table_name = ? ORDER BY column_index",
+            [name],
+        ).fetchall()
+        return dict(rows)
 
     def table_for(self, table: str, now_ns: int) -> str:
-        """Return the name of the hour's table of *table*, made if it is not there yet."""
-        hour = hour_name(now_ns)
-        if hour != self._current:
-            self._current, self._ready = hour, set()
-        name = f'hours."{table}__{hour}"'
+        """Return the name of the table of *table* for these five minutes, made if it is not there yet."""
+        part = part_name(now_ns)
+        if part != self._current:
+            self._current, self._ready = part, set()
+        name = f'hours."{table}__{part}"'
         if table not in self._ready:
-            self._make(table, hour, name)
+            self._make(table, part, name)
             self._ready.add(table)
         return name
 
-    def forget(self) -> None:
-        """A transaction was rolled back: trust nothing that was made within it."""
-        self.open()
-
-    def _make(self, table: str, hour: str, name: str) -> None:
+    def _make(self, table: str, part: str, name: str) -> None:
         columns = COLUMNS[table]
-        if hour not in self._tables[table]:
+        if part not in self._parts[table]:
             self._connection.execute(f"CREATE TABLE {name} ({definitions(columns)})")
-            self._tables[table].add(hour)
+            self._parts[table][part] = dict(columns)
             self._make_views(table)
             return
-        for column, kind in self._missing(table, hour, columns):  # an upgrade within the hour
+        types = self._parts[table][part]
+        missing = [column for column in columns if column[0] not in types]
+        for column, kind in missing:  # an upgrade within the five minutes
             self._connection.execute(f'ALTER TABLE {name} ADD COLUMN "{column}" {kind}')
-
-    def _missing(self, table: str, hour: str, columns: tuple[Column, ...]) -> list[Column]:
-        rows = self._connection.execute(
-            "SELECT column_name FROM duckdb_columns() WHERE schema_name = 'hours' AND table_name = ?",
-            [f"{table}__{hour}"],
-        ).fetchall()
-        have = {name for (name,) in rows}
-        return [column for column in columns if column[0] not in have]
+            types[column] = kind
 
     def drop_before(self, oldest_ns: int) -> int:
-        """Drop the hours that ended before *oldest_ns*; return how many tables went."""
+        """Drop what was received before the hour of *oldest_ns*; return how many tables went."""
         limit, dropped = hour_name(oldest_ns), 0
-        for table, hours in self._tables.items():
-            old = {hour for hour in hours if hour < limit}
-            if not old:
-                continue
-            hours -= old
-            for each in {table, FORMER_TABLES.get(table, table)}:
-                self._make_views(each)
-            for hour in sorted(old):
-                self._connection.execute(f'DROP TABLE hours."{table}__{hour}"')
+        for table, parts in self._parts.items():
+            old = sorted(part for part in parts if part[:10] < limit)
+            for part in old:
+                del parts[part]
+            if old:
+                for each in {table, FORMER_TABLES.get(table, table)}:
+                    self._make_views(each)
+            for part in old:
+                self._connection.execute(f'DROP TABLE hours."{table}__{part}"')
             dropped += len(old)
         return dropped
 
     def _make_views(self, table: str) -> None:
-        columns = COLUMNS.get(table)
-        names = [
-            table,
-            _FORMER.get(table, ""),
-        ]  # what a version before this one stored is there too
-        hours = [(each, hour) for each in names for hour in sorted(self._tables.get(each, ()))]
-        parts = [typed_empty(columns)] if columns else []
-        parts += [f'SELECT * FROM hours."{each}__{hour}"' for each, hour in hours]
-        if not parts:  # a table of another version whose last hour went
-            self._connection.execute(f'DROP VIEW IF EXISTS readings."{table}"')
-            self._connection.execute(f'DROP VIEW IF EXISTS latest."{table}"')
+        names = [table, _FORMER.get(table, "")]  # what a version before stored is there too
+        live = {
+            f'hours."{each}__{part}"': types
+            for each in names
+            for part, types in sorted(self._parts.get(each, {}).items())
+        }
+        past = [one for each in names for one in self._segments.get(each, ())]
+        columns = columns_of(table, [*live.values(), *(one.types for one in past)])
+        if not columns:  # a table of another version, of which nothing is left
+            self._drop_views(table)
             return
-        body = " UNION ALL BY NAME ".join(parts)
-        self._connection.execute(f'CREATE OR REPLACE VIEW readings."{table}" AS {body}')
+        self._make_view(f'live."{table}"', union(columns, live))
+        self._make_view(f'past."{table}"', union(columns, past_sources(self._folder, past)))
+        both = f'FROM live."{table}" UNION ALL FROM past."{table}"'
+        self._make_view(f'readings."{table}"', both, str(columns))
         if table in COLUMNS:
-            self._connection.execute(_latest(table))
+            self._make_view(f'latest."{table}"', _latest(table), str(columns))
+
+    def _make_view(self, view: str, body: str, made_of: str = "") -> None:
+        if self._made.get(view) != (made_of or body):
+            self._connection.execute(f"CREATE OR REPLACE VIEW {view} AS {body}")
+            self._made[view] = made_of or body
+
+    def _drop_views(self, table: str) -> None:
+        for schema in ("latest", "readings", "past", "live"):
+            self._connection.execute(f'DROP VIEW IF EXISTS {schema}."{table}"')
+            self._made.pop(f'{schema}."{table}"', None)
 
 
 def _latest(table: str) -> str:
@@ -119,7 +166,6 @@ def _latest(table: str) -> str:
     # By a join: row_number() over all columns of all readings takes ten times as long. Of two of one
     # moment the first is taken, whole.
     return (
-        f'CREATE OR REPLACE VIEW latest."{table}" AS '
         f'SELECT {key}, first(COLUMNS(r.* EXCLUDE ({key}))) FROM readings."{table}" AS r '
         f'JOIN (SELECT {key}, max(time) AS time FROM readings."{table}" GROUP BY ALL) '
         f"USING ({key}, time) GROUP BY {key}"

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from .layout import BY_NAME, COLUMNS, definitions
 from .rows import Rows
-from .storefile import CONFIG, OPS_FILE, ops_script
+from .storefile import CONFIG, OPS_FILE, ops_script, script
 
 #: Readings this old are left out; what travels on change is little, and tells of trouble for longer.
 READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
@@ -73,7 +73,7 @@ class Copy:
 #: Who runs is told again and again by every host: it must not leave a fleet's faults without room.
 _TOLD = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
 #: What the base holds.
-STANDING: tuple[str, ...] = ("devices", "signals")
+STANDING: tuple[str, ...] = ("devices", "signals", "parts")
 COPIES: tuple[Copy, ...] = (
     Copy("hosts"),
     Copy("clocks"),
@@ -193,11 +193,12 @@ class _Base:
         comments = dict(self.of.fetch("SELECT table_name, comment FROM duckdb_tables()"))
         for table in dict.fromkeys(copy.table for copy in COPIES):
             self._make(table, "LIMIT 0", comments)
-        devices, _ = (self._make(table, "", comments) for table in STANDING)
+        rows = {table: self._make(table, "", comments) for table in STANDING}
         self._put_rollups()
         self.connection.execute(ops_script())
+        self.connection.execute(script("history.sql"))
         self.connection.execute("COMMIT")
-        return devices
+        return rows["devices"]
 
     def _put_rollups(self) -> None:
         """Copy the rollups that the live file has views of."""
@@ -338,10 +339,11 @@ _OF_ROLLUPS = "readings by minute and by hour, as far back as there is room for"
 _ROLLUPS = (
     "SELECT table_name, count(*) FROM duckdb_columns() WHERE schema_name = 'rollups' GROUP BY ALL"
 )
-#: Which tables of readings have any, by their hours (`hours.py`).
+#: Which tables of readings have any, in the live file (`hours.py`) or in Parquet.
 _HOURS = (
     "SELECT DISTINCT regexp_replace(table_name, '__[0-9]+$', '') FROM duckdb_tables() "
-    "WHERE schema_name = 'hours'"
+    "WHERE schema_name = 'hours' UNION "
+    "SELECT DISTINCT table_name FROM main.segments WHERE grain = 'raw' AND gone IS NULL"
 )
 
 

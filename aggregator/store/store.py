@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +22,8 @@ import duckdb
 from ...fingerprints.frames import Frame
 from ..config import AggregatorConfig
 from ..health.histogram import Histogram
+from ..history.history import History
+from ..history.shelf import Doors
 from ..verdicts import Finding, HostScore, Snapshot
 from . import records
 from .journal import EventJournal, StoredEvent
@@ -125,6 +128,10 @@ class Store:
         self.stored_frames = self.stored_rows = 0
         #: What the last writing of the operators' file took.
         self.ops_write_seconds = 0.0
+        #: What leaves the live file for Parquet, and what is kept (`history_on`).
+        self.history = History(
+            folder, self._config, Doors(self.in_transaction, self._cursor), self.submit_findings
+        )
         self._threads = [
             threading.Thread(target=self._write, name="store-writer", daemon=True),
             threading.Thread(target=self._write_ops, name="store-ops", daemon=True),
@@ -164,6 +171,8 @@ class Store:
         store = cls(folder, config or AggregatorConfig(), wall_ns)
         for thread in store._threads:
             thread.start()
+        if store._config.history_on:
+            store.history.start(wall_ns)
         return store
 
     # -- submitting: never blocks but for a moment --------------------------------------------
@@ -325,6 +334,9 @@ class Store:
             self._change.notify_all()
         return done.result()
 
+    def _cursor(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+        return self._writer.cursor()
+
     def hurry(self) -> None:
         """Commit what waits now, not after `commit_seconds`."""
         with self._change:
@@ -446,6 +458,7 @@ class Store:
         Returns words on what could not be stored, "" when all was.
         """
         end = time.monotonic() + seconds_max
+        self.history.stop(seconds_max / 2)
         with self._change:
             self._closing = True
             self._give_up_at = end - 1

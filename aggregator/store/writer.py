@@ -103,7 +103,7 @@ class Writer:
     def _prepare(self) -> None:
         self._connection.execute(f"SET temp_directory = '{self._path.parent / 'spill'}'")
         self._hour = ""
-        self._hours = Hours(self._connection)
+        self._hours = Hours(self._connection, self._path.parent)
         with self._transaction():
             self._hours.open()
             self._connection.execute(script("live.sql"))

@@ -114,9 +114,9 @@ def test_hours_go_by_age(tmp_path: Path) -> None:
             put(store, hour)
     tables = ask(tmp_path, "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'hours'")
     assert sorted(name for (name,) in tables) == [
-        "host_1s__2026112012",
-        "host_1s__2026112013",
-        "host_1s__2026112014",
+        "host_1s__202611201200",
+        "host_1s__202611201300",
+        "host_1s__202611201400",
     ]
     values = ask(tmp_path, "SELECT cpu_user_ratio FROM readings.host_1s ORDER BY ALL")
     assert values == [(2.0,), (3.0,), (4.0,)]
@@ -127,7 +127,7 @@ def test_an_hour_table_of_an_older_version_gains_columns(tmp_path: Path) -> None
     with opened(tmp_path, lambda: NOW_NS) as store:
         put(store, 1)
     with duckdb.connect(str(tmp_path / "gangline.duckdb")) as connection:
-        connection.execute("ALTER TABLE hours.host_1s__2026112010 DROP COLUMN cpu_user_ratio")
+        connection.execute("ALTER TABLE hours.host_1s__202611201000 DROP COLUMN cpu_user_ratio")
     with opened(tmp_path, lambda: NOW_NS) as store:
         put(store, 2)
     values = ask(tmp_path, "SELECT cpu_user_ratio FROM readings.host_1s ORDER BY ALL NULLS FIRST")
@@ -144,9 +144,9 @@ def test_what_is_stored_under_a_table_s_former_name_is_found_under_that_of_now(
         put(store, 1, block)
     with duckdb.connect(str(tmp_path / "gangline.duckdb")) as connection:
         connection.execute(
-            "CREATE TABLE hours.agent_1s__2026112010 AS FROM hours.agent_10s__2026112010"
+            "CREATE TABLE hours.agent_1s__2026112010 AS FROM hours.agent_10s__202611201000"
         )
-        connection.execute("DROP TABLE hours.agent_10s__2026112010")
+        connection.execute("DROP TABLE hours.agent_10s__202611201000")
     rows_of = {name: f"SELECT count(*) FROM {name}.agent_10s" for name in ("readings", "latest")}
     with opened(tmp_path, lambda: now[0], retention_hours=2) as store:
         put(store, 2, block)
@@ -158,7 +158,7 @@ def test_what_is_stored_under_a_table_s_former_name_is_found_under_that_of_now(
         put(store, 4, block)
     assert ask(tmp_path, rows_of["readings"]) == [(1,)]
     tables = ask(tmp_path, "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'hours'")
-    assert tables == [("agent_10s__2026112014",)]
+    assert tables == [("agent_10s__202611201400",)]
 
 
 def test_what_is_missing_is_null_and_counters_keep_64_bits(tmp_path: Path) -> None:

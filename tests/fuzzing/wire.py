@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import tempfile
 import zlib
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -20,6 +22,8 @@ from gangline.agent.transport.calls import SessionError
 from gangline.agent.transport.client import TargetError, parse_target
 from gangline.agent.transport.session import Session
 from gangline.aggregator.config import AggregatorConfig, parse_listen
+from gangline.aggregator.history import manifest
+from gangline.aggregator.history.segments import Segment
 from gangline.aggregator.ingest.registration import check_events, check_request
 from gangline.aggregator.refusals import Invalid
 from gangline.aggregator.store import journal
@@ -64,6 +68,25 @@ def fuzz_journal(source: random.Random) -> str:
     whole = [one for one, _ in found if one in records]
     assert len(whole) == len(found) or len(found) <= len(records) + 3
     return ACCEPTED if len(found) == len(records) else REFUSED
+
+
+def fuzz_manifest(source: random.Random) -> str:
+    """A manifest, damaged: files that lie where files lie, with SQL over them that DuckDB can parse, or words."""
+    files = [
+        Segment("raw", "gpu_1s", f"2026112010{m:02}", f"segments/gpu_1s/2026112010/2026112010{m:02}-0.parquet",
+                10**15, 10**15 + m, 5, 100, 7, "host VARCHAR,time TIMESTAMP")
+        for m in (0, 5)
+    ]  # fmt: skip
+    data = json.dumps([asdict(one) for one in files]).encode()
+    try:
+        found = manifest.parse(
+            source.choice((damaged, flipped, lambda data, _: data))(data, source)
+        )
+    except ValueError:
+        return REFUSED
+    for one in found:
+        assert ".." not in one.path and not one.path.startswith("/")
+    return ACCEPTED
 
 
 def fuzz_segments(source: random.Random) -> str:
@@ -267,6 +290,7 @@ def _answer(asked: bytes, call: int) -> bytes:
 TARGETS = {
     "event-lines": fuzz_event_lines,
     "journal": fuzz_journal,
+    "manifest": fuzz_manifest,
     "segments": fuzz_segments,
     "run": fuzz_run,
     "inventory": fuzz_inventory,

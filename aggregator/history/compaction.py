@@ -1,0 +1,115 @@
+"""Compaction: the twelve parts of a closed hour become one file, the hours of a closed day one rollup.
+
+The same steps as an export; the transaction that records the new file marks the old ones as gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ..store.layout import BY_NAME
+from .export import Range, ranges
+from .merging import merged, rollup_columns
+from .segments import HOUR, MINUTE, RAW, Segment, damage
+from .shelf import Shelf
+from .views import quoted, span_us
+
+#: A bucket is closed so long after its end: what was committed in it has left the live file by then.
+CLOSED_SECONDS = 60
+_PART, _HOUR, _DAY = 12, 10, 8  # digits of a bucket
+
+
+class Damaged(Exception):
+    """A file that was to be read is not what was written."""
+
+    def __init__(self, one: Segment, words: str) -> None:
+        super().__init__(f"{one.path} {words}")
+        self.segment = one
+        self.words = words
+
+
+class Merge(NamedTuple):
+    """Files of one table and grain that become one, and what else is made of them."""
+
+    table: str
+    bucket: str
+    files: tuple[Segment, ...]
+    hours: bool  # parts of minutes: the rollup by hour is made of them too
+
+    @property
+    def grain(self) -> str:
+        """Of all files the same."""
+        return self.files[0].grain
+
+
+def due(found: Iterable[Segment], waiting: set[tuple[str, str]], now_us: int) -> list[Merge]:
+    """Return what is to be merged, oldest first. *waiting*: (table, bucket) that are still live."""
+    groups: dict[tuple[str, str, str, int], list[Segment]] = {}
+    for one in found:
+        for digits in _merges(one):
+            key = one.bucket[:digits], one.table, one.grain, digits
+            groups.setdefault(key, []).append(one)
+    blocked = {(table, bucket[:digits]) for table, bucket in waiting for digits in (_HOUR, _DAY)}
+    chosen = []
+    for (bucket, table, grain, digits), files in sorted(groups.items()):
+        late = max(len(one.bucket) for one in files) > _HOUR and digits == _DAY
+        closed = span_us(bucket)[1] + CLOSED_SECONDS * 1_000_000 <= now_us
+        if closed and not late and (table, bucket) not in blocked:
+            of_parts = grain == MINUTE and digits == _HOUR
+            if len(files) > 1 or of_parts:
+                chosen.append(Merge(table, bucket, tuple(files), of_parts))
+    return chosen
+
+
+def _merges(one: Segment) -> tuple[int, ...]:
+    """Return the lengths of the buckets that a file may be merged into."""
+    if one.grain == RAW:
+        return (_HOUR,) if len(one.bucket) == _PART else ()
+    if one.grain == MINUTE:
+        return {_PART: (_HOUR, _DAY), _HOUR: (_DAY,)}.get(len(one.bucket), ())
+    return (_DAY,) if one.grain == HOUR and len(one.bucket) == _HOUR else ()
+
+
+def merge(shelf: Shelf, one: Merge) -> Iterator[str]:
+    """Make one file of several; yields between its pieces, words at the end.
+
+    Raises OSError, duckdb.Error, Damaged.
+    """
+    for each in one.files:
+        if words := damage(shelf.folder, each):
+            raise Damaged(each, words)
+        yield ""
+    source = _source(shelf, one)
+    grains = [one.grain, *([HOUR] if one.hours else [])]
+    with shelf.files(one.table, one.bucket, grains) as files:
+        for hosts in _ranges(shelf, source):
+            for grain, file in files.items():
+                query = _query(one, grain, f"(FROM {source} WHERE {hosts.where})")
+                parameters = hosts.parameters
+                file.write(shelf.ask(query, parameters))
+                yield ""
+        new = shelf.finish(one.table, one.bucket, files)
+        shelf.settle(one.table, new, one.files)
+    yield f"merged {len(one.files)} files into {one.grain} {one.table} {one.bucket}"
+
+
+def _source(shelf: Shelf, one: Merge) -> str:
+    names = ", ".join(quoted(str(shelf.folder / each.path)) for each in one.files)
+    return f"read_parquet([{names}], union_by_name = true)"
+
+
+def _ranges(shelf: Shelf, source: str) -> Sequence[Range]:
+    counts = shelf.ask(f"SELECT host, count(*) AS n FROM {source} GROUP BY host ORDER BY host")
+    return ranges(
+        list(zip(counts["host"].to_pylist(), counts["n"].to_pylist(), strict=True)), shelf.rows_max
+    )
+
+
+def _query(one: Merge, grain: str, source: str) -> str:
+    if one.grain == RAW:
+        order = "host, device, time" + (", signal" if one.table == BY_NAME else "")
+        return f"FROM {source} ORDER BY {order}"
+    unit = "hour" if grain == HOUR else "minute"
+    names = ", ".join(f'"{name}"' for name, _ in rollup_columns(one.table))
+    return f"SELECT {names} FROM ({merged(one.table, [source], unit)}) ORDER BY host, device, time"

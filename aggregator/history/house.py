@@ -1,0 +1,260 @@
+"""Keeping house: what lies in the folder, room on the disk, merging, retention, parts, reading again.
+
+Each is a generator that yields between its steps, words when it did something; `history.py` takes the steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import duckdb
+
+from ..config import AggregatorConfig
+from ..store.storefile import script
+from . import compaction, leftovers, parts, retention, segments
+from .compaction import Damaged
+from .manifest import GRACE_SECONDS
+from .retention import Limit
+from .segments import HOUR, MINUTE, RAW, Segment
+from .shelf import Shelf
+from .standing import Standing, gigabytes
+from .views import span_us
+
+log = logging.getLogger(__name__)
+
+#: A part is closed so long after its end: a commit that began within it has come to its end by then.
+CLOSED_SECONDS = 5
+#: A part that begins later than this from now was made under a clock that was wrong: it is closed.
+AHEAD_SECONDS = 3600
+#: Bytes of files that are read again per round, whether they are what was written.
+READ_BYTES = 16 << 20
+#: Files retired, and hosts looked at, in one transaction.
+FILES_AT_ONCE, HOSTS_AT_ONCE = 200, 200
+_FOREVER_SECONDS = 1 << 40
+_LIVE_NAME = re.compile(r"(\w+?)__(\d{12}|\d{10})")
+
+Job = Iterator[str]
+
+
+class House:
+    """Used by one thread."""
+
+    def __init__(
+        self, folder: Path, config: AggregatorConfig, shelf: Shelf, standing: Standing
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self.shelf = shelf
+        self.standing = standing
+        self._limits = {
+            RAW: Limit(config.segments_hours * 3600, config.segments_bytes_max),
+            MINUTE: Limit(config.rollups_1m_days * 86_400, config.rollups_1m_bytes_max),
+            HOUR: Limit(config.rollups_1h_days * 86_400, config.rollups_1h_bytes_max),
+        }
+        self._fullness = retention.Fullness()
+        self._seen: dict[str, int] = {}
+        self._unread: list[str] = []
+        self._looked_ever = False
+        #: Files found to be damaged, with what is wrong; they are set aside by the next look.
+        self.damaged: list[tuple[Segment, str]] = []
+        #: Tables whose views of rollups are to be made anew.
+        self.views_due: set[str] = set()
+        #: (table, part) that the live file has.
+        self.live: set[tuple[str, str]] = set()
+        #: Files that went for want of room on the disk.
+        self.removed_for_room_count = 0
+
+    def look_through(self) -> Job:
+        """Load what counts, and put right what a crash left. The views are the writer's own by then."""
+        recorded, gone, live = self.shelf.transact(
+            lambda c: (segments.recorded(c), segments.gone(c), parts_of(c))
+        )
+        self.shelf.there = {one.path: one for one in recorded}
+        yield ""
+        found = leftovers.look(self._folder, recorded, gone, live)
+        for path in found.unlink:
+            segments.unlink(self._folder, path)
+        if found.unlink:
+            yield f"removed {len(found.unlink)} files that were not finished or are elsewhere whole"
+        for path in found.aside:
+            yield self._unrecorded(path)
+        yield from self._setting_aside(() if self._looked_ever else recorded)
+        for table in sorted({one.table for one in self.shelf.there.values()}):
+            self.shelf.publish(table)
+            self.views_due.add(table)
+        if not self._looked_ever:
+            self.shelf.transact(lambda connection: connection.execute(script("history.sql")))
+        self._looked_ever = True
+
+    def _setting_aside(self, found: Sequence[Segment]) -> Job:
+        """Set aside what is known to be damaged, and what of *found* cannot be opened."""
+        for one in found:
+            if words := segments.fault(self._folder, one):
+                self.damaged.append((one, words))
+            yield ""
+        while self.damaged:
+            one, words = self.damaged.pop()
+            if one.path in self.shelf.there:
+                yield self._set_aside(one, words)
+
+    def _unrecorded(self, path: str) -> str:
+        place = self.shelf.move_aside(path)
+        words = f"{path} is in the data folder but the store knows nothing of it; it is now {place}"
+        self.standing.find(
+            "store.file_unrecorded", words, "somebody has looked at it; told once", path
+        )
+        log.warning("history: %s", words)
+        return words
+
+    def _set_aside(self, one: Segment, what: str) -> str:
+        place = self.shelf.set_aside(one)
+        self.views_due.add(one.table)
+        where = f"it is now {place}, and " if place else ""
+        words = (
+            f"{one.path} {what}: {where}{one.rows} rows of {one.table} received "
+            f"{one.bucket} are missing from what is shown; the rest is not touched"
+        )
+        self.standing.find(
+            "store.segment_damaged", words, "the file is put back; told once", one.path
+        )
+        log.error("history: %s", words)
+        return words
+
+    def room_wanting(self, total_bytes: int, free_bytes: int) -> list[Segment]:
+        """Return what goes because the disk is almost full; none while it is not. Says so in a finding."""
+        wanted = retention.free_wanted(
+            total_bytes, self._config.disk_free_bytes_min, self._config.disk_free_share_min
+        )
+        wanting = self._fullness.wanting(free_bytes, wanted)
+        if not self._fullness.is_low:
+            self.standing.clear("store.disk_almost_full")
+            return []
+        self.standing.find(
+            "store.disk_almost_full",
+            f"the disk of {self._folder} has {gigabytes(free_bytes)} free, {gigabytes(wanted)} are to stay "
+            "free: the oldest readings in Parquet are being removed; give it room, or lower segments_hours",
+            f"{gigabytes(int(wanted * retention.ROOM_RATIO))} are free",
+        )
+        return retention.for_room(list(self.shelf.there.values()), wanting)
+
+    def make_room(self, chosen: list[Segment]) -> Job:
+        """Remove files at once: who reads them is told that they are gone."""
+        for batch in _batches(chosen):
+            self._retire(batch)
+            self.shelf.drop([one.path for one in batch])
+            self.removed_for_room_count += len(batch)
+            yield f"removed {len(batch)} files for want of room, {batch[0].path} first"
+
+    def keep(self, failing: str, *, by_age: bool) -> Job:
+        """Do all that is due once. Raises OSError, duckdb.Error, Damaged."""
+        yield from self._merging()
+        yield from self._expiring(by_age)
+        yield from self._dropping_live(failing)
+        yield from self._unlinking()
+        yield from self._viewing()
+        yield from self._following_parts()
+        yield from self._reading_again()
+
+    def _merging(self) -> Job:
+        now_us = self.shelf.now_us
+        for one in compaction.due(self.shelf.there.values(), self.live, now_us):
+            yield from compaction.merge(self.shelf, one)
+            self.views_due.add(one.table)
+
+    def _expiring(self, by_age: bool) -> Job:
+        for grain, limit in self._limits.items():
+            kept = limit if by_age else Limit(_FOREVER_SECONDS, limit.bytes)
+            for batch in _batches(retention.expired(self.shelf.of(grain), kept, self.shelf.now_us)):
+                self._retire(batch)
+                yield f"let {len(batch)} files of {grain} go, {batch[0].path} first"
+
+    def _retire(self, old: list[Segment]) -> None:
+        """Let files count no more."""
+        now_us = self.shelf.now_us
+        self.shelf.transact(lambda connection: segments.mark_gone(connection, old, now_us))
+        for one in old:
+            self.shelf.there.pop(one.path, None)
+        self.shelf.step("retired")
+        for table in sorted({one.table for one in old}):
+            self.shelf.publish(table)
+            self.views_due.add(table)
+
+    def _dropping_live(self, failing: str) -> Job:
+        """Drop the oldest closed part when the live file is too large: nothing of it could leave."""
+        used = self.shelf.rows("SELECT used_blocks * block_size FROM pragma_database_size()")[0][0]
+        closed = sorted(part for _, part in self.live if is_closed(part, self.shelf.now_us))
+        if used <= self._config.live_bytes_max or not closed:
+            self.standing.clear("store.live_full")
+            return
+        names = [f'hours."{t}__{p}"' for t, p in self.live if p == closed[0]]
+        self.standing.find(
+            "store.live_full",
+            f"the live file uses {gigabytes(used)}, at most {gigabytes(self._config.live_bytes_max)}: "
+            f"readings of {closed[0]} and after are dropped, for they could not be exported "
+            f"({failing or 'history does not keep up'})",
+            "it uses less",
+        )
+        self.shelf.transact(lambda c: [c.execute(f"DROP TABLE {name}") for name in names])
+        yield f"dropped {len(names)} live tables of {closed[0]}"
+
+    def _unlinking(self) -> Job:
+        before_us = self.shelf.now_us - GRACE_SECONDS * 1_000_000
+        with self.shelf.cursor() as cursor:
+            gone = [one for one in segments.gone(cursor) if (one.gone_us or 0) <= before_us]
+        for batch in _batches(gone):
+            self.shelf.drop([one.path for one in batch])
+            yield f"unlinked {len(batch)} files"
+
+    def _viewing(self) -> Job:
+        for table in sorted(self.views_due):
+            self.views_due.discard(table)
+            self.shelf.make_rollup_views(table)
+            yield ""
+
+    def _following_parts(self) -> Job:
+        with self.shelf.cursor() as cursor:
+            now = parts.registered(cursor)
+        hosts = parts.news(self._seen, now)
+        for at in range(0, len(hosts), HOSTS_AT_ONCE):
+            some = hosts[at : at + HOSTS_AT_ONCE]
+            self.shelf.transact(partial(parts.see, hosts=some))
+            self._seen |= {host: now[host] for host in some}
+            yield f"took down where the parts of {len(some)} hosts are"
+
+    def _reading_again(self) -> Job:
+        """Read some files whole, the longest unread first: a disk that rots is found before it is asked."""
+        if not self._unread:
+            self._unread = sorted(self.shelf.there)
+        size = 0
+        while self._unread and size < READ_BYTES:
+            one = self.shelf.there.get(self._unread.pop(0))
+            if one is not None and one.recorded_us:
+                if words := segments.damage(self._folder, one):
+                    raise Damaged(one, words)
+                size += one.bytes
+            yield ""
+
+
+def parts_of(connection: duckdb.DuckDBPyConnection) -> set[tuple[str, str]]:
+    """Return (table, part) of all tables of the live file."""
+    rows: list[tuple[str]] = connection.execute(
+        "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'hours'"
+    ).fetchall()
+    found = (_LIVE_NAME.fullmatch(name) for (name,) in rows)
+    return {(match[1], match[2]) for match in found if match}
+
+
+def is_closed(part: str, now_us: int) -> bool:
+    """Say whether a part gets no more rows."""
+    begin, end = span_us(part)
+    return end + CLOSED_SECONDS * 1_000_000 <= now_us or begin > now_us + AHEAD_SECONDS * 1_000_000
+
+
+def _batches(found: Sequence[Segment]) -> Iterator[list[Segment]]:
+    """Yield them some at a time, so that no transaction is long."""
+    for at in range(0, len(found), FILES_AT_ONCE):
+        yield list(found[at : at + FILES_AT_ONCE])

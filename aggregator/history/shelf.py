@@ -1,0 +1,216 @@
+"""What the parts of history share: the folder, the ways into the live file, and which files count."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from . import manifest, segments
+from .parquet import ParquetFile
+from .segments import RAW, Segment
+from .views import rollup_views
+
+#: Folder for what does not count and may still be wanted: a file that is damaged, or that nobody recorded.
+ASIDE = "aside"
+
+Work = Callable[[duckdb.DuckDBPyConnection], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """The ways into the live file, as `Store` has them."""
+
+    transact: Callable[[Work], Any]
+    cursor: Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
+
+
+class Shelf:
+    """Used by one thread. `step` is told the name of each step of what must survive a crash between any two."""
+
+    def __init__(
+        self,
+        folder: Path,
+        doors: Doors,
+        *,
+        rows_max: int,
+        memory_bytes_max: int,
+        step: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.folder = folder
+        self.rows_max = rows_max
+        self.step = step
+        self.now_us = 0
+        self.there: dict[str, Segment] = {}
+        self.exported_rows = 0
+        self._encodings: dict[tuple[str, str], dict[str, Any]] = {}
+        self._doors = doors
+        #: Sorts and puts together in a memory of its own, so that ingest keeps its own.
+        self.engine = duckdb.connect(
+            config={
+                "memory_limit": f"{memory_bytes_max // 1_000_000}MB",
+                "threads": 1,
+                "temp_directory": str(folder / "spill-history"),
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+            }
+        )
+
+    def close(self) -> None:
+        """Let go of the engine's memory."""
+        self.engine.close()
+
+    def cursor(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+        """Return a cursor for reading from the live file."""
+        return self._doors.cursor()
+
+    def totals(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return how many files count and how many bytes they hold, by grain."""
+        counts: dict[str, int] = {}
+        sizes: dict[str, int] = {}
+        for one in self.there.values():
+            counts[one.grain] = counts.get(one.grain, 0) + 1
+            sizes[one.grain] = sizes.get(one.grain, 0) + one.bytes
+        return counts, sizes
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def live(self, query: str, parameters: Sequence[Any] = ()) -> Any:
+        """Return a `pyarrow.Table` from the live file."""
+        with self._doors.cursor() as cursor:
+            return cursor.sql(query, params=list(parameters)).to_arrow_table()
+
+    def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Return rows from the live file."""
+        with self._doors.cursor() as cursor:
+            return cursor.execute(query, list(parameters)).fetchall()
+
+    def ask(self, query: str, parameters: Sequence[Any] = (), **tables: Any) -> Any:
+        """Return a `pyarrow.Table` from the engine, over *tables* by name."""
+        for name, table in tables.items():
+            self.engine.register(name, table)
+        try:
+            return self.engine.sql(query, params=list(parameters)).to_arrow_table()
+        finally:
+            for name in tables:
+                self.engine.unregister(name)
+
+    def of(self, grain: str, table: str | None = None) -> list[Segment]:
+        """Return the files of a grain, oldest received first."""
+        found = [
+            one for one in self.there.values() if one.grain == grain and table in (None, one.table)
+        ]
+        return sorted(found, key=lambda one: (one.bucket, one.path))
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def files(
+        self, table: str, bucket: str, grains: Iterable[str]
+    ) -> Iterator[dict[str, ParquetFile]]:
+        """Yield an unfinished file of each grain; what has not been named by `finish` goes again."""
+        made = {
+            grain: ParquetFile(
+                self.folder,
+                segments.free_place(self.folder, grain, table, bucket),
+                self._encodings.setdefault((grain, table), {}),
+            )
+            for grain in grains
+        }
+        try:
+            yield made
+        finally:
+            for file in made.values():
+                file.discard()
+
+    def finish(self, table: str, bucket: str, files: dict[str, ParquetFile]) -> list[Segment]:
+        """Make *files* durable and give them their names; return them, not recorded yet."""
+        for file in files.values():
+            file.close()
+        self.step("written")
+        found = []
+        for grain, file in files.items():
+            if file.rows:
+                size, crc32 = segments.finish(self.folder, file.path)
+                found.append(
+                    Segment(
+                        grain, table, bucket, file.path, file.first_us, file.last_us, file.rows,
+                        size, crc32, file.columns,
+                    )
+                )  # fmt: skip
+        self.step("synced")
+        for one in found:
+            segments.reveal(self.folder, one.path)
+            self.step(f"revealed {one.grain}")
+        return found
+
+    def settle(
+        self, table: str, new: Sequence[Segment], old: Sequence[Segment], work: Work | None = None
+    ) -> None:
+        """Record *new* and mark *old* as gone, with *work*, in one transaction."""
+
+        def run(connection: duckdb.DuckDBPyConnection) -> list[Segment]:
+            if work is not None:
+                work(connection)
+            counted = segments.record(connection, new, self.now_us)
+            segments.mark_gone(connection, old, self.now_us)
+            self.step("recording")
+            return counted
+
+        counted = self._doors.transact(run)
+        for one in old:
+            self.there.pop(one.path, None)
+        for one in counted:
+            self.there[one.path] = one
+        self.step("recorded")
+        self.publish(table)
+        self.step("published")
+
+    def transact(self, work: Work) -> Any:
+        """Run *work* between two commits."""
+        return self._doors.transact(work)
+
+    def publish(self, table: str) -> None:
+        """Tell readers outside which files of *table* count, and make the views of its rollups anew."""
+        found = [one for one in self.there.values() if one.table == table]
+        manifest.write(self.folder, table, sorted(found, key=lambda one: (one.bucket, one.path)))
+
+    def drop(self, paths: Sequence[str]) -> None:
+        """Unlink files that count no more, then forget them."""
+        for path in paths:
+            segments.unlink(self.folder, path)
+        self.step("unlinked")
+        self._doors.transact(lambda connection: segments.forget(connection, paths))
+        self.step("forgotten")
+
+    def set_aside(self, one: Segment) -> str:
+        """Let a damaged file count no more and move it away; return where it is now."""
+        self._doors.transact(lambda connection: segments.forget(connection, [one.path]))
+        self.there.pop(one.path, None)
+        self.publish(one.table)
+        return self.move_aside(one.path)
+
+    def move_aside(self, path: str) -> str:
+        """Move a file of the data folder away; return where it is now, "" when it was not there."""
+        place = self.folder / ASIDE / path.replace("/", "--")
+        place.parent.mkdir(exist_ok=True)
+        try:
+            os.rename(self.folder / path, place)
+        except FileNotFoundError:
+            return ""
+        return str(place)
+
+    def make_rollup_views(self, table: str) -> None:
+        """Make the live file's views of a table's rollups anew."""
+        found = [one for one in self.there.values() if one.table == table and one.grain != RAW]
+
+        def run(connection: duckdb.DuckDBPyConnection) -> None:
+            for statement in rollup_views(self.folder, table, found):
+                connection.execute(statement)
+
+        self._doors.transact(run)

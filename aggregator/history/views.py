@@ -1,0 +1,126 @@
+"""Views over the Parquet files: the same for the live file and for anybody's DuckDB.
+
+Files are taken together by the day in which they were received and by their columns, each group with
+the span of its readings as a condition: a query for some minutes opens the files of one day, and plans
+over a handful of groups however many files there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from ..store.layout import COLUMNS, LAYOUTS, typed_empty
+from . import manifest
+from .merging import rollup_view
+from .segments import HOUR, MINUTE, RAW, Segment
+
+#: Readings so far from the hour in which they were received are late, and their files stand apart:
+#: a day's span stays a day.
+LATE_SECONDS = 3600
+_EPOCH = datetime(1970, 1, 1)
+
+
+def past_sources(folder: Path, found: Sequence[Segment]) -> dict[str, dict[str, str]]:
+    """Return what follows FROM -> its columns, a group of files each."""
+    groups: dict[tuple[str, bool, str], list[Segment]] = {}
+    for one in found:
+        key = one.bucket[:8], is_late(one), one.columns
+        groups.setdefault(key, []).append(one)
+    return {_source(folder, group): group[0].types for _, group in sorted(groups.items())}
+
+
+def is_late(one: Segment) -> bool:
+    """Say whether a file holds readings made long before or after they were received."""
+    begin, end = span_us(one.bucket)
+    slack = LATE_SECONDS * 1_000_000
+    return one.first_us < begin - slack or one.last_us > end + slack
+
+
+def span_us(bucket: str) -> tuple[int, int]:
+    """Return when a bucket begins and ends, microseconds since 1970."""
+    minute = bucket[10:12] or "00"
+    hour = bucket[8:10] or "00"
+    begin = datetime.strptime(bucket[:8] + hour + minute, "%Y%m%d%H%M").replace(tzinfo=UTC)
+    begin_us = int(begin.timestamp()) * 1_000_000
+    return begin_us, begin_us + {8: 86_400, 10: 3600, 12: 300}[len(bucket)] * 1_000_000
+
+
+def _source(folder: Path, group: Iterable[Segment]) -> str:
+    files = list(group)
+    names = ", ".join(quoted(str((folder / one.path).absolute())) for one in files)
+    first, last = min(one.first_us for one in files), max(one.last_us for one in files)
+    return (
+        f"read_parquet([{names}]) "
+        f"WHERE time >= TIMESTAMP '{_time(first)}' AND time <= TIMESTAMP '{_time(last)}'"
+    )
+
+
+def _time(time_us: int) -> str:
+    return (_EPOCH + timedelta(microseconds=time_us)).isoformat(" ")
+
+
+def quoted(text: str) -> str:
+    """Return *text* as a string of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+# -- for anybody's DuckDB -----------------------------------------------------------------------------
+
+
+def statements(folder: Path, tables: Sequence[str] = ()) -> list[str]:
+    """Return the SQL that makes `past.TABLE`, `past.TABLE_1m` and `past.TABLE_1h` in any connection.
+
+    One schema, and not `rollups`: the operators' file has the newest of these under that name.
+
+    Over the files of the data folder alone, as its manifests tell of them; the views read these files
+    until `GRACE_SECONDS` after the manifest has changed, so make them anew for each query, or when one
+    fails for a missing file. *tables* are the catalogue's names; none: all that have files.
+    """
+    made = ["CREATE SCHEMA IF NOT EXISTS past"]
+    for table in tables or manifest.tables(folder):
+        found = manifest.read(folder, table)
+        raw = [one for one in found if one.grain == RAW]
+        if raw or table in COLUMNS:
+            made.append(f'CREATE OR REPLACE VIEW past."{table}" AS {past_view(folder, table, raw)}')
+        made += rollup_views(folder, table, found, "past")
+    return made
+
+
+def past_view(folder: Path, table: str, raw: Sequence[Segment]) -> str:
+    """Return the body of `past.TABLE`."""
+    return union(columns_of(table, (one.types for one in raw)), past_sources(folder, raw))
+
+
+def rollup_views(
+    folder: Path, table: str, found: Sequence[Segment], schema: str = "rollups"
+) -> list[str]:
+    """Return the SQL that makes the two rollup views of *table*; none when it is not rolled up."""
+    if table not in LAYOUTS:
+        return []
+    made = []
+    for grain in (MINUTE, HOUR):
+        sources = past_sources(folder, [one for one in found if one.grain == grain])
+        name = f'{schema}."{table}_{grain}"'
+        made.append(f"CREATE OR REPLACE VIEW {name} AS {rollup_view(table, sources)}")
+    return made
+
+
+def columns_of(table: str, sources: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return all columns of a view: the catalogue's, then what only other versions stored."""
+    columns = dict(COLUMNS.get(table, ()))
+    for types in sources:
+        for name, kind in types.items():
+            columns.setdefault(name, kind)
+    return columns
+
+
+def union(columns: Mapping[str, str], sources: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a query over *sources* (what follows FROM -> its columns) that has exactly *columns*."""
+    parts = [typed_empty(columns.items())]
+    for source, types in sources.items():
+        other = [name for name, kind in types.items() if kind != columns[name]]
+        casts = ", ".join(f'TRY_CAST("{name}" AS {columns[name]}) AS "{name}"' for name in other)
+        parts.append(f"SELECT *{f' REPLACE ({casts})' if casts else ''} FROM {source}")
+    return " UNION ALL BY NAME ".join(parts)

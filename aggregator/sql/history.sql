@@ -1,0 +1,26 @@
+-- Where parts have been, for the live file and for the operators' file: both have the table `parts`.
+CREATE SCHEMA IF NOT EXISTS history;
+CREATE OR REPLACE MACRO history.by_part(part) AS TABLE
+SELECT host, slot, kind, first_seen, last_seen, present
+FROM main.parts WHERE device = part ORDER BY first_seen, last_seen;
+COMMENT ON MACRO TABLE history.by_part IS
+    'the hosts and slots that a part was in, first to last: FROM history.by_part(''GPU-..'')';
+
+CREATE OR REPLACE MACRO history.by_slot(host_name, slot_name) AS TABLE
+SELECT device, kind, first_seen, last_seen, present
+FROM main.parts WHERE host = host_name AND slot = slot_name ORDER BY first_seen, last_seen;
+COMMENT ON MACRO TABLE history.by_slot IS
+    'the parts that sat in a slot of a host: FROM history.by_slot(''host-17'', ''0000:17:00.0'')';
+
+CREATE OR REPLACE VIEW history.moved AS
+SELECT kind, device, count(*) AS places_count, list(host || ' ' || slot ORDER BY first_seen) AS places
+FROM main.parts GROUP BY kind, device HAVING count(*) > 1 ORDER BY device;
+COMMENT ON VIEW history.moved IS 'parts that were in more than one place';
+
+CREATE OR REPLACE MACRO history.names_of(host_name) AS TABLE
+SELECT o.host, count(DISTINCT o.device) AS parts_count, min(o.first_seen) AS first_seen,
+    max(o.last_seen) AS last_seen
+FROM main.parts AS p JOIN main.parts AS o USING (kind, device, slot)
+WHERE p.host = host_name GROUP BY o.host ORDER BY first_seen;
+COMMENT ON MACRO TABLE history.names_of IS
+    'the names under which the same parts sat in the same slots, as of a renamed host: FROM history.names_of(''host-17'')';

@@ -1,0 +1,231 @@
+"""What readings weigh once they have left the live file, what that costs, and what commits feel of it.
+
+Readings of a simulated fleet (64 hosts of eight GPUs, five minutes), stored by the store itself. Floor of the CPU:
+DuckDB's own COPY of the same rows, sorted, as Parquet version 2 with zstd: no rollups, no fsync, no checks.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gangline.agent.simulated.fleet import SimulatedFleet
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.history.history import History
+from gangline.aggregator.history.shelf import Doors
+from gangline.aggregator.store.store import Store
+from gangline.fingerprints import frames
+from gangline.fingerprints.frames import Frame, Stamp
+
+from .measure import Result
+
+HOSTS, SECONDS = 64, 300
+NOW_NS = 1_795_168_800 * 10**9  # five minutes begin
+PART_NS = 300 * 10**9
+#: Tables shown one by one; the rest is in the sum.
+SHOWN = ("gpu_1s", "gpu_fast_1s", "rdma_1s", "nvlink_10s", "host_1s")
+COMMITS, COMMIT_ROWS = 40, 8000
+
+
+@dataclass
+class Host:
+    """A host's clocks: its second begins at its own moment, and its readings a little late."""
+
+    offset_ns: int
+    booted_ns: int
+
+
+class Fed:
+    """A store that is fed the same readings part after part."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.now_ns = NOW_NS
+        self._source = random.Random(seed)
+        config = AggregatorConfig(
+            data=folder, history_on=False, ops_seconds=3600.0, commit_rows=COMMIT_ROWS
+        )
+        self.store = Store.open(folder, config, lambda: self.now_ns)
+        self.history = History(
+            folder, config, Doors(self.store.in_transaction, self.store._cursor), lambda _: None
+        )
+        self.sequence = 0
+        self.frames = list(self._simulate(seed))
+
+    def _simulate(self, seed: int) -> Iterator[tuple[str, Stamp, tuple[Any, ...], int]]:
+        fleet = SimulatedFleet(seed, HOSTS)
+        draw = self._source
+        hosts = {
+            name: Host(draw.randrange(900_000_000), draw.randrange(10**14, 10**16))
+            for name in fleet.names
+        }
+        for second in range(SECONDS):
+            for name, blocks, _ in fleet.step(1.0):
+                host = hosts[name]
+                since = second * 10**9 + host.offset_ns + int(draw.gauss(0, 2e5))
+                stamp = Stamp(b"r" * 16, b"b" * 16, 0, host.booted_ns + since, NOW_NS + since)
+                frame = frames.decode(frames.encode(stamp, blocks, deflate=False))
+                yield name, stamp, frame.blocks, NOW_NS - host.booted_ns
+
+    def feed(self, later_ns: int, some: Sequence[Any] | None = None) -> int:
+        """Store *some* frames (all) as of *later_ns* after they were made; return the rows."""
+        rows = 0
+        last = threading.Event()
+        fed = self.frames if some is None else some
+        for at, (name, stamp, blocks, offset_ns) in enumerate(fed):
+            self.sequence += 1
+            shifted = Stamp(
+                stamp.run_id, stamp.boot_id, self.sequence, stamp.boottime_ns + later_ns,
+                stamp.wall_ns + later_ns,
+            )  # fmt: skip
+            frame = Frame(shifted, blocks)
+            done = (lambda _: last.set()) if at == len(fed) - 1 else (lambda _: None)
+            while not self.store.submit_frame(name, frame, offset_ns, done):
+                time.sleep(0.01)
+            rows += sum(block.rows for block in blocks)
+        self.store.hurry()
+        last.wait(120)
+        return rows
+
+    def close(self) -> None:
+        self.history.stop()
+        self.store.close()
+
+
+@contextmanager
+def fed(seed: int) -> Iterator[Fed]:
+    """Yield an empty store, and readings for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        one = Fed(seed, Path(folder))
+        try:
+            yield one
+        finally:
+            one.close()
+
+
+def _live_bytes(store: Store, table: str) -> float:
+    """Bytes of a table's blocks; those that several columns share are counted once."""
+    with store._cursor() as cursor:
+        found = cursor.execute(
+            f"SELECT count(DISTINCT block_id) FROM pragma_storage_info('hours.{table}__202611201000') "
+            "WHERE block_id >= 0"
+        ).fetchone()
+    assert found is not None
+    return float(found[0]) * 262_144
+
+
+def _weights(one: Fed) -> tuple[list[Result], float]:
+    """Return bytes a row in Parquet against the live file, and the CPU us a row of a bare COPY."""
+    rows = one.feed(0)
+    one.store.in_transaction(lambda _: None)
+    with one.store._cursor() as cursor:
+        cursor.execute("CHECKPOINT")
+        counts = dict(
+            cursor.execute(
+                "SELECT regexp_replace(table_name, '__.*', ''), estimated_size FROM duckdb_tables() "
+                "WHERE schema_name = 'hours'"
+            ).fetchall()
+        )
+        begin = time.process_time()
+        for table in counts:
+            cursor.execute(
+                f"COPY (FROM hours.{table}__202611201000 ORDER BY host, device, time) TO "
+                f"'{one.store._folder}/floor.parquet' (FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2)"
+            )
+        floor = (time.process_time() - begin) / rows * 1e6
+    live = {table: _live_bytes(one.store, table) for table in counts}
+    one.now_ns += PART_NS + 10 * 10**9
+    begin = time.process_time()
+    one.history.turn(one.now_ns, 600)
+    spent = (time.process_time() - begin) / rows * 1e6
+    assert not one.history.failing, one.history.failing
+    with one.store._cursor() as cursor:
+        files = cursor.execute(
+            "SELECT grain, table_name, bytes, rows FROM segments WHERE gone IS NULL"
+        ).fetchall()
+    raw = {table: size for grain, table, size, _ in files if grain == "raw"}
+    minutes = sum(size for grain, _, size, _ in files if grain == "1m")
+    results = [
+        Result(
+            f"a row of {table} in Parquet", raw[table] / counts[table], "bytes", "in the live file",
+            live[table] / counts[table], f"{counts[table]} rows",
+        )
+        for table in SHOWN
+    ]  # fmt: skip
+    results.append(
+        Result(
+            "a row of all tables in Parquet", sum(raw.values()) / rows, "bytes", "in the live file",
+            sum(live.values()) / rows,
+            f"{rows} rows of {len(raw)} tables; their rollup by minute {minutes / rows:.2f} bytes more",
+        )
+    )  # fmt: skip
+    cost = Result(
+        "exporting a row, with its rollup by minute", spent, "µs CPU", "bare COPY", floor,
+        "read, sorted, rolled up, written, fsynced, recorded, read again",
+    )  # fmt: skip
+    return [*results, cost], floor
+
+
+def _p99(one: Fed, some: Sequence[Any], begin_ns: int) -> tuple[float, float]:
+    """Return (p50, p99) in ms of commits of about COMMIT_ROWS rows."""
+    honest, spent = one.store._writer.commit, list[float]()
+
+    def timed(*arguments: Any) -> None:
+        begin = time.perf_counter()
+        honest(*arguments)
+        spent.append((time.perf_counter() - begin) * 1e3)
+
+    one.store._writer.commit = timed  # type: ignore[method-assign,assignment]
+    for at in range(COMMITS):
+        one.feed(begin_ns + at * 10**9, some)
+    one.store._writer.commit = honest  # type: ignore[method-assign]
+    return float(np.percentile(spent, 50)), float(np.percentile(spent, 99))
+
+
+def _felt(one: Fed) -> list[Result]:
+    """Commits beside an export that never ends, against commits alone."""
+    gpus = [
+        (name, stamp, tuple(block for block in blocks if block.table == "gpu_1s"), offset_ns)
+        for name, stamp, blocks, offset_ns in one.frames
+    ]
+    some = gpus[: COMMIT_ROWS // 8]
+    alone = _p99(one, some, 10**13)
+    stop = threading.Event()
+    parts = [0]
+
+    def export() -> None:
+        while not stop.is_set():
+            one.history.turn(one.now_ns + (10**9 if parts[0] % 2 else 0), 0.5)
+            parts[0] += 1
+
+    for part in range(4):
+        one.now_ns += PART_NS
+        one.feed((part + 2) * PART_NS, gpus)
+    one.now_ns += PART_NS + 10 * 10**9
+    thread = threading.Thread(target=export)
+    thread.start()
+    beside = _p99(one, some, 2 * 10**13)
+    stop.set()
+    thread.join()
+    note = (
+        f"{COMMITS} commits of {COMMIT_ROWS} rows; {one.history.exported_rows} rows exported beside"
+    )
+    return [
+        Result("commit p50 beside an export", beside[0], "ms", "alone", alone[0], note),
+        Result("commit p99 beside an export", beside[1], "ms", "alone", alone[1], note),
+    ]
+
+
+def run(seed: int) -> list[Result]:
+    """Return bytes and CPU a row of an export, and commits beside one."""
+    with fed(seed) as one:
+        weights, _ = _weights(one)
+        return weights + _felt(one)
