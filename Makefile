@@ -6,9 +6,9 @@ SIMULATED ?= 32
 ONCE ?= 0
 # The wire. Of these there are servers or clients over grpcio, the agent speaks by hand.
 WIRE := build/names/gangline/fingerprints/wire
-GRPC := telemetry score nvhcd permit query
+GRPC := telemetry score nvhcd permit query admin
 
-.PHONY: run test lint types unit fix ext proto docs bench load fuzz soak wheel clean system
+.PHONY: run test lint types unit fix ext proto docs bench load fuzz soak soak-gpu test-duckdb2 wheel clean system
 
 run: .venv/ready
 	$(BIN)/gangline run --simulated $(SIMULATED) --seed $(SEED) $(if $(filter 1,$(ONCE)),--once)
@@ -36,9 +36,17 @@ load: .venv/ready-dev
 fuzz: .venv/ready-dev
 	$(BIN)/python -m tests.fuzz --seconds 60 --seed $(SEED)
 
-# One of eight GPUs hangs for 45 s: who was sampled on time. SECONDS=3600 is the hour that is promised.
+# The tests of the store on DuckDB 2.0.x; `make test` runs a slice of it.
+test-duckdb2: .venv/ready-dev
+	$(BIN)/python -m tests.duckdb2
+
+# Random faults against a real aggregator, round by round: what was acknowledged is there once.
 soak: .venv/ready-dev
-	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) --seed $(SEED)
+	$(BIN)/python -m tests.soak --rounds $(or $(ROUNDS),200) --seed $(SEED)
+
+# One of eight GPUs hangs for 45 s: who was sampled on time. SECONDS=3600 is the hour that is promised.
+soak-gpu: .venv/ready-dev
+	$(BIN)/python -m tests.soak_gpu --seconds $(or $(SECONDS),600) --seed $(SEED)
 
 fix: .venv/ready-dev
 	$(BIN)/ruff check --fix

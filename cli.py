@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "sql": (".aggregator.commands.sql", "aggregator", "ask the store in SQL, read-only"),
     "check": (".agent.commands.check", "agent", "may a job start here? one line, an exit code"),
     "xid": (".agent.commands.xid", "agent", "what a code of NVIDIA's driver means, and what to do"),
+    "admin": (".aggregator.commands.admin", "aggregator", "backup, restore, verify, compact, ..."),
     "permit": (".aggregator.commands.permit", "aggregator", "let hosts act on their own findings"),
     "run": (".aggregator.commands.run", "aggregator", "try it: aggregator, agent, simulated hosts"),
     "aggregator": (".aggregator.commands.aggregator", "aggregator", "run the service"),

@@ -234,6 +234,13 @@ class AggregatorConfig:
         0.05, low=0.0, high=0.9, says="the same as a share of the disk"
     )
 
+    # backup
+    backup_wal_bytes_max: int = setting(
+        2 << 30,
+        low=1 << 20,
+        says="a backup is ended, with words, once so much came in while it copied the live file",
+    )
+
 
 def parse_listen(text: str, *, beyond_loopback: bool) -> tuple[str, int]:
     """Return (address, port) of `address:port`. Raises SettingsError with what would be right."""

@@ -15,7 +15,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ..fingerprints.wire import permit_pb2, query_pb2, score_pb2, telemetry_pb2
+from ..fingerprints.wire import admin_pb2, permit_pb2, query_pb2, score_pb2, telemetry_pb2
+from ..fingerprints.wire.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from ..fingerprints.wire.permit_pb2_grpc import add_PermitServiceServicer_to_server
 from ..fingerprints.wire.query_pb2_grpc import add_QueryServiceServicer_to_server
 from ..fingerprints.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
@@ -36,6 +37,7 @@ from .ingest.intake import Ingest
 from .judgement.judge import JUDGED_FINDINGS, Judgement, judge
 from .judgement.restart import restore
 from .permits import Permits
+from .service.admin import AdminService
 from .service.errors import Errors
 from .service.metrics import MetricsServer, listener
 from .service.permit import PermitService
@@ -56,6 +58,7 @@ GRACE_SECONDS = 3.0
 ACCESS_FINDING = "access.trouble"
 
 TELEMETRY: str = telemetry_pb2.DESCRIPTOR.services_by_name["TelemetryService"].full_name
+ADMIN: str = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 PERMIT: str = permit_pb2.DESCRIPTOR.services_by_name["PermitService"].full_name
 QUERY: str = query_pb2.DESCRIPTOR.services_by_name["QueryService"].full_name
 SCORE: str = score_pb2.DESCRIPTOR.services_by_name["ScoreService"].full_name
@@ -223,8 +226,12 @@ class Aggregator:
         add_PermitServiceServicer_to_server(PermitService(self._permits), server)  # type: ignore[no-untyped-call]
         add_ScoreServiceServicer_to_server(ScoreService(self.holder), server)  # type: ignore[no-untyped-call]
         add_QueryServiceServicer_to_server(self.query, server)  # type: ignore[no-untyped-call]
+        admin = AdminService(self.store, self._config.backup_wal_bytes_max)
+        add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (TELEMETRY, SCORE, PERMIT, QUERY, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (
+            TELEMETRY, SCORE, PERMIT, QUERY, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME,
+        )  # fmt: skip
         reflection.enable_server_reflection(names, server)
         return server
 

@@ -55,7 +55,7 @@ class Fed:
         )
         self.store = Store.open(folder, config, lambda: self.now_ns)
         self.history = History(
-            folder, config, Doors(self.store.in_transaction, self.store._cursor), lambda _: None
+            folder, config, Doors(self.store.in_transaction, self.store.reading), lambda _: None
         )
         self.sequence = 0
         self.frames = list(self._simulate(seed))
@@ -113,7 +113,7 @@ def fed(seed: int) -> Iterator[Fed]:
 
 def _live_bytes(store: Store, table: str) -> float:
     """Bytes of a table's blocks; those that several columns share are counted once."""
-    with store._cursor() as cursor:
+    with store.reading() as cursor:
         found = cursor.execute(
             f"SELECT count(DISTINCT block_id) FROM pragma_storage_info('hours.{table}__202611201000') "
             "WHERE block_id >= 0"
@@ -126,7 +126,7 @@ def _weights(one: Fed) -> tuple[list[Result], float]:
     """Return bytes a row in Parquet against the live file, and the CPU us a row of a bare COPY."""
     rows = one.feed(0)
     one.store.in_transaction(lambda _: None)
-    with one.store._cursor() as cursor:
+    with one.store.reading() as cursor:
         cursor.execute("CHECKPOINT")
         counts = dict(
             cursor.execute(
@@ -147,7 +147,7 @@ def _weights(one: Fed) -> tuple[list[Result], float]:
     one.history.turn(one.now_ns, 600)
     spent = (time.process_time() - begin) / rows * 1e6
     assert not one.history.failing, one.history.failing
-    with one.store._cursor() as cursor:
+    with one.store.reading() as cursor:
         files = cursor.execute(
             "SELECT grain, table_name, bytes, rows FROM segments WHERE gone IS NULL"
         ).fetchall()

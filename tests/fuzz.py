@@ -31,6 +31,7 @@ from tests.fuzzing import (
     questions,
     samplers,
     scrapes,
+    stores,
     sysfs,
     wire,
 )
@@ -53,6 +54,7 @@ TARGETS: dict[str, Callable[[random.Random], str]] = {
     **answers.TARGETS,
     **access.TARGETS,
     **questions.TARGETS,
+    **stores.TARGETS,
 }
 
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -38,7 +38,14 @@ def until(condition: Callable[[], object], what: str, seconds: float = GUARD_SEC
 class Process:
     """A `gangline` command (or any module) in a process group of its own, its output in a file."""
 
-    def __init__(self, arguments: Sequence[str], log: Path, module: str = "gangline.cli") -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        module: str = "gangline.cli",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.environment = environment or {}
         self.arguments = [sys.executable, "-m", module, *arguments]
         self.log = log
         self.child: subprocess.Popen[bytes] | None = None
@@ -64,7 +71,7 @@ class Process:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment},
             )
 
     @property

@@ -1,159 +1,113 @@
-"""`make soak`: the real agent on a host with eight stand-in GPUs, one of which hangs for 45 s; who was sampled on time.
+"""`make soak`: random faults against a real aggregator, round by round; what was acknowledged is there once.
 
-    python -m tests.soak --seconds 3600 --hang 45 --seed 1
+    python -m tests.soak --rounds 200 --seed 1 [--only "kill -9,WAL damaged"]
 
-The seed chooses the GPU, the call and the second. Counted is what the agent's frames say: of each second, whether there
-is a sample of each GPU and of the host within half a period of it.
+The seed chooses the faults and their moments; the machine's own pace makes each run another. A round that fails
+ends the run with its words, and keeps the folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import BY_NAME
-from tests.agent.sampler.real_agent import RealAgent, is_sampled
-from tests.fake_nvml.scenario import gpus
+from tests.survival.rounds import DESTROYED, KEPT, ROUNDS_OF_A_FOLDER, Counted, World, round_of
 
-SECOND = 1_000_000_000
-BAR_CHARACTERS = 40
-#: Share of the other GPUs' samples that are to be on time.
-ON_TIME_MIN = 0.999
-#: Calls that each second makes of each GPU.
-CALLS = ("nvmlDeviceGetFieldValues", "nvmlDeviceGetClockInfo", "nvmlDeviceGetUtilizationRates")
-#: The first seconds open the GPUs; the last frame may not have left.
-MARGIN_SECONDS = 3
+BAR_CHARACTERS = 30
+#: A disk that can be filled in a moment.
+DISK = "size=192m"
 
 
-@dataclass(frozen=True)
-class Soaked:
-    """What came of it."""
-
-    sick: str
-    call: str
-    on_time: dict[str, float]  # of each GPU, and of `host`
-    after: int  # samples of the sick GPU after it answered again
-    recovered_seconds: float  # from its answer to the first of them
-    named_seconds: float  # from the call's begin to the first frame that names it
-    processes: float  # at the most
-    log: str
-
-    @property
-    def others(self) -> float:
-        """The least of those that were not sick."""
-        return min(share for name, share in self.on_time.items() if name != self.sick)
-
-
-class Ground:
-    """The host, its GPUs, and an agent on it."""
-
-    def __init__(self, folder: Path, source: random.Random) -> None:
-        devices = gpus(8)
-        self.sick, self.call = source.choice(devices), source.choice(CALLS)
-        self._answer = folder / "answer"
-        self._answer.touch()
-        self.sick.lines.append(f"block {self.call} file {self._answer}")
-        self.uuids = [gpu.uuid for gpu in devices]
-        self.agent = RealAgent(folder, devices)
-
-    def hang(self) -> None:
-        """From now on the call waits until it is to answer; at most a minute."""
-        self._answer.unlink()
-
-    def answer(self) -> None:
-        self._answer.touch()
+@contextmanager
+def world(place: Path, seed: int, agents: int = 4) -> Iterator[World]:
+    """A world on a small disk of its own where that can be mounted (root), and on one that only says so elsewhere."""
+    (place / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", DISK, "gangline-soak", str(place / "disk")]
+    small = subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    made = World(place, seed, agents, small_disk=small)
+    try:
+        yield made
+    except AssertionError:
+        made.aggregator.kill()
+        shutil.copytree(place / "disk", place / "kept")
+        raise
+    finally:
+        made.close()
+        if small:
+            subprocess.run(["umount", str(place / "disk")], check=False)
 
 
-def soak(
-    folder: Path, seconds: int, hang_seconds: float, seed: int, *, quiet: bool = False
-) -> Soaked:
-    """Run it for so long, one GPU hanging for *hang_seconds* from about a third of it on."""
-    source = random.Random(seed)
-    os.environ["GANGLINE_FAKE_NVML"] = str(folder / "scenario")
-    ground = Ground(folder, source)
-    begins = seconds * source.uniform(0.3, 0.4)
-    with ground.agent as agent:
-        began = time.clock_gettime(time.CLOCK_BOOTTIME)
-        acts = [(begins, ground.hang), (begins + hang_seconds, ground.answer)]
-        while (passed := time.clock_gettime(time.CLOCK_BOOTTIME) - began) < seconds:
-            while acts and passed >= acts[0][0]:
-                acts.pop(0)[1]()
+def soak(place: Path, rounds: int, seed: int, names: list[str], *, quiet: bool = False) -> Counted:
+    """Run so many rounds of these faults. Raises Broken, with what was found."""
+    chooser, begin = random.Random(seed), time.monotonic()
+    order: list[str] = []
+    while len(order) < rounds:  # each as often as the others
+        order += chooser.sample(names, len(names))
+    with world(place, seed) as it:
+        for at, name in enumerate(order[:rounds]):
+            if at and at % ROUNDS_OF_A_FOLDER == 0:
+                it.anew()
             if not quiet:
-                _bar(passed, seconds, ground, hanging=len(acts) == 1)
-            time.sleep(min(0.5, max(0.0, acts[0][0] - passed)) if acts else 0.5)
-        agent.stop()
-        log = agent.said()
-    first = int(began) + MARGIN_SECONDS
-    return _count(ground, range(first, int(began) + seconds - 1), began + begins, hang_seconds, log)
+                _bar(at, rounds, name, time.monotonic() - begin)
+            try:
+                round_of(it, name)
+            except BaseException as error:
+                error.add_note(f"round {at} of seed {seed}: {name}")
+                raise
+        return it.counted
 
 
-def _count(ground: Ground, grid: range, hung_at: float, hang_seconds: float, log: str) -> Soaked:
-    sampled: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
-    named, processes = 0.0, 0.0
-    for frame in ground.agent.frames():
-        for block in frame.blocks:
-            at_ns = frame.stamp.boottime_ns + block.offset_ns
-            for row, device in enumerate(block.devices):
-                if is_sampled(block, row):
-                    sampled[block.table, device].add(round(at_ns / SECOND))
-            if block.table == "gpu_1s_probe" and not named:
-                named = frame.stamp.boottime_ns / SECOND - hung_at
-            if block.table == "agent_10s":
-                processes = max(processes, _value(block, "agent.processes_count"))
-    shares = {
-        name: sum(second in sampled[table, name] for second in grid) / len(grid)
-        for table, name in [*(("gpu_1s", uuid) for uuid in ground.uuids), ("host_1s", "host")]
-    }
-    after = {s for s in sampled["gpu_1s", ground.sick.uuid] if s > hung_at + hang_seconds}
-    answered_at = hung_at + hang_seconds
-    recovered = min(after, default=answered_at) - answered_at
-    return Soaked(
-        ground.sick.uuid, ground.call, shares, len(after), recovered, named, processes, log
-    )
-
-
-def _value(block: Block, name: str) -> float:
-    return float(dict(block.values(0)).get(BY_NAME[name].signal_id) or 0.0)
-
-
-def _bar(passed: float, seconds: int, ground: Ground, *, hanging: bool) -> None:
-    filled = int(BAR_CHARACTERS * passed / seconds)
-    state = f"GPU {ground.sick.address} hangs in {ground.call}" if hanging else "all answer"
+def _bar(at: int, rounds: int, name: str, seconds: float) -> None:
+    filled = int(BAR_CHARACTERS * at / rounds)
     bar = f"[{'#' * filled}{'.' * (BAR_CHARACTERS - filled)}]"
-    print(f"\r{bar} {passed:.0f} of {seconds} s: {state:<60}", end="", file=sys.stderr, flush=True)
+    words = f"{bar} {at} of {rounds} rounds, {seconds:.0f} s: {name}"
+    if sys.stderr.isatty():
+        print(f"\r{words:<78}", end="", file=sys.stderr, flush=True)
+    elif at % 10 == 0:
+        print(words, file=sys.stderr, flush=True)
 
 
 def main() -> int:
+    """Entry point."""
     parser = argparse.ArgumentParser(
         prog="make soak", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--seconds", type=int, default=600)
-    parser.add_argument("--hang", type=float, default=45.0, help="seconds that one GPU hangs")
+    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="faults, with commas between; by default all")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gangline-soak-") as folder:
-        result = soak(Path(folder), options.seconds, options.hang, options.seed)
+    names = [*KEPT, *DESTROYED]
+    chosen = [name.strip() for name in options.only.split(",") if name.strip()] or names
+    if unknown := set(chosen) - set(names):
+        parser.error(f"no fault {', '.join(unknown)}; there are: {', '.join(names)}")
+    place = Path(tempfile.mkdtemp(prefix="gangline-soak-"))
+    try:
+        counted = soak(place, options.rounds, options.seed, chosen)
+    except AssertionError as error:
+        notes = "; ".join(getattr(error, "__notes__", []))
+        print(
+            f"\nNOT GOOD: {notes}: {error}\nits log and its data: {place / 'log'}, {place / 'kept'}"
+        )
+        return 1
+    shutil.rmtree(place)
+    print(f"\n{options.rounds} rounds of seed {options.seed}: what was acknowledged was there once")
     print(
-        f"\n{result.sick} hung in {result.call} for {options.hang} s of {options.seconds} s (seed {options.seed})"
+        f"{'fault':<20}{'rounds':>8}{'seconds':>9}{'refused, restored':>19}{'loss said':>11}{'written off':>13}"
     )
-    for name, share in result.on_time.items():
-        print(f"  {name:<45} {share:.4f}{'  the one that hung' if name == result.sick else ''}")
-    print(f"named {result.named_seconds:.1f} s after its call began; sampled again {result.after} times, "
-          f"{result.recovered_seconds:.1f} s after it answered; at most {result.processes:.0f} processes")  # fmt: skip
-    wanted = min(ON_TIME_MIN, 1.0 - 3.0 / options.seconds)
-    good = result.others >= wanted and 0.0 < result.named_seconds <= 2.5 and result.after > 0
-    print(
-        f"the others' samples on time: {result.others:.4f}, wanted {wanted:.4f}: {'good' if good else 'NOT GOOD'}"
-    )
-    return 0 if good else 1
+    for name in chosen:
+        print(
+            f"{name:<20}{counted.rounds[name]:>8}{counted.seconds[name]:>9.0f}{counted.refused[name]:>19}"
+            f"{counted.said_lost[name]:>11}{counted.written_off[name]:>13}"
+        )
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A short slice of `make soak`: the real agent, the stand-in NVML, one GPU of eight that hangs for a while."""
+"""A short slice of `make soak`: a real aggregator, simulated agents, a round of some faults each."""
 
 from __future__ import annotations
 
@@ -7,18 +7,28 @@ from pathlib import Path
 import pytest
 
 from tests.soak import soak
+from tests.survival.rounds import KEPT, Broken, World
 
 
-def test_a_gpu_that_hangs_for_seconds_costs_the_other_seven_no_more_than_a_sample(
+def test_what_was_acknowledged_is_there_once(tmp_path: Path) -> None:
+    """Two hundred rounds of all faults run apart from this; in these two most was found."""
+    names = ["disk full", "WAL damaged"]
+    counted = soak(tmp_path, rounds=2, seed=5, names=names, quiet=True)
+    assert counted.rounds == dict.fromkeys(names, 1)
+
+
+def test_a_store_that_loses_or_doubles_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the hour under the handed-in clock shows with devices of our own, with NVML's calls and true processes."""
-    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-    result = soak(tmp_path, seconds=10, hang_seconds=3.0, seed=1, quiet=True)
-    assert result.on_time[result.sick] < 0.8  # it did hang
-    assert result.others >= 0.8, (
-        result.log
-    )  # of nine seconds; a machine that others use may lose one more
-    assert 0.0 < result.named_seconds <= 3.0
-    assert "did not return for" in result.log and result.call in result.log
-    assert 4 <= result.processes <= 7
+    """A harness that cannot fail is a defect: one agent that was told of a frame that nobody stored."""
+    began: list[World] = []
+
+    def lies(world: World) -> None:
+        began.append(world)
+        agent = world.fleet.agents[0]
+        agent.told.frames.add(10**9)
+
+    monkeypatch.setitem(KEPT, "kill -9", lies)
+    with pytest.raises(Broken, match=r"host-0: acknowledged and not there: frames .1000000000."):
+        soak(tmp_path, rounds=1, seed=5, names=["kill -9"], quiet=True)
+    assert began and not began[0].aggregator.alive()

@@ -25,6 +25,10 @@ from ..refusals import NotReady, TooMuch
 #: Past this nothing is taken until the store has caught up (it then starts anew at zero).
 JOURNAL_BYTES_MAX = 64 << 20
 _RECORD_BYTES_MAX = 1 << 20
+#: Beside the journal stands how far it was receipted, so that one that lost its end is found out.
+NOTE = ".noted"
+_NOTE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_NOTED = struct.Struct("<QI")
 _HEAD = struct.Struct("<II")
 _FRONT = struct.Struct("<HQQ")
 
@@ -48,12 +52,49 @@ class EventJournal:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         data = b"".join(iter(lambda: os.read(self._descriptor, 1 << 20), b""))
         records = list(parse(data))
+        whole = records[-1][1] if records else 0
+        #: What of receipted events was damaged, in words; "" when nothing was.
+        self.lost_words = ""
+        if later := list(salvaged(data, whole)):
+            self.lost_words = self._set_aside(path, data, whole, len(later))
+            good = data[:whole] + b"".join(encode(event) for event in later)
+            _write_all(self._descriptor, good, 0)
+            os.fsync(self._descriptor)
+            data, records = good, list(parse(good))
         #: What was receipted and may not be in the store yet.
         self.replayed = [event for event, _ in records]
         self._end = records[-1][1] if records else 0
         #: Bytes at the end that were no record: a write that was cut off.
         self.torn_bytes = len(data) - self._end
+        self._note = os.open(path.with_name(path.name + NOTE), _NOTE_FLAGS, 0o640)
+        if self._end < (noted := self._noted()) and not self.lost_words:
+            self.lost_words = f"{path} ends at byte {self._end}, and {noted} were receipted: the events in between are gone"
         os.ftruncate(self._descriptor, self._end)
+        self._put_note(self._end)
+
+    def _noted(self) -> int:
+        """Return up to where events were receipted, 0 where that is not known."""
+        noted = os.pread(self._note, _NOTED.size + 1, 0)
+        if len(noted) != _NOTED.size:
+            return 0
+        position, crc = _NOTED.unpack(noted)
+        return position if crc == zlib.crc32(noted[:8]) else 0
+
+    def _put_note(self, position: int) -> None:
+        """Never raises, never syncs: after a power cut it may be of earlier, and then finds less."""
+        data = struct.pack("<Q", position)
+        with contextlib.suppress(OSError):
+            os.pwrite(self._note, data + struct.pack("<I", zlib.crc32(data)), 0)
+
+    @staticmethod
+    def _set_aside(path: Path, data: bytes, at: int, later: int) -> str:
+        """Keep a damaged journal under another name. Raises OSError."""
+        aside = path.with_name(f"{path.name}.damaged")
+        aside.write_bytes(data)
+        return (
+            f"{path} is damaged at byte {at}; {later} events after that were read, what stood between is "
+            f"gone; it is kept as {aside}"
+        )
 
     def append(self, events: Sequence[StoredEvent]) -> int:
         """Write and fsync; return the position after them. They are durable when this returns.
@@ -74,6 +115,7 @@ class EventJournal:
                 self._cut()
                 raise NotReady(f"events cannot be written to disk: {error.strerror}") from error
             self._end += len(data)
+            self._put_note(self._end)
             return self._end
 
     def stored(self, position: int) -> None:
@@ -81,6 +123,7 @@ class EventJournal:
         with self._lock:
             if position == self._end and self._end:
                 self._end = 0
+                self._put_note(0)
                 self._cut()
 
     def _cut(self) -> None:
@@ -88,14 +131,20 @@ class EventJournal:
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, self._end)
 
+    def records(self) -> bytes:
+        """Return all records as they stand on disk. Raises OSError."""
+        with self._lock:
+            return os.pread(self._descriptor, self._end, 0)
+
     @property
     def position(self) -> int:
         """Where the next record will begin."""
         return self._end
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         os.close(self._descriptor)
+        os.close(self._note)
 
 
 def encode(event: StoredEvent) -> bytes:
@@ -106,9 +155,8 @@ def encode(event: StoredEvent) -> bytes:
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
-def parse(data: bytes) -> Iterator[tuple[StoredEvent, int]]:
-    """Yield (event, where its record ends), up to the first record that is not whole."""
-    at = 0
+def parse(data: bytes, at: int = 0) -> Iterator[tuple[StoredEvent, int]]:
+    """Yield (event, where its record ends) from byte *at* on, up to the first record that is not whole."""
     while at + _HEAD.size <= len(data):
         length, crc = _HEAD.unpack_from(data, at)
         body = data[at + _HEAD.size : at + _HEAD.size + length]
@@ -121,6 +169,35 @@ def parse(data: bytes) -> Iterator[tuple[StoredEvent, int]]:
             yield _decode(body), at
         except ValueError:  # the checksum is right, the content is of another version
             return
+
+
+def salvaged(data: bytes, damaged_at: int) -> Iterator[StoredEvent]:
+    """Yield the whole records that follow a damage at byte *damaged_at*: an append that was cut off has none.
+
+    The next record is known by its checksum, looked for from byte to byte; a damage of more than a
+    record's length ends the search.
+    """
+    at = damaged_at
+    while at + _HEAD.size < len(data):
+        found = list(parse(data, at))
+        if found:
+            yield from (event for event, _ in found)
+            at = damaged_at = found[-1][1]
+            continue
+        at = _next_plausible(data, at + 1)
+        if at - damaged_at > _RECORD_BYTES_MAX:
+            return
+
+
+def _next_plausible(data: bytes, at: int) -> int:
+    """Return where a record's two lengths could be right, from *at* on; the end when nowhere."""
+    for begin in range(at, len(data) - _HEAD.size - _FRONT.size):
+        length, _ = _HEAD.unpack_from(data, begin)
+        if _FRONT.size <= length <= min(_RECORD_BYTES_MAX, len(data) - begin - _HEAD.size):
+            (host,) = struct.unpack_from("<H", data, begin + _HEAD.size)
+            if host <= length - _FRONT.size:
+                return begin
+    return len(data)
 
 
 def _decode(body: bytes) -> StoredEvent:

@@ -30,7 +30,7 @@ from .journal import EventJournal, StoredEvent
 from .opsfile import OpsFile, pause_seconds
 from .records import HostRecord, OwnReading
 from .rows import Foreign, HostFrame
-from .storefile import FILE, JOURNAL, StoreError, cause, claim
+from .storefile import FILE, JOURNAL, StoreError, cause, claim, damaged_words, disk_words
 from .trouble import Trouble
 from .writer import OnDurable, Pending, Writer
 
@@ -74,6 +74,15 @@ OF_THE_MACHINE = (
 )
 
 
+def _with_remedy(words: str, folder: Path) -> str:
+    """Return *words* on a store that opened and then could not be used, with what to do."""
+    if "no space left" in words:
+        return f"{words}; make room there: what was receipted is safe"
+    if any(sign in words for sign in ("fsync", "write", "nput/output", "Read-only", "FATAL")):
+        return f"{words}{disk_words(folder)}"
+    return f"{words}. It is left as it is: {damaged_words(folder / FILE)}"
+
+
 class Store:
     """Thread-safe. `open` starts its threads, `close` ends them."""
 
@@ -90,7 +99,7 @@ class Store:
         except duckdb.Error as error:
             self._claim.withdraw()
             raise StoreError(
-                f"{folder}: the store cannot be opened: {cause(error, folder)}"
+                f"{folder}: the store cannot be opened: {_with_remedy(cause(error, folder), folder)}"
             ) from error
         except BaseException:
             self._claim.withdraw()
@@ -130,7 +139,7 @@ class Store:
         self.ops_write_seconds = 0.0
         #: What leaves the live file for Parquet, and what is kept (`history_on`).
         self.history = History(
-            folder, self._config, Doors(self.in_transaction, self._cursor), self.submit_findings
+            folder, self._config, Doors(self.in_transaction, self.reading), self.submit_findings
         )
         self._threads = [
             threading.Thread(target=self._write, name="store-writer", daemon=True),
@@ -150,6 +159,15 @@ class Store:
             )
         now_ns = self._wall_ns()
         since_ns = now_ns - EVENTS_AGAIN_SECONDS * 1_000_000_000
+        #: What was receipted and is gone, in words: the file lost it while nobody ran. "" when nothing is known.
+        self.lost_words = "; ".join(
+            filter(None, (self._writer.lost_words, self._journal.lost_words))
+        )
+        if self.lost_words:
+            log.error(
+                "stored readings are gone: %s. A backup may have them: gangline admin restore",
+                self.lost_words,
+            )
         #: What the store knew when it was opened.
         self.known_hosts = self._writer.known_hosts()
         self.recent_events = self._writer.recent_events(since_ns, EVENTS_AGAIN_MAX)
@@ -319,11 +337,18 @@ class Store:
         Blocks until it is durable; also while commits fail, so that what makes room can run. Raises
         what *work* raises, and then nothing of it stays; StoreError when the store closes first.
         """
+        return self.between_commits(lambda writer: writer.transact(work))
+
+    def between_commits(self, work: Callable[[Writer], T]) -> T:
+        """Run *work* with the writer, between two commits: nothing is stored until it returns.
+
+        Blocks. Raises what *work* raises; StoreError when the store closes first.
+        """
         done: Future[T] = Future()
 
         def run() -> None:
             try:
-                done.set_result(self._writer.transact(work))
+                done.set_result(work(self._writer))
             except BaseException as error:  # noqa: BLE001 - told to the one who waits
                 done.set_exception(error)
 
@@ -334,8 +359,18 @@ class Store:
             self._change.notify_all()
         return done.result()
 
-    def _cursor(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+    def reading(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+        """Return a context with a cursor for reading, beside the writer; for one thread."""
         return self._writer.cursor()
+
+    def held_journal(self) -> bytes:
+        """Return the journal's records. Within `between_commits`: those and the file are as of one moment."""
+        return self._journal.records()
+
+    @property
+    def folder(self) -> Path:
+        """Where the store is."""
+        return self._folder
 
     def hurry(self) -> None:
         """Commit what waits now, not after `commit_seconds`."""
@@ -406,6 +441,7 @@ class Store:
         self.commit_seconds.observe(time.monotonic() - begin)
         self.stored_frames += len(pending.frames)
         self.stored_rows += pending.rows
+        self._writer.mark(self._wall_ns())
         if pending.journal_position:
             self._journal.stored(pending.journal_position)
         for frame, on_durable in pending.frames:

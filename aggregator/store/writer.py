@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,15 +14,27 @@ from typing import Any, TypeVar
 import duckdb
 
 from ...fingerprints.wire.telemetry_pb2 import HealthEvent
+from ..refusals import TooMuch
 from ..verdicts import Finding
 from . import records
+from .header import Header
 from .hours import HOUR_NS, Hours, hour_name
 from .journal import StoredEvent
 from .latest import Latest
 from .ledger import Ledger, Range, ranges_of
+from .mark import Marker, forget, lost, size_of
 from .records import HostRecord, LastScore, OwnReading, ScoreOf
 from .rows import Batch, Foreign, HostFrame, batch
-from .storefile import open_store, ops_script, script
+from .storefile import (
+    BEFORE_SWAP,
+    StoreError,
+    open_store,
+    ops_script,
+    script,
+    sweep,
+    sync_folder,
+    wal_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +42,9 @@ T = TypeVar("T")
 
 #: The table `received` is rewritten as the fewest rows once it has grown by so many.
 RECEIVED_ROWS_MAX = 100_000
+
+#: While a backup copies the file, its WAL may grow to this (the service ends the backup before).
+HELD_WAL_BYTES = 1 << 40
 
 #: Why a finding was cleared that nobody looked at again.
 NOT_LOOKED_AT = "the aggregator started again; what is still so is found anew"
@@ -78,6 +94,15 @@ class Pending:
         return [*parts.values(), *([] if rest.empty else [rest])]
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A file that no checkpoint changes for now: up to `wal_bytes` of its WAL it is as of one moment."""
+
+    path: Path
+    header: Header | None
+    wal_bytes: int
+
+
 class Writer:
     """The only holder of the store's file. Its methods but `cursor` are the writer thread's."""
 
@@ -88,7 +113,12 @@ class Writer:
         self._history_days = history_days
         self._reading = threading.Lock()
         self._doubtful = False
+        self._threshold = ""
         self.latest = Latest()
+        #: What the file has lost since the last receipt, in words; "" when nothing is known to be gone.
+        self.lost_words = _lost(path)
+        self._marker = Marker(path)
+        sweep(path.parent)
         self._open()
 
     def _open(self) -> None:
@@ -172,6 +202,54 @@ class Writer:
             if cleared_us is not None and clears_when != NOT_LOOKED_AT:
                 found.setdefault(host, []).append((subject, cleared_us * 1000))
         return found
+
+    def mark(self, now_ns: int) -> None:
+        """Note that receipts are given for all that was committed until now. Never raises."""
+        self._marker.write(now_ns)
+
+    def hold(self) -> Held:
+        """Let no checkpoint change the file until `release`; return where it and its WAL stand."""
+        if self._threshold:
+            raise TooMuch("a backup holds the store already; end that one, or wait for it")
+        ((threshold,),) = self._connection.execute(
+            "SELECT current_setting('checkpoint_threshold')"
+        ).fetchall()
+        self._connection.execute(f"SET checkpoint_threshold = '{HELD_WAL_BYTES}B'")
+        self._threshold = str(threshold)
+        return Held(self._path, self._marker.header(), size_of(wal_of(self._path)))
+
+    def release(self) -> None:
+        """End `hold`; the next commit folds in what came meanwhile."""
+        threshold, self._threshold = self._threshold, ""
+        if threshold:
+            self._connection.execute(f"SET checkpoint_threshold = '{threshold}'")
+
+    def swap(self, new: Path) -> None:
+        """Put the closed, whole file *new* in the place of ours. Raises duckdb.Error, OSError or StoreError.
+
+        After a failure, also to open the new one, the old one is there.
+        """
+        self._doubtful = True
+        before = self._path.with_name(BEFORE_SWAP)
+        with self._reading:
+            self._connection.execute("CHECKPOINT")
+            self._connection.close()
+            self._marker.close()
+            if size_of(wal_of(self._path)):
+                raise StoreError(f"{wal_of(self._path)} was not folded in; nothing was exchanged")
+            forget(self._path.parent)
+            before.unlink(missing_ok=True)
+            os.link(self._path, before)
+            os.replace(new, self._path)
+            sync_folder(self._path.parent)
+            try:
+                self._open()
+            except BaseException:
+                wal_of(self._path).unlink(missing_ok=True)
+                os.replace(before, self._path)
+                raise
+            before.unlink()
+        self._doubtful = False
 
     def commit(self, pending: Pending, now_ns: int) -> None:
         """Make all of *pending* durable, or nothing of it.
@@ -333,6 +411,7 @@ class Writer:
         with self._reading:
             with suppress(duckdb.Error):
                 self._connection.close()
+            self._marker.close()
             self._open()
 
     @contextmanager
@@ -353,6 +432,14 @@ class Writer:
                 self._connection.close()
             except duckdb.Error as error:
                 log.warning("the store was closed without a checkpoint: %s", error)
+            self._marker.close()
+
+
+def _lost(path: Path) -> str:
+    try:
+        return lost(path)
+    except OSError:  # who opens it next says why
+        return ""
 
 
 #: Columns of `events` that are fields of a HealthEvent.

@@ -135,7 +135,7 @@ def test_a_day_leaves_memory_descriptors_and_disk_where_they_were(tmp_path: Path
 
     Not all of the day's 86,400 seconds: twenty minutes to settle in, twenty second by second, a night in one step
     (the host was suspended), and twenty more. What grows by turns shows within these, for what is once a minute
-    comes twenty times in each; what grows by time shows by the night. `make soak` runs longer, for real.
+    comes twenty times in each; what grows by time shows by the night. `make soak-gpu` runs longer, for real.
     """
     agent = Host(tmp_path)
     agent.run(BUSY_SECONDS)

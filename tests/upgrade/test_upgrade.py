@@ -24,6 +24,8 @@ from gangline.fingerprints.block import Block
 from tests.fake_nvml.build import compiler
 from tests.processes import Process, free_port, listening, until
 from tests.upgrade.keep import BOOT_ID, EVENTS, FRAMES, OWNER, RUN_ID, blocks, event
+from tests.upgrade.kept_stores import GPU_ROWS as KEPT_GPU_ROWS
+from tests.upgrade.kept_stores import STORES, unpack
 
 ROOT = Path(__file__).parent.parent.parent
 KEPT = Path(__file__).parent / "kept"
@@ -87,7 +89,10 @@ class World:
         self.place = place
         self.port = free_port()
         address = f"127.0.0.1:{self.port}"
+        # Its store is one that an aggregator of version 1 left, and keeps what is in that, however old it is.
+        unpack(STORES / "version-1.tar.xz", place / "aggregator")
         data = ["--data", str(place / "aggregator"), "--listen", address]
+        data += ["--set", "retention_hours=8784", "--set", "history_days=3660"]
         self.aggregator = Process(["aggregator", *data], place / "aggregator.log")
         folders = [f"{name}_folder={place / name}" for name in ("spool", "events", "state")]
         folders.append(f"spool_head_folder={place}")
@@ -184,7 +189,11 @@ def frames_wait(world: World, agent: Process) -> None:
 
 def assert_nothing_lost_or_doubled(world: World) -> None:
     """Each frame that was made is at the aggregator, once, or waits for the next agent; and each event."""
-    received = world.rows("SELECT first_sequence, last_sequence FROM received ORDER BY 1")
+    ((kept,),) = world.rows("SELECT count(*) FROM readings.gpu_1s WHERE host LIKE 'kept-%'")
+    assert kept == KEPT_GPU_ROWS
+    received = world.rows(
+        "SELECT first_sequence, last_sequence FROM received WHERE host = 'upgraded' ORDER BY 1"
+    )
     numbers = [n for first, last in received for n in range(int(str(first)), int(str(last)) + 1)]
     following, waiting = world.next_and_waiting()
     assert len(numbers) == len(set(numbers)) > 3
@@ -199,7 +208,9 @@ def assert_nothing_lost_or_doubled(world: World) -> None:
         )
         assert rows == times
         assert int(str(rows)) > 0
-    ((events, ids),) = world.rows("SELECT count(*), count(DISTINCT event_id) FROM events")
+    ((events, ids),) = world.rows(
+        "SELECT count(*), count(DISTINCT event_id) FROM events WHERE host = 'upgraded'"
+    )
     assert events == ids
     assert int(str(events)) > 0
     queue = EventQueue.open(world.place / "events")
@@ -304,7 +315,8 @@ def compiled(folder: Path, name: str, result: str) -> None:
 
 
 def test_upgrade_and_downgrade_under_load(world: World, tmp_path: Path) -> None:
-    """A rolling update of the fleet met a restart of its aggregator; then it was rolled back. And the version under test
+    """A rolling update of the fleet met a restart of its aggregator; then it was rolled back. The aggregator began with
+    a store of version 1. And the version under test
     had been tried on what it wrote itself only; what the fleet ran had written something else."""
     old, new = earlier_code(version(tmp_path, "0.0.9")), version(tmp_path, "9.9.9")
     changed_under_load(world, [("old", old), ("new", new), ("old", old)])

@@ -1,0 +1,115 @@
+"""AdminService: what `gangline admin` does to the store of a running aggregator."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ...fingerprints.wire import admin_pb2
+from ...fingerprints.wire.admin_pb2_grpc import AdminServiceServicer
+from ..refusals import NotReady, TooMuch
+from ..store.store import Store
+from ..store.storefile import StoreError
+from ..store.upkeep.compact import Compacted, compact
+from ..store.upkeep.copying import CopyError
+from ..store.upkeep.hold import Holding, holding
+
+#: A piece of the journal in one message.
+PIECE_BYTES = 1 << 20
+#: How often it is looked at how much came since a backup began, and how far a compaction is.
+LOOK_SECONDS = 0.5
+
+
+class AdminService(AdminServiceServicer):
+    """Two streams of grpc.aio. A `Refusal` becomes its status at the edge."""
+
+    def __init__(self, store: Store, hold_bytes_max: int) -> None:
+        """*hold_bytes_max*: a backup is ended once so much came in while it copied."""
+        self._store, self._hold_bytes_max = store, hold_bytes_max
+        self._compacting = False
+
+    async def HoldStore(self, request: admin_pb2.HoldStoreRequest, context: Any) -> None:
+        """Hold the store until the caller hangs up. Raises NotReady, TooMuch."""
+        hold = holding(self._store)
+        entering = asyncio.get_running_loop().run_in_executor(None, hold.__enter__)
+        try:
+            held = await asyncio.shield(entering)
+            await _tell(held, context)
+            while held.grown_bytes() < self._hold_bytes_max:
+                await asyncio.sleep(LOOK_SECONDS)
+        except StoreError as error:
+            raise NotReady(str(error)) from error
+        finally:
+            await asyncio.shield(_end(entering, hold))
+        raise TooMuch(
+            f"{self._hold_bytes_max} bytes came in while the store was copied, and a restart would have to "
+            "read them all: copy to a faster disk, or raise backup_wal_bytes_max"
+        )
+
+    async def CompactStore(self, request: admin_pb2.CompactStoreRequest, context: Any) -> None:
+        """Write the store anew. Raises NotReady, TooMuch."""
+        if self._compacting:
+            raise TooMuch("the store is being compacted already; wait for that to end")
+        self._compacting, stop = True, threading.Event()
+        try:
+            await self._compact(context, stop)
+        finally:
+            stop.set()
+            self._compacting = False
+
+    async def _compact(self, context: Any, stop: threading.Event) -> None:
+        so_far = admin_pb2.CompactedStore()
+
+        def told(rows: int, total: int) -> None:
+            so_far.rows, so_far.rows_total = rows, total
+
+        running = asyncio.get_running_loop().run_in_executor(
+            None, compact, self._store, told, stop.is_set
+        )
+        try:
+            while not (await asyncio.wait([running], timeout=LOOK_SECONDS))[0]:
+                await context.write(so_far)
+            done = await running
+        except (CopyError, StoreError) as error:
+            raise NotReady(str(error)) from error
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait([running])
+            running.exception()
+            raise
+        await context.write(_done(so_far, done))
+
+
+async def _end(entering: asyncio.Future[Holding], hold: AbstractContextManager[Holding]) -> None:
+    """End a hold, also one that the caller did not wait for."""
+    await asyncio.wait([entering])
+    if entering.exception() is None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, hold.__exit__, None, None, None)
+
+
+async def _tell(held: Holding, context: Any) -> None:
+    for at in range(0, len(held.journal), PIECE_BYTES):
+        await context.write(admin_pb2.HeldStore(journal=held.journal[at : at + PIECE_BYTES]))
+    file = admin_pb2.HeldFile(
+        path=str(held.path.absolute()),
+        inode=held.inode,
+        iteration=held.iteration,
+        wal_bytes=held.wal_bytes,
+        wall_time_ns=held.wall_time_ns,
+        stood_still_microseconds=held.stood_still_microseconds,
+    )
+    await context.write(admin_pb2.HeldStore(file=file))
+
+
+def _done(so_far: admin_pb2.CompactedStore, done: Compacted) -> admin_pb2.CompactedStore:
+    return admin_pb2.CompactedStore(
+        rows=so_far.rows,
+        rows_total=so_far.rows,
+        done=True,
+        bytes_before=done.bytes_before,
+        bytes_after=done.bytes_after,
+        stood_still_microseconds=done.stood_still_microseconds,
+    )

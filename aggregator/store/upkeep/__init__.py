@@ -1,0 +1,1 @@
+"""What keeps a store over the years: backup, restore, verify, compact."""

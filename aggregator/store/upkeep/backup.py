@@ -1,0 +1,235 @@
+"""A copy of a store that is whole, as of one moment, made beside ingest.
+
+A backup is a folder named after its moment, which has everything: the file with its WAL folded in, the
+event journal, the permit, and the Parquet files; those that the backup before has already are linked from it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Protocol
+
+import duckdb
+
+from ..mark import size_of
+from ..storefile import FILE, JOURNAL, cause, sync_folder, wal_of
+from . import manifest, parquet, reading
+from .copying import CopyError, checked, copied, free_bytes, words_of_bytes, written
+from .manifest import File, Manifest
+from .still import MovedError, Still
+
+#: Small files of a store that belong to it, when they are there.
+SMALL = ("permit.json",)
+#: Certificates and hashed tokens: only when asked for.
+ACCESS = "access"
+#: How often a copy is begun anew because a checkpoint came in between.
+TRIES = 3
+
+
+class Progress(Protocol):
+    """Who shows how far it has come."""
+
+    def begin(self, what: str, total: int) -> None:
+        """*total* bytes of *what* follow."""
+
+    def seen(self, size_bytes: int) -> None:
+        """So many more are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A backup that was made, how much of it was copied rather than linked, and for how long nothing was stored."""
+
+    folder: Path
+    manifest: Manifest
+    copied_bytes: int
+    stood_still_microseconds: int
+
+
+class Backup:
+    """Makes one backup in *to* of the store that *still* holds."""
+
+    def __init__(self, to: Path, progress: Progress, *, access: bool = False) -> None:
+        self._to, self._progress, self._access = to, progress, access
+        self._files: dict[str, File] = {}
+        self._copied_bytes = 0
+
+    def make(self, still: Callable[[], AbstractContextManager[Still]]) -> Made:
+        """Make it. Raises CopyError with words, or what *still* raises; then nothing of it stays."""
+        try:
+            self._to.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            part = self._to / f".{os.getpid()}.partial"
+            for left in reversed(range(TRIES)):
+                try:
+                    return self._make(still, part)
+                except MovedError:
+                    if not left:
+                        raise
+                finally:
+                    shutil.rmtree(part, ignore_errors=True)
+        except OSError as error:
+            raise CopyError(f"{error.filename or self._to}: {_why(error, self._to)}") from error
+        raise AssertionError("unreachable")
+
+    def _make(self, still: Callable[[], AbstractContextManager[Still]], part: Path) -> Made:
+        self._files, self._copied_bytes = {}, 0
+        part.mkdir(mode=0o750)
+        before = next(reversed(manifest.backups(self._to)), None)
+        with still() as source:
+            names = parquet.files(source.data)
+            known = _files_of(before)
+            new = [each for each in names if not _same(source.data / each, known.get(each))]
+            self._refuse_full(source, new)
+            with parquet.held(source.data, new) as stage:
+                self._copy_store(source, part)
+                rows, schema, recorded = self._fold(part)
+                gone = self._copy_parquet(stage, part, names, set(new), before, known)
+        if lacking := recorded - self._files.keys():
+            raise MovedError(f"{min(lacking)} was taken away before it could be copied")
+        made = Manifest(
+            source.as_of_ns, socket.gethostname(), _gangline(), duckdb.__version__, schema, rows,
+            self._access, self._files, tuple(gone),
+        )  # fmt: skip
+        made.write(part)
+        folder = self._name(source.as_of_ns)
+        sync_folder(part)
+        part.replace(folder)
+        sync_folder(self._to)
+        return Made(folder, made, self._copied_bytes, source.stood_still_microseconds)
+
+    def _refuse_full(self, source: Still, new: list[str]) -> None:
+        sizes = (size_of(source.data / each) for each in (FILE, *new))
+        needed, free = sum(sizes) + source.wal_bytes, free_bytes(self._to)
+        if needed > free:
+            raise CopyError(
+                f"{self._to} has {words_of_bytes(free)} free, and this backup needs "
+                f"{words_of_bytes(needed)}: make room there, or name another folder with --to"
+            )
+
+    def _copy_store(self, source: Still, part: Path) -> None:
+        self._progress.begin("the store", size_of(source.file) + source.wal_bytes)
+        size, _ = copied(source.file, part / FILE, self._progress.seen)
+        if source.wal_bytes:
+            copied(wal_of(source.file), wal_of(part / FILE), self._progress.seen, source.wal_bytes)
+        source.check()
+        self._copied_bytes += size + source.wal_bytes
+        self._add(JOURNAL, written(part / JOURNAL, source.journal))
+        for name in SMALL:
+            with suppress(FileNotFoundError):
+                self._add(name, written(part / name, (source.data / name).read_bytes()))
+        if self._access and (source.data / ACCESS).is_dir():
+            self._copy_access(source.data, part)
+
+    def _copy_access(self, data: Path, part: Path) -> None:
+        for path in sorted(each for each in (data / ACCESS).rglob("*") if each.is_file()):
+            name = str(path.relative_to(data))
+            (part / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._add(name, copied(path, part / name, self._progress.seen))
+            shutil.copymode(path, part / name)
+
+    def _fold(self, part: Path) -> tuple[int, int, set[str]]:
+        """Fold the WAL into the copy, which thereby is known to open; return rows, schema version, and which Parquet
+        files it has on record."""
+        file = part / FILE
+        with reading.opened(file, read_only=False) as connection:
+            try:
+                schema = reading.schema_version(connection, file)
+                connection.execute("CHECKPOINT")
+                rows, recorded = reading.count(connection), set(reading.recorded(connection))
+            except duckdb.Error as error:
+                raise CopyError(
+                    f"the copy of the store is damaged, and so is the store: {cause(error, part)}; "
+                    "gangline admin verify says what is readable, a backup from before may be whole"
+                ) from error
+        if size_of(wal_of(file)):
+            raise CopyError(f"{wal_of(file)} could not be folded into the copy")
+        self._progress.begin("reading it back", size_of(file))
+        self._add(FILE, checked(file, self._progress.seen))
+        return rows, schema, recorded
+
+    def _copy_parquet(
+        self, stage: Path, part: Path, names: list[str], new: set[str],
+        before: Path | None, known: dict[str, File],
+    ) -> list[str]:  # fmt: skip
+        """Link what the backup *before* has, copy the rest; return the names that were gone."""
+        self._progress.begin("segments and rollups", sum(size_of(stage / each) for each in new))
+        gone: list[str] = []
+        for name in names:
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            if name not in new and before is not None:
+                os.link(before / name, part / name)
+                self._files[name] = known[name]
+                continue
+            try:
+                self._add(name, copied(stage / name, part / name, self._progress.seen))
+            except FileNotFoundError:
+                gone.append(name)
+                continue
+            self._copied_bytes += self._files[name].size_bytes
+        return gone
+
+    def _add(self, name: str, file: tuple[int, str]) -> None:
+        self._files[name] = File(*file)
+
+    def _name(self, as_of_ns: int) -> Path:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(as_of_ns // 1_000_000_000))
+        names = [stamp, *(f"{stamp}-{number}" for number in range(2, 1000))]
+        return next(self._to / name for name in names if not (self._to / name).exists())
+
+    def _sweep(self) -> None:
+        """Remove what backups left that were killed."""
+        for each in self._to.glob(".*.partial"):
+            if not _lives(each.name.split(".")[1]):
+                shutil.rmtree(each, ignore_errors=True)
+
+
+def _lives(pid: str) -> bool:
+    return pid.isdecimal() and Path("/proc", pid).exists()
+
+
+def forget_all_but(to: Path, keep: int) -> list[Path]:
+    """Remove the oldest backups in *to* but *keep*; return which. Raises OSError."""
+    old = manifest.backups(to)[:-keep]
+    for folder in old:
+        (folder / manifest.FILE_NAME).unlink()  # first: what is half removed is no backup
+        shutil.rmtree(folder)
+    return old
+
+
+def _files_of(before: Path | None) -> dict[str, File]:
+    if before is None:
+        return {}
+    try:
+        return {
+            name: file
+            for name, file in manifest.read(before).files.items()
+            if (before / name).exists()
+        }
+    except CopyError:  # not usable: everything is copied
+        return {}
+
+
+def _same(path: Path, file: File | None) -> bool:
+    """Say whether the backup before has *path*: names are given once, and files never change."""
+    return file is not None and size_of(path) == file.size_bytes
+
+
+def _gangline() -> str:
+    try:
+        return version("gangline")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _why(error: OSError, to: Path) -> str:
+    words = cause(error, to)
+    return f"{words}; nothing of this backup stays, those before are as they were"

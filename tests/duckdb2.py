@@ -1,0 +1,80 @@
+"""`make test-duckdb2`: the tests of the store, on DuckDB 2.0.x beside the 1.5.x of everything else.
+
+    python -m tests.duckdb2 [pytest's options and files]
+
+The wheel goes to build/duckdb2, before the environment's own on the path of the tests; nothing else changes. What
+cannot be the same there says so itself (`skipif` by `duckdb.__version__`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "build" / "duckdb2"
+WANTED = "duckdb>=2.0,<2.1"
+INSTALL_SECONDS = 120.0
+
+#: Everything that opens a store. Where a test is of SQL that operators write, it is here too.
+FILES = (
+    "tests/aggregator/test_counter_sql.py",
+    "tests/aggregator/test_event_revisions.py",
+    "tests/aggregator/test_event_times.py",
+    "tests/aggregator/test_evidence_sql.py",
+    "tests/aggregator/test_full_disk.py",
+    "tests/aggregator/test_journal.py",
+    "tests/aggregator/test_ledger.py",
+    "tests/aggregator/test_opening.py",
+    "tests/aggregator/test_restart.py",
+    "tests/aggregator/test_rows.py",
+    "tests/aggregator/test_scorelog.py",
+    "tests/aggregator/test_sql.py",
+    "tests/aggregator/test_store.py",
+    "tests/aggregator/test_survival.py",
+    "tests/aggregator/test_telemetry.py",
+    "tests/aggregator/test_upkeep.py",
+    "tests/aggregator/test_who_runs.py",
+    "tests/survival/test_survival.py",
+    "tests/upgrade/test_stores.py",
+)
+#: What `make test` runs of it.
+SLICE = ("tests/aggregator/test_store.py", "tests/aggregator/test_journal.py")
+
+
+def installed() -> str:
+    """Install it if need be; return "" or why it cannot be had."""
+    if (FOLDER / "duckdb" / "__init__.py").exists():
+        return ""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary", ":all:", "--target", str(FOLDER), WANTED]
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=INSTALL_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"pip did not install {WANTED} within {INSTALL_SECONDS:g} s"
+    last = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+    return f"pip does not install {WANTED}: {last}" if done.returncode else ""
+
+
+def environment() -> dict[str, str]:
+    """Return the environment in which `import duckdb` is of FOLDER."""
+    before = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(FOLDER), before)))}
+
+
+def main() -> int:
+    """Entry point."""
+    if words := installed():
+        print(words, file=sys.stderr)
+        return 1
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    chosen = sys.argv[1:] or [name for name in FILES if (ROOT / name).exists()]
+    return subprocess.run([*command, *chosen], check=False, cwd=ROOT, env=environment()).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What an aggregator reads of files that others had in hand: manifests of backups, heads and marks of stores, journals."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from pathlib import Path
+
+from gangline.aggregator.store import header, mark
+from gangline.aggregator.store.journal import StoredEvent, encode, parse, salvaged
+from gangline.aggregator.store.upkeep import manifest
+from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
+
+MANIFEST = json.dumps(
+    {
+        "format": 1, "as_of_ns": 1_795_168_800 * 10**9, "host": "h", "gangline": "0.1.0", "duckdb": "1.5.5",
+        "schema_version": 2, "rows": 17, "access": False, "gone": ["segments/a.parquet"],
+        "files": {"gangline.duckdb": {"size_bytes": 12288, "sha256": "ab" * 32}},
+    }
+).encode()  # fmt: skip
+MARK = mark.encode(mark.Mark(7, 4711, 1_795_168_800 * 10**9, b"w" * 24))
+_HEADS = b"".join(struct.pack("<8xQ8x8xQQ", n, 12, 262_144).ljust(4096, b"\0") for n in (6, 7))
+HEAD = (bytes(8) + b"DUCK" + struct.pack("<Q", 64)).ljust(4096, b"\0") + _HEADS
+EVENTS = [StoredEvent("a", 1, 1, HealthEvent(event_id=f"e{n}", message="m" * n)) for n in range(6)]
+RECORDS = [encode(event) for event in EVENTS]
+
+
+def fuzz_manifest(source: random.Random) -> str:
+    """Files within the backup's folder, or words."""
+    try:
+        found = manifest.parse(source.choice((damaged, flipped))(MANIFEST, source))
+    except manifest.NoManifestError as error:
+        assert str(error).isprintable() and len(str(error)) < 400, error
+        return REFUSED
+    inside = Path("/backup").resolve()
+    for name in found.files:
+        assert (inside / name).resolve().is_relative_to(inside) and str(inside / name).encode()
+    assert found.as_of and found.size_bytes >= 0
+    return ACCEPTED
+
+
+def fuzz_mark(source: random.Random) -> str:
+    """The mark as it was written, or none; its words are printable whatever the file is like."""
+    found = mark.parse(source.choice((damaged, flipped))(MARK, source))
+    if found is None:
+        return REFUSED
+    assert found == mark.parse(MARK)
+    other = header.Header(64, source.randrange(10), source.randrange(1 << 40))
+    assert found.lost(other, source.randrange(9999), b"x", Path("/s")).isprintable()
+    return ACCEPTED
+
+
+def fuzz_head(source: random.Random) -> str:
+    """What the head says, or None for what is no DuckDB file."""
+    found = header.parse(flipped(HEAD, source))
+    if found is None:
+        return REFUSED
+    assert found.size_bytes >= header.HEAD_BYTES and found.iteration >= 0
+    return ACCEPTED
+
+
+def fuzz_journal(source: random.Random) -> str:
+    """Every record that is whole is read, before and after the damage; nothing that nobody wrote."""
+    at = source.randrange(len(RECORDS))
+    pieces = [*RECORDS[:at], flipped(RECORDS[at], source), *RECORDS[at + 1 :]]
+    data = b"".join(pieces)
+    read = list(parse(data))
+    end = read[-1][1] if read else 0
+    found = [event for event, _ in read] + list(salvaged(data, end))
+    names = [event.event.event_id for event in found]
+    assert set(names) <= {event.event.event_id for event in EVENTS}
+    assert {f"e{n}" for n in range(len(EVENTS)) if n != at} <= set(names)
+    return ACCEPTED if len(names) == len(EVENTS) else REFUSED
+
+
+TARGETS = {
+    "backup-manifest": fuzz_manifest,
+    "store-mark": fuzz_mark,
+    "store-head": fuzz_head,
+    "journal-salvage": fuzz_journal,
+}

@@ -1,0 +1,61 @@
+"""Faults of disk and clock on command: `faulty.c`, compiled, in the aggregator; damage to files while it is away."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import shlex
+import struct
+import subprocess
+from pathlib import Path
+
+WELL, FULL, READ_ONLY, FSYNC_FAILS = range(4)
+_CONTROL = struct.Struct("<IIq")
+
+
+class Faults:
+    """The switch: what is set here happens at once in every process that was started with `environment`."""
+
+    def __init__(self, place: Path, under: Path) -> None:
+        """Compile the library into *place*; only files below *under* fail. Raises CalledProcessError."""
+        library, control = place / "faulty.so", place / "faults"
+        source = Path(__file__).with_name("faulty.c")
+        compiler = shlex.split(os.environ.get("CC", "cc"))
+        command = [*compiler, "-O1", "-fPIC", "-shared", "-o", str(library), str(source), "-ldl"]
+        subprocess.run(command, check=True)
+        control.write_bytes(bytes(32))
+        with open(control, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 32)
+        self.environment = {
+            "LD_PRELOAD": str(library),
+            "GANGLINE_FAULTS": str(control),
+            "GANGLINE_FAULTS_UNDER": str(under),
+        }
+
+    def set(
+        self, mode: int = WELL, *, fsync_milliseconds: int = 0, clock_seconds: float = 0.0
+    ) -> None:
+        """From now on: how the disk is, how slow, and how far the wall clock is off."""
+        packed = _CONTROL.pack(mode, fsync_milliseconds, int(clock_seconds * 1e9))
+        self._map[: _CONTROL.size] = packed
+
+
+def cut(path: Path, source: random.Random) -> str:
+    """Cut the file off at a random byte; return what was done."""
+    size = path.stat().st_size
+    keep = source.randrange(size) if size else 0
+    os.truncate(path, keep)
+    return f"{path.name} cut from {size} to {keep} bytes"
+
+
+def spoil(path: Path, source: random.Random) -> str:
+    """Turn the bits of a random stretch over; return what was done."""
+    size = path.stat().st_size
+    at, length = source.randrange(max(1, size)), source.choice((1, 16, 4096))
+    with open(path, "r+b") as file:
+        file.seek(at)
+        data = file.read(length)
+        file.seek(at)
+        file.write(bytes(byte ^ 0xFF for byte in data))
+    return f"{path.name}: {len(data)} bytes turned over at {at} of {size}"

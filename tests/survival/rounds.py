@@ -1,0 +1,466 @@
+"""Rounds of one fault each against a real aggregator with simulated agents; after each nothing acknowledged is missing.
+
+A round: agents send; the fault; then the aggregator starts, or says precisely why not and what to do, and a restore
+from the last backup does; all that waits gets its receipt; the aggregator ends (asked, or killed), and what is in the
+store is compared with what the agents were told. What was destroyed on disk may be missing, if it was said.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import duckdb
+
+from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
+from tests.survival.faults import FSYNC_FAILS, FULL, READ_ONLY, Faults, cut, spoil
+from tests.survival.fleet import Fleet, Memory
+
+#: A folder is used for so many rounds, then everything begins anew.
+ROUNDS_OF_A_FOLDER = 20
+LOST = "stored readings are gone: "
+STORE, WAL, JOURNAL = "gangline.duckdb", "gangline.duckdb.wal", "events.journal"
+#: What a refusal to start must name: something to do.
+REMEDY = re.compile(r"gangline admin restore|move it away|--data|remount|make room|start this one")
+
+
+class Broken(AssertionError):
+    """A round found the store at fault; the words say how, with seed and round."""
+
+
+@dataclass
+class Counted:
+    """What all rounds together saw, by fault."""
+
+    rounds: Counter[str] = field(default_factory=Counter[str])
+    refused: Counter[str] = field(default_factory=Counter[str])
+    said_lost: Counter[str] = field(default_factory=Counter[str])
+    written_off: Counter[str] = field(default_factory=Counter[str])
+    seconds: Counter[str] = field(default_factory=Counter[str])
+    frames: int = 0
+
+
+class World:
+    """An aggregator, its agents, its backups, and what may go wrong with them."""
+
+    def __init__(
+        self, place: Path, seed: int, agents: int = 4, *, small_disk: bool = False
+    ) -> None:
+        self.source, self.place, self.count = random.Random(seed), place, agents
+        self.disk = place / "disk"
+        self.disk.mkdir(exist_ok=True)
+        self.small_disk = small_disk
+        self.faults = Faults(place, self.disk)
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.counted = Counted()
+        self.log = place / "log"
+        self.fleet = Fleet(self.address, 0, self.source, period_seconds=0.02)
+        self.anew()
+
+    def anew(self) -> None:
+        """An empty folder, fresh agents."""
+        self.fleet.begin_anew(0)
+        for each in self.disk.iterdir():
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        shutil.rmtree(self.place / "backups", ignore_errors=True)
+        self.data = self.disk / "data"
+        settings = ["commit_seconds=0.05", "ops_seconds=1", "judge_seconds=0.2"]
+        arguments = ["aggregator", "--data", str(self.data), "--listen", self.address]
+        arguments += [word for each in settings for word in ("--set", each)]
+        self.aggregator = Process(arguments, self.log, environment=self.faults.environment)
+        self.fleet.begin_anew(self.count)
+        self.backed_up: dict[str, Memory] = {}
+
+    # -- the aggregator ---------------------------------------------------------------------------
+
+    def start(self) -> str:
+        """Start it; return "" once it listens, or the words with which it refused."""
+        said = len(self.aggregator.said()) if self.log.exists() else 0
+        self.aggregator.start()
+        until(
+            lambda: listening(self.port) or not self.aggregator.alive(),
+            f"listening or ended; see {self.log}",
+        )
+        words = self.aggregator.said()[said:]
+        if self.aggregator.alive():
+            return ""
+        child = self.aggregator.child
+        code = child.wait() if child else None
+        self.aggregator.child = None
+        if code != 1 or "Traceback" in words or not REMEDY.search(words):
+            raise Broken(f"it ended with {code}, and did not say what to do: {words[-1500:]}")
+        if str(self.data) not in words:
+            raise Broken(f"it refused, and named nothing of {self.data}: {words[-1500:]}")
+        return words
+
+    def running(self) -> None:
+        """Start it unless it runs; it must."""
+        if not self.aggregator.alive() and (words := self.start()):
+            raise Broken(f"it does not start: {words}")
+
+    def wait_receipts(self, more: int) -> None:
+        """Wait until so many more frames have a receipt."""
+        wanted = self.fleet.receipts() + more
+        until(
+            lambda: self.fleet.receipts() >= wanted or not self.aggregator.alive(),
+            f"{more} more receipts; see {self.log}",
+        )
+        if not self.aggregator.alive():
+            raise Broken(f"it ended by itself: {self.aggregator.said()[-1500:]}")
+
+    def settle(self) -> None:
+        """Wait until everything that was made has its receipt."""
+        self.fleet.making = False
+        try:
+            until(
+                lambda: not self.fleet.waiting() or not self.aggregator.alive(),
+                f"receipts for all; see {self.log}",
+            )
+        except AssertionError as error:
+            stuck = [
+                (a.host, len(a.waiting), a.events_waiting[:2], a.ended) for a in self.fleet.agents
+            ]
+            raise Broken(f"{error}: {stuck}") from error
+        finally:
+            self.fleet.making = True
+        refused = {a.host: a.refused for a in self.fleet.agents if a.refused}
+        if refused or not self.aggregator.alive():
+            raise Broken(f"refused {refused}; {self.aggregator.said()[-1500:]}")
+
+    def end(self) -> None:
+        """End it one way or the other."""
+        if self.source.random() < 0.5:
+            self.aggregator.kill()
+        elif code := self.aggregator.stop():
+            raise Broken(f"it ended with {code}: {self.aggregator.said()[-1500:]}")
+
+    def pause(self, seconds_max: float = 0.6) -> None:
+        """Let a random time pass: what is cut short by the fault is to be something else each round."""
+        time.sleep(self.source.random() * seconds_max)
+
+    # -- backups ----------------------------------------------------------------------------------
+
+    def admin(self, *arguments: str, wanted: int = 0) -> str:
+        """Run `gangline admin`; return what it said."""
+        command = [sys.executable, "-m", "gangline.cli", "admin", *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=GUARD_SECONDS
+        )
+        if done.returncode != wanted or "Traceback" in done.stderr:
+            raise Broken(f"{command[3:]} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        return done.stdout + done.stderr
+
+    def back_up(self) -> None:
+        """Make a backup, and remember what was acknowledged before it."""
+        told = self.fleet.acknowledged()
+        to = str(self.place / "backups")
+        where = ("--data", str(self.data), "--aggregator", self.address)
+        self.admin("backup", "--to", to, "--keep", "2", *where)
+        self.backed_up = told
+
+    def restore(self) -> None:
+        """Put the last backup in place; what came after it is written off."""
+        self.admin(
+            "restore", "--from", str(self.place / "backups"), "--data", str(self.data), "--force"
+        )
+        for old in self.disk.glob("data/replaced-*"):
+            shutil.rmtree(old)
+
+    # -- what is there ----------------------------------------------------------------------------
+
+    def stored(self) -> tuple[dict[str, set[int]], dict[str, set[str]]]:
+        """Return host -> numbers and host -> events; raise Broken for anything that is there twice or in part."""
+        with duckdb.connect(str(self.data / STORE), read_only=True) as base:
+            rows = base.execute(
+                "SELECT host, context_switches_count, count(*) FROM readings.host_1s GROUP BY ALL"
+            ).fetchall()
+            gpus = base.execute(
+                "SELECT host, power_watts::BIGINT, count(*) FROM readings.gpu_1s GROUP BY ALL"
+            ).fetchall()
+            events = base.execute(
+                "SELECT host, event_id, count(*) FROM events GROUP BY ALL"
+            ).fetchall()
+        doubled = [row for row in (*rows, *events) if row[2] != 1]
+        if doubled:
+            raise Broken(f"{len(doubled)} rows or events are there more than once: {doubled[:5]}")
+        if {(h, n) for h, n, times in gpus if times == 2} != {(h, n) for h, n, _ in rows}:
+            raise Broken("some frame is there with some of its rows only")
+        numbers: dict[str, set[int]] = {}
+        for host, number, _ in rows:
+            numbers.setdefault(host, set()).add(number)
+        names: dict[str, set[str]] = {}
+        for host, name, _ in events:
+            names.setdefault(host, set()).add(name)
+        return numbers, names
+
+    def compare(self, told: dict[str, Memory], *, may_lose: bool = False) -> int:
+        """Compare the store with what agents were *told*; return how much is missing, which is then written off."""
+        numbers, names = self.stored()
+        missing = 0
+        for agent in self.fleet.agents:
+            memory = told.get(agent.host, Memory())
+            frames = memory.frames - numbers.get(agent.host, set())
+            events = memory.events - names.get(agent.host, set()) - self.journaled()
+            missing += len(frames) + len(events)
+            if (frames or events) and not may_lose:
+                raise Broken(
+                    f"{agent.host}: acknowledged and not there: frames {sorted(frames)[:10]} "
+                    f"({len(frames)}), events {sorted(events)[:5]} ({len(events)})"
+                )
+            if may_lose:
+                agent.told.frames &= numbers.get(agent.host, set()) | set()
+                agent.told.events &= names.get(agent.host, set()) | self.journaled()
+        return missing
+
+    def journaled(self) -> set[str]:
+        """Return the events that wait in the journal of a killed aggregator."""
+        from gangline.aggregator.store.journal import parse
+
+        path = self.data / JOURNAL
+        if not path.exists():
+            return set()
+        return {event.event.event_id for event, _ in parse(path.read_bytes())}
+
+    def close(self) -> None:
+        self.fleet.close()
+        self.aggregator.kill()
+
+
+# -- the faults: each leaves an aggregator that may run or not ------------------------------------
+
+
+def killed(world: World) -> None:
+    """kill -9 at any moment: several times, also while it starts."""
+    for _ in range(world.source.randint(1, 3)):
+        world.pause()
+        world.aggregator.kill()
+        world.aggregator.start()
+        world.pause(1.5)
+        world.aggregator.kill()
+
+
+def _sick_disk(world: World, mode: int, **how: int) -> None:
+    world.faults.set(mode, **how)
+    world.pause(1.0)
+    if world.source.random() < 0.4:  # it dies of it, or is restarted in vain
+        world.aggregator.kill()
+        words = world.start()
+        if not words:
+            world.pause()
+    if world.source.random() < 0.3:
+        world.aggregator.kill()
+    world.faults.set()
+
+
+def disk_full(world: World) -> None:
+    """No space left: nothing is receipted until there is."""
+    if not world.small_disk:
+        return _sick_disk(world, FULL)
+    ballast = world.disk / "ballast"
+    with suppress(OSError), open(ballast, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+    world.pause(1.5)
+    if world.source.random() < 0.5:
+        world.aggregator.kill()
+        world.start()
+    ballast.unlink()
+    return None
+
+
+def disk_read_only(world: World) -> None:
+    """The kernel remounts a sick disk read-only."""
+    _sick_disk(world, READ_ONLY)
+
+
+def fsync_slow(world: World) -> None:
+    """A disk that takes its time: up to a second and a half for each fsync."""
+    world.faults.set(fsync_milliseconds=world.source.choice((50, 300, 1500)))
+    world.pause(2.0)
+    if world.source.random() < 0.3:
+        world.aggregator.kill()
+    world.faults.set()
+
+
+def fsync_fails(world: World) -> None:
+    """A disk that says EIO: what was written since is not known to be there."""
+    _sick_disk(world, FSYNC_FAILS)
+
+
+def clock_jumps(world: World) -> None:
+    """The wall clock goes hours forth and back, with a restart now and then."""
+    for _ in range(world.source.randint(1, 3)):
+        world.faults.set(clock_seconds=world.source.uniform(-6 * 3600, 6 * 3600))
+        world.pause(0.8)
+        if world.source.random() < 0.3:
+            world.aggregator.kill()
+            world.running()
+    world.faults.set()
+
+
+def all_reconnect(world: World) -> None:
+    """A switch reboots: every agent comes back in the same second, several times."""
+    for _ in range(world.source.randint(2, 5)):
+        world.fleet.reconnect()
+        world.pause(0.3)
+    if world.source.random() < 0.3:
+        world.aggregator.kill()
+
+
+def killed_in_upkeep(world: World) -> None:
+    """kill -9 of the aggregator while it compacts or is backed up; of the backup while it copies."""
+    what = world.source.choice(("backup", "compact"))
+    more = ["--to", str(world.place / "backups")] if what == "backup" else []
+    upkeep = Process(
+        ["admin", what, *more, "--data", str(world.data), "--aggregator", world.address],
+        world.place / "upkeep.log",
+    )
+    upkeep.start()
+    world.pause(1.5)
+    (upkeep if world.source.random() < 0.4 else world.aggregator).kill()
+    if upkeep.child is not None:
+        upkeep.child.wait(GUARD_SECONDS)
+        upkeep.child = None
+
+
+def _damaged(world: World, name: str, harm: Callable[[Path, random.Random], str]) -> str:
+    world.back_up()
+    world.wait_receipts(10)
+    world.pause()
+    if world.source.random() < 0.7:
+        world.aggregator.kill()
+    else:
+        world.aggregator.stop()
+    path = world.data / name
+    if not path.exists() or not path.stat().st_size:
+        return ""
+    return harm(path, world.source)
+
+
+def store_damaged(world: World) -> str:
+    """The file lost its end, or some of it."""
+    return _damaged(world, STORE, world.source.choice((cut, cut, spoil)))
+
+
+def wal_damaged(world: World) -> str:
+    """The WAL lost its end, or some of it."""
+    return _damaged(world, WAL, world.source.choice((cut, cut, spoil)))
+
+
+def journal_damaged(world: World) -> str:
+    """The journal lost its end, while it held what was not stored yet."""
+    world.faults.set(FULL)
+    world.pause()
+    world.faults.set()
+    return _damaged(world, JOURNAL, world.source.choice((cut, spoil)))
+
+
+def snapshot_damaged(world: World) -> str:
+    """The operators' file lost its end: it is written anew, and nothing depends on it."""
+    return _damaged(world, "operators.duckdb", cut)
+
+
+def segment_damaged(world: World) -> str:
+    """A Parquet file lost its end, or some of it."""
+    world.back_up()
+    world.aggregator.kill()
+    found = sorted((world.data / "segments").rglob("*.parquet"))
+    if not found:
+        return ""
+    return world.source.choice((cut, spoil))(world.source.choice(found), world.source)
+
+
+#: After these nothing that was acknowledged may be missing.
+KEPT: dict[str, Callable[[World], None]] = {
+    "kill -9": killed,
+    "disk full": disk_full,
+    "disk read-only": disk_read_only,
+    "fsync slow": fsync_slow,
+    "fsync fails": fsync_fails,
+    "clock jumps": clock_jumps,
+    "all reconnect": all_reconnect,
+    "killed in upkeep": killed_in_upkeep,
+}
+#: After these it may, if that is said.
+DESTROYED: dict[str, Callable[[World], str]] = {
+    "store damaged": store_damaged,
+    "WAL damaged": wal_damaged,
+    "journal damaged": journal_damaged,
+    "snapshot damaged": snapshot_damaged,
+    "segment damaged": segment_damaged,
+}
+
+
+def round_of(world: World, name: str) -> None:
+    """One round of the fault *name*. Raises Broken."""
+    begin = time.monotonic()
+    world.running()
+    world.wait_receipts(20)
+    if name in KEPT:
+        try:
+            KEPT[name](world)
+        finally:
+            world.faults.set()
+        world.running()
+    else:
+        _destroyed(world, name)
+    world.settle()
+    told = world.fleet.acknowledged()
+    world.end()
+    world.compare(told)
+    world.counted.rounds[name] += 1
+    world.counted.frames += 20
+    world.counted.seconds[name] += round(time.monotonic() - begin, 1)  # type: ignore[assignment]
+
+
+def _destroyed(world: World, name: str) -> None:
+    did = DESTROYED[name](world)
+    told = world.fleet.acknowledged()
+    said = len(world.aggregator.said())
+    world.fleet.making = False
+    try:
+        refusal = world.start()
+        if refusal:
+            world.counted.refused[name] += 1
+            world.restore()
+            world.compare(world.backed_up)
+            world.compare(told, may_lose=True)
+            world.running()
+            return
+        words = world.aggregator.said()[said:]
+        world.aggregator.kill()
+        missing = _compare_or_restore(world, told, name)
+        if missing and LOST not in words:
+            raise Broken(
+                f"{did}; {missing} acknowledged frames and events are gone, and nobody said so"
+            )
+        world.counted.said_lost[name] += LOST in words
+        world.counted.written_off[name] += missing
+        world.running()
+    finally:
+        world.fleet.making = True
+
+
+def _compare_or_restore(world: World, told: dict[str, Memory], name: str) -> int:
+    """Compare; a file that opened and cannot be read whole is restored, once `verify` has said so."""
+    try:
+        return world.compare(told, may_lose=True)
+    except duckdb.Error:
+        said = world.admin("verify", "--data", str(world.data), wanted=1)
+        if "WRONG" not in said:
+            raise Broken(f"verify finds nothing wrong with what cannot be read: {said}") from None
+        world.counted.refused[name] += 1
+        world.restore()
+        world.compare(world.backed_up)
+        world.compare(told, may_lose=True)
+        return 0

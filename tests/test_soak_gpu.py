@@ -1,0 +1,24 @@
+"""A short slice of `make soak-gpu`: the real agent, the stand-in NVML, one GPU of eight that hangs for a while."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.soak_gpu import soak
+
+
+def test_a_gpu_that_hangs_for_seconds_costs_the_other_seven_no_more_than_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the hour under the handed-in clock shows with devices of our own, with NVML's calls and true processes."""
+    monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+    result = soak(tmp_path, seconds=10, hang_seconds=3.0, seed=1, quiet=True)
+    assert result.on_time[result.sick] < 0.8  # it did hang
+    assert result.others >= 0.8, (
+        result.log
+    )  # of nine seconds; a machine that others use may lose one more
+    assert 0.0 < result.named_seconds <= 3.0
+    assert "did not return for" in result.log and result.call in result.log
+    assert 4 <= result.processes <= 7

@@ -1,0 +1,82 @@
+"""Stores of earlier versions: opened by the code of now, killed at any step of it, with nothing lost or doubled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.storefile import migrations
+from tests.upgrade.keep_store import FRAMES, GPUS, HOSTS, NOW_NS, frame
+from tests.upgrade.kept_stores import EVENTS, FINDINGS, GPU_ROWS, STORES, unpack
+
+GUARD_SECONDS = 120.0
+KEPT = sorted(STORES.glob("*.tar.xz"))
+NEWEST = migrations()[-1][0]
+
+
+def test_a_store_of_each_version_is_kept() -> None:
+    """A migration whose version before it nobody has a file of is tested on nothing: see keep_store.py."""
+    kept = {int(path.name.removeprefix("version-")[0]) for path in KEPT}
+    assert kept >= {1, 2}
+
+
+@pytest.mark.parametrize("archive", KEPT, ids=lambda path: path.name.partition(".")[0])
+def test_what_an_earlier_version_left_is_there(archive: Path, tmp_path: Path) -> None:
+    """An upgrade of the aggregator: every reading, event and finding, and no frame twice that is sent again."""
+    folder = unpack(archive, tmp_path / "store")
+    config = AggregatorConfig(data=folder, commit_seconds=0.01, ops_seconds=3600.0)
+    store = Store.open(folder, config, lambda: NOW_NS + 600 * 10**9)
+    try:
+        assert len(store.recent_events) == EVENTS
+        done = threading.Semaphore(0)
+        for sequence in (1, FRAMES, FRAMES + 1):  # two that it has, and one that is new
+            assert store.submit_frame(HOSTS[0], frame(sequence), NOW_NS, lambda _: done.release())
+        for _ in range(3):
+            assert done.acquire(timeout=20)
+    finally:
+        assert store.close() == ""
+    with duckdb.connect(str(folder / "gangline.duckdb"), read_only=True) as base:
+        rows = base.execute(
+            "SELECT host, device, time, boottime_ns FROM readings.gpu_1s"
+        ).fetchall()
+        assert len(set(rows)) == len(rows) == GPU_ROWS + len(GPUS)
+        of_a_frame = base.execute(
+            "SELECT count(*), count(DISTINCT host) FROM readings.gpu_1s WHERE boottime_ns = 7000000000"
+        ).fetchone()
+        assert of_a_frame == (len(GPUS) * len(HOSTS), len(HOSTS))
+        faults = base.execute(
+            "SELECT count(*), count(DISTINCT message), min(count) FROM ops.faults"
+        ).fetchone()
+        assert faults == (EVENTS, 3, 1)
+        assert base.execute("SELECT words FROM ops.findings").fetchall() == [("kept finding",)]
+        assert base.execute("FROM gangline_store").fetchall() == [(NEWEST,)]
+
+
+@pytest.mark.parametrize(
+    "archive", [*KEPT, None], ids=lambda p: p.name.partition(".")[0] if p else "none"
+)
+def test_a_kill_at_any_step_of_a_migration(archive: Path | None, tmp_path: Path) -> None:
+    """The upgrade of a large store, and somebody who had no patience: begun again, it ends as if nothing had been."""
+    source = unpack(archive, tmp_path / "store") if archive else tmp_path / "store"
+    source.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.upgrade.kept_stores", str(source), str(tmp_path / "work")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=GUARD_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    found = done.stdout.splitlines()
+    wanted = f"[({NEWEST},)] ({GPU_ROWS},) [({EVENTS},), ({FINDINGS},)]"
+    empty = f"[({NEWEST},)] (None,) [(0,), (0,)]"
+    assert set(found) == {wanted if archive else empty}
+    version = int(archive.name.removeprefix("version-")[0]) if archive else 0
+    assert len(found) > 5 * (NEWEST - version), "it was killed at no step of a migration"
