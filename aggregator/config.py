@@ -23,10 +23,13 @@ class AggregatorConfig:
         Path("var/aggregator"), says="folder of the store, made if missing"
     )
     commit_seconds: float = setting(
-        1.0, low=0.01, high=60, says="a commit at least this often while something waits"
+        2.0, low=0.01, high=60, says="a commit at least this often while something waits"
     )
     commit_rows: int = setting(
-        8000, low=1, high=1_000_000, says="a commit as soon as so many rows wait"
+        122_880,
+        low=1,
+        high=1_000_000,
+        says="a commit as soon as so many rows wait; a row group of DuckDB costs least a row",
     )
     queue_bytes_max: int = setting(
         256 << 20,

@@ -32,7 +32,6 @@ from .health.looplag import LoopLag
 from .health.machine import Machine, look
 from .health.watch import Changes, OwnHealth, Watch, tell
 from .ingest.clocklog import ClockWriter
-from .ingest.findings import OURSELVES
 from .ingest.intake import Ingest
 from .judgement.judge import JUDGED_FINDINGS, Judgement, judge
 from .judgement.restart import restore
@@ -48,6 +47,7 @@ from .service.turns import Turns
 from .store.scorelog import ScoreLog
 from .store.store import Store
 from .store.writer import NOT_LOOKED_AT
+from .verdicts import OURSELVES
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+#: What findings about the aggregator itself have in a host's place: it is none of the fleet's, even where an agent runs
+#: beside it.
+OURSELVES = "(aggregator)"
+
 
 class State(IntEnum):
     """HealthState of the wire."""

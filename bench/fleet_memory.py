@@ -1,37 +1,139 @@
-"""What a connected host costs the aggregator in memory, and what a fleet would: two sizes, the slope, and the limit."""
+"""Memory of the fleet's state with 80,000 GPUs, their ports and links, against the raw cells it must hold.
+
+A process of its own reads made frames of 10,000 hosts through the same code as the service: 8 GPUs, 9 ports and
+144 links each, in every table of theirs, twice, so that counters have a step. The floor is 9 bytes (a cell and
+whether it is there) for each cell that judgement reads. Not in it: what gRPC has of a connection, what a stream
+remembers of differences (at most 32 KiB), DuckDB's own (at most its memory_limit), and frames that wait.
+"""
 
 from __future__ import annotations
 
-from .load.fleet_run import run as run_load
+import json
+import random
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gangline.fingerprints.catalogue import TABLES
+
 from .measure import Result
 
-SIZES = (150, 600)
-SECONDS = 6
-FLEET_HOSTS, LIMIT_BYTES = 10_000, 1.5e9
+HOSTS, GPUS, PORTS, LINKS = 10_000, 8, 9, 144
+#: Devices of a host, by kind.
+DEVICES = {
+    "gpu": GPUS, "gpu_fast": GPUS, "gpu_fabric": GPUS, "rdma": PORTS, "net": PORTS, "link": PORTS, "nic": PORTS,
+    "nvlink": LINKS, "pcie": 4 * (GPUS + PORTS), "disk": 4, "nvme": 4, "filesystem": 4, "host": 1, "agent": 1,
+    "probe": GPUS, "collector": 24, "clock": 1, "numa": 2, "edac": 2,
+}  # fmt: skip
+SECOND_NS = 1_000_000_000
+
+
+def _names(host: int) -> dict[str, list[str]]:
+    """Return the devices of a host as an agent names them."""
+    source = random.Random(host)
+    gpus = [f"GPU-{source.getrandbits(128):032x}-{at:04x}" for at in range(GPUS)]
+    links = [f"{gpu}/link{at}" for gpu in gpus for at in range(LINKS // GPUS)]
+    ports = [f"mlx5_{at}/1" for at in range(PORTS)]
+    functions = [f"0000:{at:02x}:00.0" for at in range(DEVICES["pcie"])]
+    named = {
+        "gpu": gpus,
+        "gpu_fast": gpus,
+        "gpu_fabric": gpus,
+        "probe": gpus,
+        "nvlink": links,
+        "pcie": functions,
+    }
+    named |= {"rdma": ports, "link": ports}
+    return {
+        kind: named.get(kind, [f"{kind}{at}" for at in range(count)])
+        for kind, count in DEVICES.items()
+    }
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def _child(hosts: int) -> dict[str, float]:
+    """Return what the state takes in this process, in bytes, and how long a judgement takes."""
+    from gangline.aggregator.fleet.fleet import Fleet
+    from gangline.aggregator.fleet.kept import KEPT
+    from gangline.aggregator.ingest.reading import CATALOGUE
+    from gangline.aggregator.judgement.judge import judge
+    from gangline.aggregator.server import Aggregator  # noqa: F401 - as the service has it
+    from gangline.ext.intake import Reader
+    from gangline.fingerprints import frames
+    from gangline.fingerprints.block import Block
+    from gangline.fingerprints.frames import Stamp, decode
+    from gangline.fingerprints.wire.telemetry_pb2 import Device
+
+    before, fleet, readers = _resident_bytes(), Fleet(), []
+    tables = [(table, signals[0].device_kind) for table, signals in TABLES.items()]
+    tables = [(table, kind) for table, kind in tables if kind in DEVICES]
+    templates = {table: Block(table, [""] * DEVICES[kind]) for table, kind in tables}
+    for block in templates.values():
+        block.valid[:] = b"\1" * len(block.valid)
+    for host in range(hosts):
+        named, reader = _names(host), Reader(CATALOGUE, decode)
+        readers.append(reader)
+        devices = [
+            Device(kind=kind, key=key, attributes={"name": "x"})
+            for kind in ("gpu", "rdma")
+            for key in named[kind]
+        ]
+        fleet.register(f"host-{host:05d}", simulated=True, boot_id=bytes(16), devices=devices)
+        for second in (1, 2):
+            blocks = []
+            for table, kind in tables:
+                block = Block(table, named[kind])
+                block.cells, block.valid = templates[table].cells, templates[table].valid
+                blocks.append(block)
+            stamp = Stamp(bytes(16), bytes(16), second, second * 60 * SECOND_NS, 0)
+            frame = reader.read(frames.encode(stamp, blocks))
+            fleet.observe(f"host-{host:05d}", frame, 1000 * SECOND_NS + second)
+            if host % 1000 == 999:
+                fleet.advance(1000 * SECOND_NS)
+    begin = time.perf_counter()
+    judgement = judge(fleet, 1001 * SECOND_NS, None)
+    first = time.perf_counter() - begin
+    begin = time.perf_counter()
+    judgement = judge(fleet, 1002 * SECOND_NS, judgement)
+    seconds = time.perf_counter() - begin
+    cells = sum(
+        DEVICES[kind] * sum(signal.name in KEPT for signal in TABLES[table])
+        for table, kind in tables
+    )
+    arrays = sum(
+        a.nbytes for t in fleet.tables.values() for a in vars(t).values() if hasattr(a, "nbytes")
+    )
+    return {
+        "taken": _resident_bytes() - before, "all": _resident_bytes(), "floor": 9.0 * cells * hosts,
+        "arrays": arrays, "judge_first": first, "judge": seconds, "readers": len(readers),
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }  # fmt: skip
 
 
 def run(seed: int) -> list[Result]:
-    """Measure. The operators' file is left out: its writing takes memory for a moment, told by `bench.load`."""
-    reports = [
-        run_load([(hosts, SECONDS)], seed, warm=0, period_seconds=SECONDS, probe=False,
-                 settings=("ops_seconds=3600",))
-        for hosts in SIZES
-    ]  # fmt: skip
-    ends = [report.seconds[-1]["memory_bytes"] for report in reports]
-    connected = [report.memory_connected_bytes for report in reports]
-    hosts = SIZES[1] - SIZES[0]
-    each, idle = (ends[1] - ends[0]) / hosts, (connected[1] - connected[0]) / hosts
-    whole = ends[0] + each * (FLEET_HOSTS - SIZES[0])
-    large = reports[-1]
+    """Measure in a process of its own; the readings are the same for every seed."""
+    del seed
+    output = subprocess.run(
+        [sys.executable, "-m", f"{__package__}.fleet_memory", str(HOSTS)],
+        stdout=subprocess.PIPE, check=True,
+    ).stdout  # fmt: skip
+    found = json.loads(output)
     notes = (
-        f"{each / 1024:.0f} KiB a host that has told all its tables, {idle / 1024:.0f} KiB of them once it is "
-        f"registered and connected; from {SIZES[0]} and {SIZES[1]} hosts, not run at {FLEET_HOSTS}"
+        f"{HOSTS} hosts of {GPUS} GPUs, {PORTS} ports, {LINKS} links; arrays {found['arrays'] / 1e6:.0f} MB, not all written; "
+        f"the process {found['all'] / 1e6:.0f} MB, at most {found['peak'] / 1e6:.0f}; a judgement "
+        f"{found['judge']:.2f} s, the first {found['judge_first']:.2f}"
     )
-    per_registration = large.connect_cpu_seconds / large.connections * 1e3
-    rate = large.connections / large.connect_seconds
     return [
-        Result(f"memory of the aggregator with {FLEET_HOSTS} hosts", whole / 1e6, "MB",
-               "limit", LIMIT_BYTES / 1e6, notes),
-        Result("a host's registration", per_registration, "ms CPU", "what 10,000 in a minute leave of a core",
-               6.0, f"{rate:.0f} a second, one after another"),
+        Result("state of a fleet of 80,000 GPUs", found["taken"] / 1e6, "MB", "the cells that are read, 9 B each",
+               found["floor"] / 1e6, notes)
     ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps(_child(int(sys.argv[1]))))

@@ -1,21 +1,27 @@
-"""CPU a row from the wire to durable in DuckDB, against a raw Arrow insert of as many like rows.
+"""CPU a row from the wire to durable in DuckDB, against a raw Arrow insert of the same rows.
 
-Ours: a real aggregator process; frames made beforehand, sent on gRPC streams by another process, until
-the last receipt. Peer: the same table, inserted from Arrow in batches of 8,000 rows, a commit each.
+Ours: a real aggregator process; messages made beforehand, sent on as many gRPC streams as fill a commit
+within their credit, by this process, until the last receipt. Its judging and history are put off: they are
+not on a row's way; so are the limits on who comes back and what comes late. Peers: the same rows into the same table of a DuckDB file from Arrow,
+8,000 or a row group (122,880) a commit, with as many threads.
+
+Shapes: a live second of eight GPUs as differences, as an agent sends it; ten such seconds in one frame (a
+host's frame of all its tables has as many rows); and backlog as an agent's spool sends it: frames of one
+second each, whole and deflated.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import grpc
@@ -23,166 +29,252 @@ import numpy as np
 import pyarrow as pa
 
 from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block, is_float
 from gangline.fingerprints.catalogue import TABLES, Kind
 from gangline.fingerprints.frames import Stamp
-from gangline.fingerprints.streaming import Sender as Differences
-from gangline.fingerprints.wire import telemetry_pb2
-from gangline.fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceStub
+from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, Sender
+from gangline.fingerprints.wire import telemetry_pb2 as wire
 
-from .codec import gpu_block
 from .measure import Result, cpu_seconds
 
-STREAMS = 8
 GPUS = 8
-BATCH_ROWS = 8_000
-#: Bench name -> (moments in a frame, frames a stream).
-SHAPES = {"10 s of 8 GPUs a frame": (10, 500), "1 s of 8 GPUs a frame": (1, 2000)}
+#: With a credit of 64 frames of eight rows each, so many streams have a row group on their way.
+STREAMS = 256
+#: Hosts of different readings; the streams are theirs in turn.
+TEMPLATES = 8
+BATCHES_ROWS = (8_000, 122_880)
+THREADS = 1
+#: Frames come faster than they say that they were made: a clock so far off would be a finding with each.
+STEP_NS = 5_000_000
+BOOTED_NS = 1_700_000_000 * 10**9
+SERVICE = "/gangline.v1.TelemetryService/"
+SETTINGS = (
+    "ops_seconds=3600", "judge_seconds=60", "history_on=false", "reconnects_per_second=100000",
+    "backlog_frames_per_second=10000",
+)  # fmt: skip
+
+
+class Shape(NamedTuple):
+    """How rows come."""
+
+    name: str
+    moments: int  # seconds a frame
+    frames: int  # of a stream
+    backlog: bool  # whole, deflated
+
+
+LIVE_SECOND = Shape("1 s of 8 GPUs a frame", 1, 240, False)
+SHAPES = (
+    Shape("10 s of 8 GPUs a frame", 10, 40, False),
+    LIVE_SECOND,
+    Shape("backlog: 1 s of 8 GPUs a frame, deflated", 1, 240, True),
+)
+
+
+def readings(source: random.Random, name: str, count: int) -> list[Block]:
+    """Return *count* seconds of a training host's GPUs: gauges jitter, counters grow, states stay.
+
+    A gauge is a decimal of few places, as drivers give them; one in four counters stands still.
+    """
+    drawn = np.random.default_rng(source.getrandbits(64))
+    devices = [f"GPU-{name}-{source.getrandbits(64):016x}-{at}" for at in range(GPUS)]
+    signals = TABLES["gpu_1s"]
+    cells = np.zeros((count, len(signals), GPUS), np.uint64)
+    for column, signal in enumerate(signals):
+        level = source.choice((1.0, 60.0, 700.0, 1.98e9))
+        if signal.kind is Kind.GAUGE:
+            noise = np.round(level * (1 + drawn.normal(0, 0.02, (count, GPUS))), 2)
+            cells[:, column] = np.where(drawn.random((count, GPUS)) < 0.7, noise, level).view(np.uint64)  # fmt: skip
+        elif signal.kind is Kind.COUNTER and column % 4:
+            cells[:, column] = np.cumsum(drawn.integers(0, 10**6, (count, GPUS)), 0) + 10**12
+    found = []
+    for at in range(count):
+        block = Block("gpu_1s", devices)
+        block.cells[:] = cells[at].tobytes()
+        block.valid[:] = b"\1" * len(block.valid)
+        found.append(block)
+    return found
 
 
 @dataclass
-class Sender:
+class Host:
     """One host's stream: sends while there is credit, ends with the last receipt."""
 
-    stub: Any
     name: str
-    batches: list[bytes]
     run_id: bytes
+    messages: list[bytes]
     durable: int = 0
-    credit: int = 0
 
-    def run(self) -> None:
+    async def run(self, channel: grpc.aio.Channel) -> None:
         """Register, send everything, return when everything is durable."""
-        wall = time.time_ns()
-        answer = self.stub.RegisterNode(
-            telemetry_pb2.RegisterNodeRequest(
+        register = channel.unary_unary(
+            SERVICE + "RegisterNode",
+            request_serializer=wire.RegisterNodeRequest.SerializeToString,
+            response_deserializer=wire.RegisterNodeResponse.FromString,
+        )
+        answer = await register(
+            wire.RegisterNodeRequest(
                 protocol_version=1, node=self.name, run_id=self.run_id, boot_id=bytes(16),
-                agent_version="bench", simulated=True, boottime_ns=10**15, wall_time_ns=wall,
+                agent_version="bench", simulated=True, boottime_ns=time.time_ns() - BOOTED_NS,
+                wall_time_ns=time.time_ns(),
             )
         )  # fmt: skip
-        self.credit = answer.credit_frames
-        self.differences = Differences(answer.stream_context_bytes)
-        self.room = threading.Semaphore(self.credit)
-        self.done = threading.Event()
-        metadata = (("gangline-session", answer.session),)
-        for ack in self.stub.StreamTelemetry(self._batches(), metadata=metadata):
-            assert not ack.refused, ack.refused[0].reason
-            count = sum(r.last - r.first + 1 for r in ack.durable)
-            self.durable += count
-            self.room.release(count) if count else None
-            if self.durable == len(self.batches):
-                self.done.set()
-        assert self.durable == len(self.batches)
-
-    def _batches(self) -> Iterator[telemetry_pb2.TelemetryBatch]:
-        for sequence, frame in enumerate(self.batches, 1):
-            self.room.acquire()
-            differences = self.differences.encode(frame)
-            yield telemetry_pb2.TelemetryBatch(sequence=sequence, differences=differences)
-        self.done.wait(120)
-
-
-def _frames(source: random.Random, run_id: bytes, moments: int, count: int) -> list[bytes]:
-    blocks = [gpu_block(source, GPUS) for _ in range(moments)]
-    for at, block in enumerate(blocks):
-        block.devices = blocks[0].devices
-        block.offset_ns = (at - moments) * 10**9
-    wall = time.time_ns()
-    return [
-        frames.encode(
-            Stamp(run_id, bytes(16), sequence, 10**15 + sequence * moments * 10**6,
-                  wall + sequence * moments * 10**6),
-            blocks,
-            deflate=False,
+        assert answer.stream_context_bytes == CONTEXT_BYTES_MAX
+        self.room = asyncio.Semaphore(answer.credit_frames)
+        self.done = asyncio.Event()
+        call: Any = channel.stream_stream(
+            SERVICE + "StreamTelemetry", response_deserializer=wire.IngestAck.FromString
         )
-        for sequence in range(1, count + 1)
-    ]  # fmt: skip
+        stream = call(self._messages(), metadata=(("gangline-session", answer.session),))
+        async for ack in stream:
+            self._receipt(ack)
+
+    def _receipt(self, ack: wire.IngestAck) -> None:
+        assert not ack.refused, ack.refused[0].reason
+        for each in ack.durable:
+            self.durable += each.last - each.first + 1
+            for _ in range(each.first, each.last + 1):
+                self.room.release()
+        if self.durable == len(self.messages):
+            self.done.set()
+
+    async def _messages(self) -> AsyncIterator[bytes]:
+        for message in self.messages:
+            await self.room.acquire()
+            yield message
+        await self.done.wait()
 
 
-def _ours(seed: int, moments: int, count: int) -> tuple[float, float]:
-    """Return (aggregator's CPU us a row, sender's CPU us a row)."""
+def _hosts(seed: int, shape: Shape) -> list[Host]:
     source = random.Random(seed)
-    senders = []
+    wall = time.time_ns()
+    templates = [readings(source, f"{at}", shape.moments * shape.frames) for at in range(TEMPLATES)]
+    hosts = []
     for at in range(STREAMS):
         run_id = source.randbytes(16)
-        batches = _frames(source, run_id, moments, count)
-        senders.append(Sender(None, f"bench-{at}", batches, run_id))
-    rows = STREAMS * count * moments * GPUS
+        stamps = (
+            Stamp(run_id, bytes(16), sequence, wall - BOOTED_NS + sequence * STEP_NS,
+                  wall + sequence * STEP_NS + source.randrange(10**6))
+            for sequence in range(1, shape.frames + 1)
+        )  # fmt: skip
+        blocks = templates[at % TEMPLATES]
+        hosts.append(Host(f"bench-{at}", run_id, list(_messages(stamps, blocks, shape))))
+    return hosts
+
+
+def _messages(stamps: Iterator[Stamp], blocks: list[Block], shape: Shape) -> Iterator[bytes]:
+    encoder, differences = frames.Encoder(), Sender(CONTEXT_BYTES_MAX)
+    for at, stamp in enumerate(stamps):
+        mine = blocks[at * shape.moments : (at + 1) * shape.moments]
+        for moment, block in enumerate(mine, 1):
+            block.offset_ns = (moment - len(mine)) * 10**9
+        frame = encoder.encode(stamp, mine, deflate=shape.backlog)
+        message = wire.TelemetryBatch(sequence=stamp.sequence, backlog=shape.backlog)
+        if shape.backlog:
+            message.frame = frame
+        else:
+            message.differences = differences.encode(frame)
+        yield message.SerializeToString()
+
+
+def _ours(hosts: list[Host]) -> tuple[float, float]:
+    """Return CPU seconds (the aggregator's, ours)."""
     with tempfile.TemporaryDirectory() as folder:
         child = subprocess.Popen(
             [sys.executable, "-m", "gangline.cli", "aggregator", "--data", folder, "--listen",
-             "127.0.0.1:0", "--set", "ops_seconds=3600"],
+             "127.0.0.1:0", *(word for one in SETTINGS for word in ("--set", one))],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         assert child.stdout
         try:
-            port = child.stdout.readline().split("listening on ")[1].split(",")[0]
-            with grpc.insecure_channel(port) as channel:
-                spent = _send(TelemetryServiceStub(channel), senders, child.pid)  # type: ignore[no-untyped-call]
+            address = child.stdout.readline().split("listening on ")[1].split(",")[0]
+            time.sleep(0.5)  # its first judgement, and the operators' file of an empty store
+            begin, own = cpu_seconds(child.pid), time.process_time()
+            asyncio.run(_send(address, hosts))
+            return cpu_seconds(child.pid) - begin, time.process_time() - own
         finally:
             child.terminate()
             child.wait(30)
             child.stdout.close()
-    return spent[0] / rows * 1e6, spent[1] / rows * 1e6
 
 
-def _send(stub: Any, senders: list[Sender], pid: int) -> tuple[float, float]:
-    begin, own = cpu_seconds(pid), time.process_time()
-    threads = [threading.Thread(target=sender.run) for sender in senders]
-    for sender, thread in zip(senders, threads, strict=True):
-        sender.stub = stub
-        thread.start()
-    for sender, thread in zip(senders, threads, strict=True):
-        thread.join()
-        assert sender.durable == len(sender.batches), f"{sender.name}: {sender.durable} durable"
-    return cpu_seconds(pid) - begin, time.process_time() - own
+async def _send(address: str, hosts: list[Host]) -> None:
+    # As from so many machines: each has its own connection.
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+    channels = [grpc.aio.insecure_channel(address, options) for _ in hosts]
+    await asyncio.gather(
+        *(host.run(channel) for host, channel in zip(hosts, channels, strict=True))
+    )
+    await asyncio.gather(*(channel.close() for channel in channels))
+    for host in hosts:
+        assert host.durable == len(host.messages), f"{host.name}: {host.durable} durable"
 
 
-def _table(source: random.Random) -> Any:
-    """One batch of rows as the store holds them."""
-    block = gpu_block(source, BATCH_ROWS)
-    cells = np.frombuffer(block.cells, np.uint64).reshape(-1, BATCH_ROWS)
-    hosts = pa.array([f"bench-{i % STREAMS}" for i in range(BATCH_ROWS)]).dictionary_encode()
-    times = np.arange(BATCH_ROWS) * 1000 + time.time_ns() // 1000
+def _table(seed: int, rows: int) -> Any:
+    """Return the rows of as many hosts and seconds as the store holds them, second after second."""
+    source = random.Random(seed)
+    seconds = -(-rows // (STREAMS * GPUS))
+    templates = [readings(source, f"{at}", seconds) for at in range(TEMPLATES)]
+    order = [(second, host) for second in range(seconds) for host in range(STREAMS)]
+    blocks = [templates[host % TEMPLATES][second] for second, host in order]
+    shape = len(order), len(TABLES["gpu_1s"]), GPUS
+    cells = np.frombuffer(b"".join(block.cells for block in blocks), np.uint64).reshape(shape)
+    times = np.repeat([second * 10**6 + host for second, host in order], GPUS)
+    hosts = np.repeat([host for _, host in order], GPUS)
     columns = {
-        "host": hosts,
-        "device": pa.array(block.devices),
-        "time": pa.array(times, pa.timestamp("us")),
-        "boottime_ns": pa.array(times.astype(np.uint64)),
+        "host": pa.array([f"bench-{host}" for host in hosts]).dictionary_encode(),
+        "device": pa.array([name for block in blocks for name in block.devices]),
+        "time": pa.array(times + time.time_ns() // 1000, pa.timestamp("us")),
+        "boottime_ns": pa.array(times.astype(np.uint64) * 1000),
     }
     for at, signal in enumerate(TABLES["gpu_1s"]):
-        gauge = signal.kind is Kind.GAUGE
-        columns[signal.column] = pa.array(cells[at].view(np.float64) if gauge else cells[at])
-    return pa.table(columns)
+        column = np.ascontiguousarray(cells[:, at]).reshape(-1)
+        gauge = is_float(signal.signal_id)
+        columns[signal.column] = pa.array(column.view(np.float64) if gauge else column)
+    return pa.table(columns).slice(0, rows)
 
 
-def _raw(seed: int, rows: int) -> float:
+def _raw(table: Any, batch_rows: int) -> float:
     """Return CPU us a row of the insert alone, durable by DuckDB's own commit."""
-    batch = _table(random.Random(seed))
     with tempfile.TemporaryDirectory() as folder:
-        base = duckdb.connect(str(Path(folder) / "raw.duckdb"))
-        base.register("batch", batch)
-        base.execute("CREATE TABLE raw AS FROM batch LIMIT 0")
-        begin = time.process_time()
-        for _ in range(rows // BATCH_ROWS):
-            base.execute("INSERT INTO raw SELECT * FROM batch")
-        base.execute("CHECKPOINT")
-        spent = time.process_time() - begin
-        base.close()
-    return spent / (rows // BATCH_ROWS * BATCH_ROWS) * 1e6
+        path = str(Path(folder) / "raw.duckdb")
+        with duckdb.connect(path, config={"threads": THREADS}) as base:
+            base.register("empty", table.slice(0, 0))
+            base.execute("CREATE TABLE raw AS FROM empty")
+            begin = time.process_time()
+            for at in range(0, table.num_rows, batch_rows):
+                base.register("batch", table.slice(at, batch_rows))
+                base.execute("INSERT INTO raw SELECT * FROM batch")
+            return (time.process_time() - begin) / int(table.num_rows) * 1e6
+
+
+def raw_costs(seed: int) -> dict[int, float]:
+    """Return rows a commit -> CPU us a row of a raw Arrow insert."""
+    table = _table(seed, 4 * BATCHES_ROWS[1])
+    return {rows: _raw(table, rows) for rows in BATCHES_ROWS}
+
+
+def cost(seed: int, shape: Shape) -> tuple[float, str]:
+    """Return the aggregator's CPU us a row from the wire to durable, and words on what came."""
+    hosts = _hosts(seed, shape)
+    rows = STREAMS * shape.frames * shape.moments * GPUS
+    sent_bytes = sum(len(message) for host in hosts for message in host.messages)
+    ours, own = (seconds / rows * 1e6 for seconds in _ours(hosts))
+    return ours, (
+        f"{rows} rows, {STREAMS} streams, {sent_bytes / rows:.1f} B a row on the wire; "
+        f"the sender's own {own:.2f} us a row not counted"
+    )
 
 
 def run(seed: int) -> list[Result]:
-    """Measure both shapes of frame, and the raw insert beside each."""
+    """Measure each shape, and the raw inserts of the same rows beside."""
+    raw = raw_costs(seed)
     results = []
-    for shape, (moments, count) in SHAPES.items():
-        rows = STREAMS * count * moments * GPUS
-        raw = _raw(seed, rows)
-        ours, sender = _ours(seed, moments, count)
-        notes = (
-            f"{rows} rows, {STREAMS} streams; the sender's own {sender:.2f} us a row not counted"
-        )
-        results.append(
-            Result(f"aggregator, wire to durable, {shape}", ours, "us CPU a row",
-                   f"raw Arrow insert, {BATCH_ROWS} rows a commit", raw, notes)
-        )  # fmt: skip
+    for shape in SHAPES:
+        ours, notes = cost(seed, shape)
+        for batch_rows, peer in raw.items():
+            results.append(
+                Result(f"aggregator, wire to durable, {shape.name}", ours, "us CPU a row",
+                       f"raw Arrow insert, {batch_rows} rows a commit", peer, notes)
+            )  # fmt: skip
     return results

@@ -20,9 +20,9 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from gangline.aggregator.store.layout import LAYOUTS
+from gangline.aggregator.store.hours import PART_MINUTES, part_name
+from gangline.aggregator.store.layout import LAYOUTS, definitions
 from gangline.aggregator.store.opsfile import OpsFile, taken_is
-from gangline.aggregator.store.rows import Rows
 from gangline.aggregator.store.writer import Writer
 from gangline.fingerprints.catalogue import Kind, Signal
 
@@ -34,13 +34,18 @@ LAST_S = 1_700_000_000
 MINUTES = 1440
 #: Beside GPUs: what a host of eight has by `gangline simulate`.
 LINKS, OTHERS = 144, 72
-#: Readings of such a host's GPUs and ports in the operators' file -> devices a host.
+#: Tables of such a host's GPUs and ports -> devices a host.
 TABLES = {
     "gpu_1s": 8, "gpu_10s": 8, "gpu_60s": 8, "gpu_fast_1s": 8, "gpu_1s_changes": 8,
     "gpu_10s_changes": 8, "rdma_1s": 8, "rdma_10s": 8, "rdma_1s_changes": 8,
     "rdma_10s_changes": 8, "pcie_10s": 16, "pcie_10s_changes": 16, "host_1s": 1, "host_10s": 1,
     "collector_10s": 32, "nvlink_10s": 144, "nvlink_10s_changes": 144,
 }  # fmt: skip
+#: So long before its last reading the operators' file was written that the next one begins with.
+FILES_SECONDS = 15
+#: Readings of the last so many seconds there are of all tables: what the next file looks through.
+READINGS_SECONDS = 2 * FILES_SECONDS
+PART_SECONDS = PART_MINUTES * 60
 #: Of so many GPUs there are minutes: what one's day costs does not hang on how many there are.
 MINUTES_GPUS_MAX = 10_000
 TICKS_AT_ONCE = 20
@@ -188,6 +193,9 @@ def _make_store(folder: Path, seed: int, rows: int) -> None:
         connection.execute(f"SELECT setseed({seed % 1000 / 1000})")
         _make_records(connection)
         _make_readings(connection, rows // GPUS)
+        for table, each in TABLES.items():
+            if table != "gpu_1s":
+                _make_last(connection, table, _last(table, each))
         _make_minutes(connection, folder / "minutes", min(MINUTES_GPUS_MAX, rows // MINUTES))
         connection.execute("CHECKPOINT")
     writer.close()
@@ -229,19 +237,17 @@ def _make_records(connection: Any) -> None:
 
 
 def _make_readings(connection: Any, ticks: int) -> None:
-    """Insert *ticks* seconds of all GPUs, in the order of time, into tables of an hour each."""
+    """Insert *ticks* seconds of all GPUs, in the order of time, into tables of five minutes each."""
     columns = ", ".join(
         f'{_value(signal)} AS "{signal.column}"' for signal in LAYOUTS["gpu_1s"].signals
     )
-    known = ", ".join(f'"{name}" {kind}' for name, kind in LAYOUTS["gpu_1s"].columns)
     connection.execute(
         f"CREATE TEMP TABLE gpus AS SELECT {_HOST} AS host, {_DEVICE} AS device, i FROM range({GPUS}) t(i)"
     )
     first, last = LAST_S - ticks + 1, LAST_S
-    for hour in range(first // 3600, last // 3600 + 1):
-        table = time.strftime('hours."gpu_1s__%Y%m%d%H"', time.gmtime(hour * 3600))
-        connection.execute(f"CREATE TABLE {table} ({known})")
-        begin, end = max(first, hour * 3600), min(last, hour * 3600 + 3599)
+    for part in range(first // PART_SECONDS * PART_SECONDS, last + 1, PART_SECONDS):
+        table = _make_table(connection, "gpu_1s", part)
+        begin, end = max(first, part), min(last, part + PART_SECONDS - 1)
         for at in range(begin, end + 1, TICKS_AT_ONCE):
             connection.execute(
                 f"INSERT INTO {table} BY NAME SELECT host, device, make_timestamp(s * 1000000) AS time, "
@@ -249,6 +255,25 @@ def _make_readings(connection: Any, ticks: int) -> None:
                 f"FROM (SELECT *, s - {first} AS second, hash(i * 100000 + s) AS x "
                 f"FROM range({at}, {min(at + TICKS_AT_ONCE, end + 1)}) t(s), gpus)"
             )
+
+
+def _make_table(connection: Any, table: str, at_s: int) -> str:
+    """Make the table of the five minutes of *at_s*, as the store does; return its name."""
+    name = f'hours."{table}__{part_name(at_s * 10**9)}"'
+    connection.execute(f"CREATE TABLE {name} ({definitions(LAYOUTS[table].columns)})")
+    return name
+
+
+def _make_last(connection: Any, table: str, last: pa.Table) -> None:
+    """Insert *last* as often as such a table is read in READINGS_SECONDS, the newest last."""
+    name = _make_table(connection, table, LAST_S)
+    period = int(table.split("_")[-1][:-1]) if not table.endswith("_changes") else READINGS_SECONDS
+    connection.register("last", last)
+    for ago in reversed(range(0, READINGS_SECONDS, period)):
+        connection.execute(
+            f"INSERT INTO {name} SELECT * REPLACE (time - to_seconds({ago}) AS time) FROM last"
+        )
+    connection.unregister("last")
 
 
 def _value(signal: Signal) -> str:
@@ -283,12 +308,15 @@ def _make_minutes(connection: Any, folder: Path, gpus: int) -> None:
 def _write_file(folder: Path) -> list[Result]:
     """Write the operators' file of such a fleet; return what that costs, and how long it held the GIL."""
     writer = Writer(folder / "gangline.duckdb", retention_hours=24, history_days=14)
-    latest = {table: _rows(table, each) for table, each in TABLES.items()}
     now_ns = LAST_S * 10**9 + 10**9 // 2
     file = OpsFile(folder, writer.cursor, 200_000)
-    first = _cost(lambda: file.write(latest, now_ns))
+    first = _cost(lambda: file.write(now_ns - FILES_SECONDS * 10**9))
+    Path("/proc/self/clear_refs").write_text("5")  # the highest begins anew
+    before = _memory_bytes("VmRSS")
     with _Gil() as gil:
-        again = _cost(lambda: file.write(latest, now_ns))
+        again = _cost(lambda: file.write(now_ns))
+    taken = _memory_bytes("VmHWM") - before
+    latest = _written(folder / "operators.duckdb")
     bare = _cost(lambda: _bare(folder / "bare.duckdb", latest))
     # Made again with the views' own minutes and its moment, for the questions.
     writer.transact(lambda c: c.execute(taken_is(LAST_S * 1_000_000)) and None)
@@ -300,34 +328,54 @@ def _write_file(folder: Path) -> list[Result]:
         f"{gil.p99_ms:.1f} ms"
     )
     what = "operators' file written anew, CPU"
-    return [Result(what, again, "s", "the same last readings alone by DuckDB", bare, notes)]
+    arrow = sum(table.nbytes for table in latest)
+    return [
+        Result(what, again, "s", "the same last readings alone by DuckDB", bare, notes),
+        Result("memory while it is written, at most", taken / 1e6, "MB", "those readings in Arrow", arrow / 1e6),
+    ]  # fmt: skip
 
 
-def _rows(table: str, each: int) -> Rows:
+def _last(table: str, each: int) -> pa.Table:
+    """Return a reading of every device of *table*, as of LAST_S."""
     layout, count = LAYOUTS[table], HOSTS * each
     source = np.random.default_rng(len(table))
-    cells = source.integers(0, 1 << 20, (len(layout.signals), count), np.uint64)
-    if table.endswith("_changes"):
-        cells[source.random(cells.shape) < 0.95] = 0
-    for at, signal in enumerate(layout.signals):
-        if signal.kind is Kind.GAUGE:
-            cells[at] = np.round(cells[at] / 64, 1).view(np.uint64)
-    hosts = [f"gpu-{n // each:05d}" for n in range(count)]
-    devices = [f"{table}-{n}" for n in range(count)]
-    times = np.full(count, LAST_S * 10**9)
-    valid = np.ones((len(layout.signals), count), np.uint8)
-    return Rows(layout, hosts, devices, times, np.ones(count, np.uint64), cells, valid)
+    columns = {
+        "host": pa.array([f"gpu-{n // each:05d}" for n in range(count)]),
+        "device": pa.array([f"{table}-{n}" for n in range(count)]),
+        "time": pa.array(np.full(count, LAST_S * 10**6), pa.timestamp("us")),
+        "boottime_ns": pa.array(np.ones(count, np.uint64)),
+    }
+    for signal in layout.signals:
+        cells = source.integers(0, 1 << 20, count, np.uint64)
+        if table.endswith("_changes"):
+            cells[source.random(count) < 0.95] = 0
+        gauge = signal.kind is Kind.GAUGE
+        columns[signal.column] = pa.array(np.round(cells / 64, 1) if gauge else cells)
+    return pa.table(columns)
 
 
-def _bare(path: Path, latest: dict[str, Rows]) -> None:
-    """The floor: those tables that the file has room for, straight from Arrow, without anything else."""
-    kept = [one for one in latest.values() if not one.layout.table.startswith("nvlink")]
-    tables: list[pa.Table] = [one.arrow() for one in kept]
+def _written(path: Path) -> list[pa.Table]:
+    """Return the latest readings that an operators' file has: of every device of every table."""
+    found = []
+    with duckdb.connect(str(path), read_only=True, config=CONFIG) as connection:
+        for table, each in TABLES.items():
+            found.append(connection.sql(f"FROM latest.{table}").to_arrow_table())
+            assert found[-1].num_rows == HOSTS * each, (table, found[-1].num_rows)
+    return found
+
+
+def _bare(path: Path, latest: list[pa.Table]) -> None:
+    """The floor: those tables straight from Arrow, without anything else."""
     with duckdb.connect(str(path), config={"threads": 1}) as connection:
-        for at, arrow in enumerate(tables):
+        for at, arrow in enumerate(latest):
             connection.register("new_rows", arrow)
             connection.execute(f"CREATE TABLE t{at} AS FROM new_rows")
         connection.execute("CHECKPOINT")
+
+
+def _memory_bytes(name: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(f"{name}:")[2].split()[0]) * 1024
 
 
 def _cost(work: Any) -> float:

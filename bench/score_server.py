@@ -17,12 +17,14 @@ from typing import Any
 import grpc
 
 from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.judgement.judge import Judgement, judge
 from gangline.aggregator.service.errors import Errors
 from gangline.aggregator.service.score import ScoreService
+from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import index_of
-from gangline.fingerprints.frames import Frame, Stamp
+from gangline.fingerprints.frames import Stamp
 from gangline.fingerprints.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
 
 GPUS = 8
@@ -51,7 +53,7 @@ def judged(hosts: int) -> Judgement:
         for second in range(8):
             at = now + second * 10**9
             stamp = Stamp(bytes(16), bytes(16), second, 10**12 + second * 10**9, at)
-            fleet.observe(name, Frame(stamp, (block,)), at)
+            fleet.observe(name, received(frames.encode(stamp, (block,))), at)
     return judge(fleet, now + 8 * 10**9, None)
 
 

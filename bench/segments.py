@@ -22,9 +22,11 @@ from gangline.agent.simulated.fleet import SimulatedFleet
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.history.history import History
 from gangline.aggregator.history.shelf import Doors
+from gangline.aggregator.ingest.reading import CATALOGUE
 from gangline.aggregator.store.store import Store
+from gangline.ext.intake import Reader, Received
 from gangline.fingerprints import frames
-from gangline.fingerprints.frames import Frame, Stamp
+from gangline.fingerprints.frames import Stamp
 
 from .measure import Result
 
@@ -59,6 +61,7 @@ class Fed:
         )
         self.sequence = 0
         self.frames = list(self._simulate(seed))
+        self._readers = dict[str, Reader]()  # as each host's stream has one
 
     def _simulate(self, seed: int) -> Iterator[tuple[str, Stamp, tuple[Any, ...], int]]:
         fleet = SimulatedFleet(seed, HOSTS)
@@ -77,23 +80,27 @@ class Fed:
 
     def feed(self, later_ns: int, some: Sequence[Any] | None = None) -> int:
         """Store *some* frames (all) as of *later_ns* after they were made; return the rows."""
-        rows = 0
         last = threading.Event()
-        fed = self.frames if some is None else some
-        for at, (name, stamp, blocks, offset_ns) in enumerate(fed):
+        # Made first, so that no commit waits for this thread to make them.
+        fed = list(self._received(later_ns, self.frames if some is None else some))
+        for at, (name, frame, offset_ns) in enumerate(fed, 1):
+            done = (lambda _: last.set()) if at == len(fed) else (lambda _: None)
+            while not self.store.submit_frame(name, frame, offset_ns, done):
+                time.sleep(0.01)
+        self.store.hurry()
+        assert last.wait(120), "not durable within two minutes"
+        return sum(frame.rows for _, frame, _ in fed)
+
+    def _received(self, later_ns: int, some: Sequence[Any]) -> Iterator[tuple[str, Received, int]]:
+        for name, stamp, blocks, offset_ns in some:
             self.sequence += 1
             shifted = Stamp(
                 stamp.run_id, stamp.boot_id, self.sequence, stamp.boottime_ns + later_ns,
                 stamp.wall_ns + later_ns,
             )  # fmt: skip
-            frame = Frame(shifted, blocks)
-            done = (lambda _: last.set()) if at == len(fed) - 1 else (lambda _: None)
-            while not self.store.submit_frame(name, frame, offset_ns, done):
-                time.sleep(0.01)
-            rows += sum(block.rows for block in blocks)
-        self.store.hurry()
-        last.wait(120)
-        return rows
+            reader = self._readers.get(name) or Reader(CATALOGUE, frames.decode)
+            self._readers[name] = reader
+            yield name, reader.read(frames.encode(shifted, blocks, deflate=False)), offset_ns
 
     def close(self) -> None:
         self.history.stop()

@@ -14,6 +14,8 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from planes cimport take_column
+
 from zlib import crc32
 
 cdef enum:
@@ -175,17 +177,9 @@ cdef void _pack(const uint64_t *cells, const uint8_t *valid, uint8_t *out, Py_ss
 
 
 cdef void _unpack(const uint8_t *packed, uint64_t *cells, uint8_t *valid, Py_ssize_t width, Py_ssize_t rows) noexcept nogil:
-    cdef Py_ssize_t count = width * rows, i, column, row
+    cdef Py_ssize_t count = width * rows, i, column
     cdef const uint8_t *plane = packed + (count + 7) // 8
-    cdef uint64_t value, step
-    cdef int byte
     for column in range(width):
-        value = 0
-        for row in range(rows):
-            i = column * rows + row
-            step = 0
-            for byte in range(8):
-                step |= <uint64_t>plane[byte * count + i] << (8 * byte)
-            value += step
-            cells[i] = value
-            valid[i] = (packed[i >> 3] >> (i & 7)) & 1
+        take_column(plane + column * rows, count, rows, cells + column * rows)
+    for i in range(count):
+        valid[i] = (packed[i >> 3] >> (i & 7)) & 1

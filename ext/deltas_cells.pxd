@@ -10,6 +10,8 @@ from libc.math cimport fabs, llrint
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from planes cimport turn
+
 cdef enum:
     #: Flag of a table whose cells are not valid just where they were before.
     VALIDITY = 4
@@ -218,6 +220,15 @@ cdef inline uint64_t get_bits(const uint8_t *bits, Py_ssize_t used, Py_ssize_t w
     return value & (<uint64_t>0xFFFFFFFFFFFFFFFF >> (64 - width))
 
 
+cdef inline uint64_t get_bits_of(const uint8_t *bits, Py_ssize_t used, Py_ssize_t width, const uint8_t *end) noexcept nogil:
+    """As `get_bits`, with one load where eight bytes can be read at once."""
+    cdef uint64_t value
+    if width > 56 or end - (bits + (used >> 3)) < 8:
+        return get_bits(bits, used, width)
+    memcpy(&value, bits + (used >> 3), 8)
+    return value >> (used & 7) & (<uint64_t>0xFFFFFFFFFFFFFFFF >> (64 - width))
+
+
 cdef inline const uint8_t *get_cells(const uint8_t *at, const uint8_t *end, Cells *table, const uint16_t *chosen, Py_ssize_t rows) noexcept nogil:
     """Bring the slot's cells up to date; NULL, and nothing is changed, if the bytes are not whole batches."""
     cdef Py_ssize_t per_column = (rows + BATCH - 1) // BATCH, batches = per_column * table.width
@@ -248,7 +259,7 @@ cdef inline const uint8_t *get_cells(const uint8_t *at, const uint8_t *end, Cell
         size, width = min(BATCH, rows - row), width_of(code[0])
         places = 0 if code[0] <= WIDTH_MAX else places_of((code[0] - WIDTH_MAX - 1) // DECIMAL_WIDTH_MAX)
         for i in range(row, row + size):
-            step = unzigzag(get_bits(bits, used, width))
+            step = unzigzag(get_bits_of(bits, used, width, end))
             used += width
             if places == 0:
                 last[chosen[i]] += step
@@ -261,19 +272,30 @@ cdef inline const uint8_t *get_cells(const uint8_t *at, const uint8_t *end, Cell
 
 cdef inline uint8_t *pack_cells(uint8_t *to, Cells *table, const uint16_t *chosen, Py_ssize_t rows) noexcept nogil:
     """As `columns.pack`: validity, then differences to the row before, by byte plane."""
-    cdef Py_ssize_t count = rows * table.width, column, row, i, byte, cell
+    cdef Py_ssize_t count = rows * table.width, column, batch, row, i, at, size, cell
     cdef uint8_t *plane = to + (count + 7) // 8
-    cdef uint64_t before, value
+    cdef uint64_t before, last
+    cdef uint64_t[BATCH] w
+    memset(w, 0, sizeof(w))
     memset(to, 0, (count + 7) // 8)
     for column in range(table.width):
-        before = 0
-        for row in range(rows):
-            i, cell = column * rows + row, column * table.rows + chosen[row]
-            value = before
-            if table.valid[cell]:
-                to[i >> 3] |= <uint8_t>(1 << (i & 7))
-                value = table.cells[cell]
-            for byte in range(8):
-                plane[byte * count + i] = <uint8_t>((value - before) >> (8 * byte))
-            before = value
+        last = before = 0
+        for batch in range((rows + BATCH - 1) // BATCH):
+            row = batch * BATCH
+            size = min(BATCH, rows - row)
+            at = column * rows + row
+            for i in range(size):
+                cell = column * table.rows + chosen[row + i]
+                if table.valid[cell]:
+                    to[at + i >> 3] |= <uint8_t>(1 << (at + i & 7))
+                    last = table.cells[cell]
+                w[i] = last - before
+                before = last
+            turn(w)
+            if size == BATCH:
+                for i in range(8):
+                    memcpy(plane + i * count + at, &w[i], 8)
+            else:
+                for i in range(8):
+                    memcpy(plane + i * count + at, &w[i], size)
     return plane + 8 * count

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 Floats = NDArray[np.float64]
+#: Of events and the like; seven digits are more than a rule needs.
+Sums = NDArray[np.float32]
 Words = NDArray[np.uint64]
 Times = NDArray[np.int64]
 Indexes = NDArray[np.intp]
@@ -17,11 +21,29 @@ Flags = NDArray[np.bool_]
 
 Array = TypeVar("Array", bound=NDArray[Any])
 
+#: Arrays from this size on have memory of their own.
+MAPPED_BYTES_MIN = 1 << 20
+
+
+def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an array of zeros; of a large one only what is written takes memory, and all goes with it.
+
+    From malloc it would be cleared memory that others had, and stay after it.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size < MAPPED_BYTES_MIN:
+        return np.zeros(shape, dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
 
 def grown(array: Array, capacity: int) -> Array:
     """Return *array* with *capacity* places on its last axis, the new ones zero."""
-    wider = np.zeros((*array.shape[:-1], capacity), dtype=array.dtype)
-    wider[..., : array.shape[-1]] = array
+    wider = zeros((*array.shape[:-1], capacity), array.dtype)
+    rows = array.reshape(-1, array.shape[-1])
+    for to, row in zip(wider.reshape(-1, capacity), rows, strict=True):
+        if row.any():
+            to[: row.shape[0]] = row
     return wider  # type: ignore[return-value]
 
 

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...fingerprints.block import Block
+from ...ext.intake import Received
 from ...fingerprints.catalogue import TABLES
-from ...fingerprints.frames import Frame
 from ..verdicts import Finding
 from . import naming
 from .activity import Activity
@@ -20,6 +19,8 @@ from .counted import COUNTED
 from .hangs import EVENTS as HANG_EVENTS
 from .hangs import Hangs
 from .identity import Identity
+from .inventories import Inventories
+from .kept import KEPT
 from .messages import DeviceLike, EventLike
 from .occurrences import Moment, Occurrences
 from .peers import Models
@@ -59,13 +60,16 @@ class Fleet:
         for name, signals in TABLES.items():
             kind = signals[0].device_kind
             devices = self.devices.setdefault(kind, Devices(kind))
-            self.tables[name] = DeviceTable(name, signals, devices, COUNTED)
+            self.tables[name] = DeviceTable(name, signals, devices, COUNTED, KEPT)
+        self._tables = list(self.tables.values())
+        self._cells = [table.cells for table in self._tables]
         self.identity = Identity(self.tables, self.devices)
         self.activity = Activity(self.devices["gpu"])
         self.resets = GpuResets(self.activity, self.tables["gpu_1s"], self.tables["gpu_1s_changes"])
         self.models = Models()
         self.wiring = Wiring()
         self.seen = Seen()
+        self._inventory = Inventories()
         self._make(64)
 
     def _make(self, capacity: int) -> None:
@@ -79,7 +83,6 @@ class Fleet:
         self._booted_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._gpus: Codes = np.zeros(capacity, dtype=np.int32)
         self._boots: list[list[bytes]] = []
-        self._rows: dict[tuple[int, str], tuple[tuple[str, ...], Indexes]] = {}
 
     def __len__(self) -> int:
         return len(self.names)
@@ -105,7 +108,7 @@ class Fleet:
         self._simulated[host] = simulated
         if self._seen_boot(host, boot_id) and booted_ns > 0:
             self._booted_ns[host] = min(booted_ns, TIME_NS_MAX)
-        self.attributes[host] = {(d.kind, d.key): dict(d.attributes) for d in devices}
+        self.attributes[host] = self._inventory.kept(devices)
         self._gpus[host] = sum(d.kind == "gpu" for d in devices)
         self.shape_version += 1
         return host
@@ -143,47 +146,31 @@ class Fleet:
         self._boottime_ns[host] = self._booted_ns[host] = 0
         return True
 
-    def observe(self, name: str, frame: Frame, received_ns: int) -> None:
+    def observe(self, name: str, frame: Received, received_ns: int) -> None:
         """Take over a live frame. Never raises on odd content; a late frame only counts as heard of."""
         host = self.index.get(name)
         if host is None:
             return
-        stamp = frame.stamp
-        late = not self._seen_boot(host, stamp.boot_id)
-        if late or not self._boottime_ns[host] < stamp.boottime_ns <= TIME_NS_MAX:
+        boottime_ns = frame.boottime_ns
+        late = not self._seen_boot(host, frame.boot_id)
+        before = int(self._boottime_ns[host])
+        if late or not before < boottime_ns <= TIME_NS_MAX:
             self.note_backlog(name, received_ns)
             return
-        before = int(self._boottime_ns[host])
-        gap_ns = stamp.boottime_ns - before if before else 0
-        self._boottime_ns[host] = stamp.boottime_ns
-        self._booted_ns[host] = max(1, received_ns - stamp.boottime_ns)
+        gap_ns = boottime_ns - before if before else 0
+        self._boottime_ns[host] = boottime_ns
+        self._booted_ns[host] = max(1, received_ns - boottime_ns)
         self._heard_ns[host] = received_ns
         if not self._first_ns[host]:
             self._first_ns[host] = received_ns
-        for block in frame.blocks:
-            self._take(host, block, stamp.boottime_ns, gap_ns)
+        frame.put(self._cells, host, self.boot_of(host), gap_ns, self._places)
 
-    def _take(self, host: int, block: Block, boottime_ns: int, gap_ns: int) -> None:
-        table = self.tables.get(block.table)
-        if table is None or not block.rows:  # of a newer agent: the store keeps it
-            return
-        rows = self._rows_of(host, table.devices, block.devices)
-        # A reading can not be younger than its frame, nor a day older.
-        offset_ns = min(0, max(block.offset_ns, -86_400_000_000_000))
-        time_ns = max(1, boottime_ns + offset_ns)
-        table.put(rows, block, time_ns, self.boot_of(host), gap_ns)
-
-    def _rows_of(self, host: int, devices: Devices, names: tuple[str, ...]) -> Indexes:
-        key = host, devices.kind
-        cached = self._rows.get(key)
-        if cached and cached[0] == names:
-            return cached[1]
-        before = devices.count
-        rows = np.array([devices.row(host, name) for name in names], dtype=np.intp)
-        if devices.count > before:
+    def _places(self, host: int, kept_in: int, names: tuple[str, ...]) -> Indexes:
+        table = self._tables[kept_in]
+        before = table.devices.count
+        rows = table.places(host, names)
+        if table.devices.count > before:
             self.shape_version += 1
-        if cached is None or len(names) >= len(cached[0]):
-            self._rows[key] = names, rows
         return rows
 
     def event(
@@ -276,10 +263,10 @@ class Fleet:
         they all are.
         """
         gpus = self.devices["gpu"]
-        row = gpus.row_of.get((host, device))
-        if row is None and device.startswith("GPU-"):
+        row = gpus.find(host, device)
+        if row < 0 and device.startswith("GPU-"):
             return 0
-        rows = gpus.rows_of(host) if row is None else [row]
+        rows = gpus.rows_of(host) if row < 0 else [row]
         boot = self.boot_of(host)
         return min((self.resets.at_ns(row, boot) for row in rows), default=0)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 
-from ...fingerprints.block import Block
+from ...ext.devicekeys import DeviceKeys
+from ...ext.intake import Cells
 from ...fingerprints.catalogue import PERIOD_SECONDS, Kind, Signal
 from ...fingerprints.counters import Nature, Outcome
 from . import counting
-from .arrays import Codes, Flags, Floats, Indexes, Times, Words, grown, room
+from .arrays import Codes, Flags, Floats, Indexes, Sums, Times, Words, grown, room
 
 #: More devices of one kind on one host than this are not kept in memory (the store keeps them all).
 DEVICES_PER_HOST_MAX = 1024
@@ -23,13 +24,29 @@ FAST_SECONDS = 10.0
 SLOW_SECONDS = 600.0
 
 
+class Names:
+    """The name of every row."""
+
+    def __init__(self, keys: DeviceKeys) -> None:
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._keys.name, range(len(self._keys)))
+
+    def __getitem__(self, row: int) -> str:
+        return self._keys.name(row)
+
+
 class Devices:
     """The devices of one kind, of all hosts. A device keeps its row for as long as we run."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.names: list[str] = []
-        self.row_of: dict[tuple[int, str], int] = {}
+        self._keys = DeviceKeys()
+        self.names = Names(self._keys)
         self.capacity = 64
         self._host: Codes = np.zeros(self.capacity, dtype=np.int32)
         self._epoch: Codes = np.zeros(self.capacity, dtype=np.int32)
@@ -39,7 +56,11 @@ class Devices:
     @property
     def count(self) -> int:
         """How many rows are in use."""
-        return len(self.names)
+        return len(self._keys)
+
+    def find(self, host: int, name: str) -> int:
+        """Return the device's row; -1 when it has none."""
+        return self._keys.find(host, name)
 
     @property
     def host(self) -> Codes:
@@ -74,8 +95,8 @@ class Devices:
 
     def row(self, host: int, name: str) -> int:
         """Return the device's row, made if need be; -1 when the host has too many."""
-        row = self.row_of.get((host, name))
-        if row is not None:
+        row = self._keys.find(host, name)
+        if row >= 0:
             return row
         if self.of_host(host) >= DEVICES_PER_HOST_MAX:
             return -1
@@ -86,8 +107,7 @@ class Devices:
             self._epoch = grown(self._epoch, self.capacity)
             self._renewals = grown(self._renewals, self.capacity)
         self._host[row] = host
-        self.names.append(name)
-        self.row_of[host, name] = row
+        self._keys.add(host, name)
         self._per_host[host] = self.of_host(host) + 1
         return row
 
@@ -105,13 +125,18 @@ class DeviceTable:
         signals: Sequence[Signal],
         devices: Devices,
         counted: Container[str] | None = None,
+        kept: Container[str] | None = None,
     ) -> None:
-        """*counted*: names of the counters that are read through `rates` and `recent`; None: all."""
-        self.name, self.signals, self.devices = name, tuple(signals), devices
-        self.column = {s.column: i for i, s in enumerate(signals)}
-        self.ids = tuple(s.signal_id for s in signals)
+        """*kept*: names of the signals that are kept here; *counted*: of the counters among them that are
+        read through `rates` and `recent`; None: all.
+        """
         self.on_change = signals[0].on_change
         self.period_seconds = float(PERIOD_SECONDS[signals[0].pace])
+        signals = [s for s in signals if kept is None or s.name in kept]
+        self.name, self.signals, self.devices = name, tuple(signals), devices
+        self.column = {s.column: i for i, s in enumerate(signals)}
+        #: Nothing is put here else. Of GPUs it tells something that anything was read at all.
+        self.is_kept = bool(signals) or devices.kind == "gpu"
         counters = [
             i
             for i, s in enumerate(signals)
@@ -124,8 +149,10 @@ class DeviceTable:
         #: Columns that stay at their ceiling once they reach it -> that ceiling.
         self.sticky = {s.column: (1 << s.width_bits) - 1 for s in signals if s.sticks}
         self.shape = counting.Shape.of(self._natures)
-        self._make(devices.capacity)
-        self._columns_of: dict[tuple[int, ...], tuple[Indexes, Indexes]] = {}
+        #: The latest cells, as frames are put there (`ext/intake.pyx`).
+        self.cells = Cells()
+        self._make(devices.capacity if self.is_kept else 1)
+        self._bind()
 
     def _make(self, capacity: int) -> None:
         width, counters = len(self.signals), len(self.counter_columns)
@@ -134,58 +161,42 @@ class DeviceTable:
         self._touched: Flags = np.zeros(capacity, dtype=bool)
         self._boottime_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._boot: Codes = np.zeros(capacity, dtype=np.int32)  # 0: never heard
-        self._gap_ns: Times = np.zeros(capacity, dtype=np.int64)  # longest since `advance`
+        if self.on_change:
+            self._gap_ns: Times = np.zeros(capacity, dtype=np.int64)  # longest since `advance`
+        if not counters:
+            return
         self._base: Words = np.zeros((counters, capacity), dtype=np.uint64)
         self._base_usable: Flags = np.zeros((counters, capacity), dtype=bool)
         self._base_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._base_boot: Codes = np.zeros(capacity, dtype=np.int32)
         self._base_epoch: Codes = np.zeros(capacity, dtype=np.int32)
-        self._fast: Floats = np.zeros((counters, capacity))
-        self._slow: Floats = np.zeros((counters, capacity))
-        self._resets: Codes = np.zeros((counters, capacity), dtype=np.int32)
+        self._fast: Sums = np.zeros((counters, capacity), dtype=np.float32)
+        self._slow: Sums = np.zeros((counters, capacity), dtype=np.float32)
+        if self.devices.kind == "gpu":  # nobody asks it of others
+            self._resets: Codes = np.zeros((counters, capacity), dtype=np.int32)
 
     def _fit(self) -> None:
         if self._boot.shape[-1] < self.devices.capacity:
             for name, array in vars(self).items():
                 if name.startswith("_") and isinstance(array, np.ndarray):
                     setattr(self, name, grown(array, self.devices.capacity))
+            self._bind()
 
-    def columns_of(self, block: Block) -> tuple[Indexes, Indexes]:
-        """Return (the block's columns that we know, where they belong here)."""
-        known = self._columns_of.get(block.signal_ids)
-        if known is None:
-            pairs = [
-                (i, self.ids.index(s)) for i, s in enumerate(block.signal_ids) if s in self.ids
-            ]
-            source, target = zip(*pairs, strict=True) if pairs else ((), ())
-            known = np.array(source, dtype=np.intp), np.array(target, dtype=np.intp)
-            if len(self._columns_of) < 64:  # a version of an agent each; more would be an attack
-                self._columns_of[block.signal_ids] = known
-        return known
+    def _bind(self) -> None:
+        gap_ns = self._gap_ns if self.on_change else None
+        flags = self._valid.view(np.uint8), self._touched.view(np.uint8)
+        self.cells.bind(self._bits, *flags, self._boottime_ns, self._boot, gap_ns)
 
-    def put(self, rows: Indexes, block: Block, boottime_ns: int, boot: int, gap_ns: int) -> None:
-        """Take over the readings of *block*; its row i is our row `rows[i]` (-1: left out).
-
-        *gap_ns*: since the host's frame before; an on-change row was still the same then.
-        """
+    def places(self, host: int, names: Sequence[str]) -> Indexes:
+        """Return the rows of these devices, made if need be, with room for them; -1: left out."""
+        rows = np.array([self.devices.row(host, name) for name in names], dtype=np.intp)
         self._fit()
-        shape = len(block.signal_ids), block.rows
-        cells = np.frombuffer(block.cells, dtype=np.uint64).reshape(shape)
-        valid = np.frombuffer(block.valid, dtype=np.uint8).reshape(shape).astype(bool)
-        source, target = self.columns_of(block)
-        if rows.size and rows.min() < 0:
-            kept = np.flatnonzero(rows >= 0)
-            rows, cells, valid = rows[kept], cells[:, kept], valid[:, kept]
-        places = target[:, None], rows
-        self._bits[places] = cells[source]
-        self._valid[places] = valid[source]
-        self._boottime_ns[rows] = boottime_ns
-        self._boot[rows] = boot
-        self._gap_ns[rows] = np.maximum(self._gap_ns[rows], gap_ns)
-        self._touched[rows] = True
+        return rows
 
     def advance(self) -> Indexes:
         """Count the steps of all counters since the last call; return the rows that were heard of."""
+        if not self.is_kept:
+            return np.zeros(0, dtype=np.intp)
         self._fit()
         rows = np.flatnonzero(self._touched)
         self._touched[rows] = False
@@ -209,7 +220,8 @@ class DeviceTable:
         self._base[:, rows] = np.where(usable, newer, self._base[:, rows])
         saturated = steps.outcome == Outcome.SATURATED
         self._base_usable[:, rows] = usable | (before & same & ~saturated)
-        self._resets[:, rows] += (steps.outcome == Outcome.RESET) & before & same
+        if self.devices.kind == "gpu":
+            self._resets[:, rows] += (steps.outcome == Outcome.RESET) & before & same
         self._base_ns[rows] = self._boottime_ns[rows]
         self._base_boot[rows] = self._boot[rows]
         self._base_epoch[rows] = epoch
@@ -223,7 +235,7 @@ class DeviceTable:
         span = seconds
         if self.on_change:
             span = np.minimum(seconds, np.maximum(self._gap_ns[rows] / 1e9, self.period_seconds))
-        self._gap_ns[rows] = 0
+            self._gap_ns[rows] = 0
         kept = same.astype(np.float64)
         for sums, constant in ((self._fast, FAST_SECONDS), (self._slow, SLOW_SECONDS)):
             decayed = sums[:, rows] * (kept * np.exp(-seconds / constant))
@@ -294,6 +306,6 @@ class DeviceTable:
         return np.asarray(stands & self._valid[index, :count], dtype=bool)
 
     def resets(self, column: str) -> Codes:
-        """Return how often a counter was set back, though boot and device were the same."""
+        """Return how often a counter of GPUs was set back, though boot and device were the same."""
         self._fit()
         return self._resets[self.counter[column], : self.devices.count]

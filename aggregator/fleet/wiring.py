@@ -45,8 +45,9 @@ class Wiring:
         """Return for each device of *kind* the row that the same device has under kind *other*; or -1."""
         self._renew(fleet)
         if (kind, other) not in self._rows:
-            row_of = fleet.devices[other].row_of
-            found = [row_of.get(key, -1) for key in fleet.devices[kind].row_of]
+            users, find = fleet.devices[kind], fleet.devices[other].find
+            keys = zip(users.host.tolist(), users.names, strict=True)
+            found = [find(host, name) for host, name in keys]
             self._rows[kind, other] = np.array(found, dtype=np.intp)
         return self._rows[kind, other]
 
@@ -66,8 +67,8 @@ def _found(fleet: Wired, kind: str) -> Iterator[tuple[int, int, int]]:
         attributes = fleet.attributes[host]
         address = attributes.get((kind, name), {}).get("pci_address", "")
         for lower, upper in ends(attributes, address):
-            rows = functions.row_of.get((host, lower)), functions.row_of.get((host, upper))
-            if rows[0] is not None and rows[1] is not None:
+            rows = functions.find(host, lower), functions.find(host, upper)
+            if min(rows) >= 0:
                 yield user, rows[0], rows[1]
 
 

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 
 from ...fingerprints.openmetrics import Family, form_of, labels_of, text_of
 from ..fleet.fleet import Fleet
-from ..ingest.findings import OURSELVES
 from ..service.metrics import MetricsServer
 from ..store.records import OwnReading
-from ..verdicts import Finding
+from ..verdicts import OURSELVES, Finding
 from . import alarm_table
 from .alarms import Alarms, Cleared, Raised
 from .figures import PREFIX, TELLS, Moment, Parts, Values, families, pull

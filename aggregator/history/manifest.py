@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from ..store.rows import TIME_NS_MAX
+from ...ext.intake import TIME_NS_MAX
 from .segments import PLACE, Segment
 
 FOLDER = "manifests"

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..verdicts import Finding
-
-#: What they stand under, in place of a host.
-STORE = "aggregator"
+from ..verdicts import OURSELVES, Finding
 
 
 class Standing:
@@ -22,7 +19,7 @@ class Standing:
     def find(self, name: str, words: str, clears_when: str, subject: str = "") -> None:
         """Say that something is so, in the words of the first time."""
         if (name, subject) not in self._standing:
-            one = Finding(STORE, name, subject, words, self.now_ns, clears_when=clears_when)
+            one = Finding(OURSELVES, name, subject, words, self.now_ns, clears_when=clears_when)
             self._standing[name, subject] = one
             self._submit([one])
 

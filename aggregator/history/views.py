@@ -97,14 +97,30 @@ def rollup_views(
     folder: Path, table: str, found: Sequence[Segment], schema: str = "rollups"
 ) -> list[str]:
     """Return the SQL that makes the two rollup views of *table*; none when it is not rolled up."""
+    return [
+        f'CREATE OR REPLACE VIEW {schema}."{table}_{grain}" AS {body}'
+        for grain, body in _rollups(folder, table, found).items()
+    ]
+
+
+def rollup_views_to_be(table: str) -> list[str]:
+    """Return the SQL that makes them, without a row, where they are not there yet: for macros over them."""
+    return [
+        f'CREATE VIEW IF NOT EXISTS rollups."{table}_{grain}" AS {body}'
+        for grain, body in _rollups(Path(), table, ()).items()
+    ]
+
+
+def _rollups(folder: Path, table: str, found: Sequence[Segment]) -> dict[str, str]:
+    """Return grain -> body of the view."""
     if table not in LAYOUTS:
-        return []
-    made = []
-    for grain in (MINUTE, HOUR):
-        sources = past_sources(folder, [one for one in found if one.grain == grain])
-        name = f'{schema}."{table}_{grain}"'
-        made.append(f"CREATE OR REPLACE VIEW {name} AS {rollup_view(table, sources)}")
-    return made
+        return {}
+    return {
+        grain: rollup_view(
+            table, past_sources(folder, [one for one in found if one.grain == grain])
+        )
+        for grain in (MINUTE, HOUR)
+    }
 
 
 def columns_of(table: str, sources: Iterable[Mapping[str, str]]) -> dict[str, str]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..fleet.fleet import Fleet
-from ..verdicts import Finding
+from ..verdicts import OURSELVES, Finding
 
 #: A finding that is told by an occurrence, not by a state, ends when it has not occurred for so long.
 EXPIRES_SECONDS = 300
-#: In place of a host: what is wrong with the aggregator itself. No host has such a name.
-OURSELVES = "(aggregator)"
 _EXPIRES_NS = EXPIRES_SECONDS * 1_000_000_000
 
 Key = tuple[str, str, str]  # host, name, subject

@@ -10,16 +10,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
-from ...fingerprints.catalogue import FORMER_TABLES
-from ...fingerprints.frames import Frame, FrameError, Stamp, decode
-from ...fingerprints.streaming import CONTEXT_BYTES_MAX, Receiver, StreamError
+from ...ext.intake import Received
+from ...fingerprints.frames import FrameError
+from ...fingerprints.streaming import CONTEXT_BYTES_MAX
 from ...fingerprints.wire import telemetry_pb2 as wire
 from ..access.caller import LOCAL, Caller
 from ..config import AggregatorConfig
 from ..fleet.fleet import Fleet
 from ..fleet.meanings import SXID, XID
-from ..refusals import DifferencesLost, NoSession, TooMuch
+from ..refusals import NoSession, TooMuch
 from ..store.journal import StoredEvent
 from ..store.records import HostRecord
 from ..store.store import Store
@@ -27,6 +28,7 @@ from . import clocks
 from .clocklog import Heard
 from .clocks import HostClock
 from .findings import Findings
+from .reading import Incoming
 from .registration import check_events, check_request
 from .sessions import Session, Sessions
 
@@ -34,17 +36,26 @@ from .sessions import Session, Sessions
 EVENT_IDS_MAX = 100_000
 
 
+class OfBoot(Protocol):
+    """What says when in which boot it was made."""
+
+    @property
+    def boot_id(self) -> bytes: ...
+    @property
+    def boottime_ns(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """A frame that is good: what the store needs of it."""
 
-    frame: Frame
+    frame: Received
     time_offset_ns: int
 
     @property
     def rows(self) -> int:
         """How many rows it has, of all tables."""
-        return sum(block.rows for block in self.frame.blocks)
+        return self.frame.rows
 
 
 @dataclass(slots=True)
@@ -124,8 +135,7 @@ class Ingest:
             booted_ns=now_ns - request.boottime_ns,
         )
         self._store.submit_host(_record(request, index, address, now_ns), foreign)
-        boot = Stamp(b"", request.boot_id, 0, request.boottime_ns, request.wall_time_ns)
-        self._observe_clock(host, boot, now_ns)
+        self._observe_clock(host, request, request.wall_time_ns, now_ns)
         self._tell_events_again(host, request.boot_id)
         return wire.RegisterNodeResponse(
             node=f"nodes/{host}",
@@ -159,46 +169,47 @@ class Ingest:
         )
 
     def accept(
-        self, session: Session, message: wire.TelemetryBatch, differences: Receiver
+        self, session: Session, message: wire.TelemetryBatch, incoming: Incoming
     ) -> Accepted:
-        """Decode, check and observe a frame. *differences* is what its stream remembers.
+        """Read, check and observe a frame. *incoming* is what its stream remembers.
 
         Raises FrameError with words; DifferencesLost; NoSession when replaced.
         """
         if session.ended:
             raise NoSession(f"{session.host} has registered again since: this session has ended")
         now_ns = self._wall_ns()
-        frame = _decode(message, differences)
-        stamp = frame.stamp
-        if stamp.run_id != session.run_id:
+        frame = incoming.frame(message)
+        if frame.run_id != session.run_id:
             raise FrameError(
-                f"the frame is of run {stamp.run_id.hex()}, this session is of run "
+                f"the frame is of run {frame.run_id.hex()}, this session is of run "
                 f"{session.run_id.hex()}: register with the spool's own run id"
             )
-        if stamp.sequence != message.sequence:
+        if frame.sequence != message.sequence:
             raise FrameError(
-                f"the frame says sequence {stamp.sequence}, the message {message.sequence}"
+                f"the frame says sequence {frame.sequence}, the message {message.sequence}"
             )
         session.heard_ns = now_ns
         self.frames += 1
-        self.rows += sum(block.rows for block in frame.blocks)
+        self.rows += frame.rows
         if message.backlog:
             self.late_frames += 1
             self._fleet.note_backlog(session.host, now_ns)
         else:
             self._fleet.observe(session.host, frame, now_ns)
-            self._observe_clock(session.host, stamp, now_ns)
+            self._observe_clock(session.host, frame, frame.wall_ns, now_ns)
         clock = self._clocks[session.host]
-        offset_ns = clock.time_offset_ns(stamp.boot_id, stamp.boottime_ns, stamp.wall_ns)
+        offset_ns = clock.time_offset_ns(frame.boot_id, frame.boottime_ns, frame.wall_ns)
         return Accepted(frame, offset_ns)
 
-    def _observe_clock(self, host: str, stamp: Stamp, now_ns: int) -> None:
-        clock = self._clocks.setdefault(host, HostClock())
-        clock.observe(stamp.boot_id, stamp.boottime_ns, stamp.wall_ns, now_ns)
+    def _observe_clock(self, host: str, boot: OfBoot, wall_ns: int, now_ns: int) -> None:
+        clock = self._clocks.get(host)
+        if clock is None:
+            clock = self._clocks[host] = HostClock()
+        clock.observe(boot.boot_id, boot.boottime_ns, wall_ns, now_ns)
         error = clock.error_seconds
         if abs(error) > clocks.OFFSET_SECONDS_MAX:
             self.findings.find(host, "clock.offset", clocks.words(error), now_ns, expires=False)
-        elif abs(error) < clocks.CLEAR_SECONDS_MAX:
+        elif abs(error) < clocks.CLEAR_SECONDS_MAX and (host, "clock.offset", "") in self.findings:
             self.findings.clear(host, "clock.offset", now_ns)
 
     def heard_clocks(self) -> Iterator[Heard]:
@@ -317,25 +328,6 @@ class EventLane:
     def close(self) -> None:
         """Wait for what is being written, and end the thread."""
         self._thread.shutdown()
-
-
-def _decode(message: wire.TelemetryBatch, differences: Receiver) -> Frame:
-    """Return the frame, whichever way it came, with the names that tables have now."""
-    frame = _decoded(message, differences)
-    for block in frame.blocks:
-        block.table = FORMER_TABLES.get(block.table, block.table)
-    return frame
-
-
-def _decoded(message: wire.TelemetryBatch, differences: Receiver) -> Frame:
-    if not message.differences:
-        return decode(message.frame)
-    try:
-        return decode(differences.decode(message.differences))
-    except (StreamError, FrameError) as error:  # a wrong checksum: they remember different things
-        raise DifferencesLost(
-            f"the differences of frame {message.sequence} make no frame: {error}; begin a new stream"
-        ) from error
 
 
 def _record(request: wire.RegisterNodeRequest, index: int, address: str, now_ns: int) -> HostRecord:

@@ -10,12 +10,12 @@ from contextlib import suppress
 from typing import Any
 
 from ...fingerprints.frames import FrameError
-from ...fingerprints.streaming import Receiver
 from ...fingerprints.wire import telemetry_pb2 as wire
 from ...fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceServicer
 from ..access.caller import Caller, caller
 from ..access.door import Pace
 from ..ingest.intake import Accepted, Ingest
+from ..ingest.reading import Incoming
 from ..ingest.sessions import Session
 from ..refusals import NoSession, NotReady, Refusal, StreamRefused
 from ..store.ledger import RangeSet
@@ -137,7 +137,7 @@ class Stream:
         self._durable: deque[int] = deque()  # filled by the writer thread, emptied by the loop
         self._refused: list[wire.RefusedFrame] = []
         self._refused_in_row = 0
-        self._differences = Receiver()
+        self._incoming = Incoming()
         self._unreceipted = 0
         self._passed_over = 0  # judged and not stored, for the disk is full
         self._say_heard = False
@@ -197,7 +197,7 @@ class Stream:
     def _accept(self, message: wire.TelemetryBatch) -> Accepted | None:
         """Return what is good of a message; None: it was refused."""
         try:
-            good = self._ingest.accept(self._session, message, self._differences)
+            good = self._ingest.accept(self._session, message, self._incoming)
         except FrameError as error:
             self._refuse(message.sequence, str(error))
             return None

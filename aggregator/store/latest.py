@@ -1,132 +1,140 @@
-"""The latest reading of every device per table, in memory: what the operators' file shows first."""
+"""The latest reading of every device per table: what the operators' file before had, and what came since.
+
+So that no memory is needed for it. A device whose last reading was before the file before was written is there
+from that file, for as long as a day.
+"""
 
 from __future__ import annotations
 
-import threading
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import duckdb
 
-from .layout import LAYOUTS, Layout
-from .rows import Batch, Cells, Rows, Valid
+from .layout import LAYOUTS
 
-#: Of devices of one host in one table beyond this those go from here that were heard of longest ago (processes on GPUs
-#: come and go); of a frame that has more, those that are too many are left out. Their readings are stored.
+log = logging.getLogger(__name__)
+
+#: Of devices of one host in one table beyond this those are left out that were heard of longest ago (processes on
+#: GPUs come and go). Their readings are stored.
 DEVICES_PER_HOST_MAX = 1024
+#: Devices not heard of for longer are left out.
+SECONDS_MAX = 86_400
+#: What was read before the file before was written may be committed after: a commit's wait, clocks that differ.
+#: Backlog of longer ago comes after live readings, and is the latest of nobody who still speaks.
+LATE_SECONDS = 15
+#: At most so many cells: the tables of the largest fleets' links have more, and would take as much memory as all else.
+CELLS_MAX = 30_000_000
+#: How far back is looked when there is no file before: all that travels on change has come again by then.
+FIRST_SECONDS = 300
+
+Cursor = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
 
 
 @dataclass(slots=True)
-class _Table:
-    """Arrays with a row per device, doubled when they are full."""
-
-    layout: Layout
-    rows: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    keys: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # by row
-    of_host: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    cells: Cells = field(init=False)
-    valid: Valid = field(init=False)
-    times_ns: npt.NDArray[np.int64] = field(init=False)
-    _full: set[str] = field(
-        default_factory=set[str]
-    )  # hosts of which nothing more can go, in one update
-    boottimes_ns: Cells = field(init=False)
-
-    def __post_init__(self) -> None:
-        width = len(self.layout.signals)
-        self.cells = np.zeros((width, 64), np.uint64)
-        self.valid = np.zeros((width, 64), np.uint8)
-        self.times_ns = np.full(64, -1, np.int64)
-        self.boottimes_ns = np.zeros(64, np.uint64)
-
-    def row_of(self, host: str, device: str, before_ns: int) -> int:
-        """Return the device's row, a new one if need be, or that of one not heard of since *before_ns*; -1 when the
-        host has too many."""
-        row = self.rows.get((host, device))
-        if row is not None:
-            return row
-        mine = self.of_host.setdefault(host, [])
-        if len(mine) < DEVICES_PER_HOST_MAX:
-            row = len(self.keys)
-            mine.append(row)
-            self.keys.append((host, device))
-            if row >= len(self.times_ns):
-                self._double()
-        else:
-            row = self._stalest(host, before_ns)
-            if row < 0:
-                return -1
-            del self.rows[self.keys[row]]
-            self.keys[row] = host, device
-        self.rows[host, device] = row
-        self.times_ns[row] = before_ns  # until it is filled
-        return row
-
-    def _stalest(self, host: str, before_ns: int) -> int:
-        mine = self.of_host[host]
-        row = -1 if host in self._full else mine[int(np.argmin(self.times_ns[mine]))]
-        if row >= 0 and self.times_ns[row] < before_ns:
-            return row
-        self._full.add(host)
-        return -1
-
-    def _double(self) -> None:
-        more = len(self.times_ns)
-        self.cells = np.pad(self.cells, ((0, 0), (0, more)))
-        self.valid = np.pad(self.valid, ((0, 0), (0, more)))
-        self.times_ns = np.pad(self.times_ns, (0, more), constant_values=-1)
-        self.boottimes_ns = np.pad(self.boottimes_ns, (0, more))
-
-    def update(self, new: Rows) -> None:
-        """Take what is not older than what is there."""
-        keys = zip(new.hosts, new.devices, strict=True)
-        before_ns = int(new.times_ns.min()) if new.devices else 0
-        self._full.clear()
-        at = np.array([self.row_of(host, device, before_ns) for host, device in keys], np.int64)
-        order = np.argsort(new.times_ns, kind="stable")  # of two, the later is assigned last
-        order = order[(at[order] >= 0) & (new.times_ns[order] >= self.times_ns[at[order]])]
-        at = at[order]
-        self.cells[:, at] = new.cells[:, order]
-        self.valid[:, at] = new.valid[:, order]
-        self.times_ns[at] = new.times_ns[order]
-        self.boottimes_ns[at] = new.boottimes_ns[order]
-
-    def copy(self) -> Rows:
-        """Return all rows."""
-        count = len(self.keys)
-        hosts = [host for host, _ in self.keys]
-        devices = [device for _, device in self.keys]
-        return Rows(
-            self.layout,
-            hosts,
-            devices,
-            self.times_ns[:count].copy(),
-            self.boottimes_ns[:count].copy(),
-            self.cells[:, :count].copy(),
-            self.valid[:, :count].copy(),
-        )
-
-
 class Latest:
-    """Fed by the writer after each commit, copied by whoever writes the operators' file."""
+    """The rows of every catalogue table, one by one: for a connection that writes the new file."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._tables: dict[str, _Table] = {}
+    connection: duckdb.DuckDBPyConnection
+    cursor: Cursor  # on the live file
+    now_us: int
+    _since_us: int = 0
+    _columns: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
-    def update(self, batch: Batch) -> None:
-        """Take the rows of a commit."""
-        with self._lock:
-            for rows in batch.known:
-                name = rows.layout.table
-                if name not in self._tables:
-                    self._tables[name] = _Table(rows.layout)
-                self._tables[name].update(rows)
+    def attach(self, before: Path) -> None:
+        """Use the file before, if there is one that can be read. Call it outside a transaction."""
+        self._since_us = self.now_us - FIRST_SECONDS * 1_000_000
+        if not before.exists():
+            return
+        try:
+            path = str(before).replace("'", "''")
+            self.connection.execute(f"ATTACH '{path}' AS before (READ_ONLY)")
+            (taken_us,) = self.connection.execute(
+                "SELECT min(epoch_us(taken)) FROM before.snapshot"
+            ).fetchone() or (0,)
+            rows = self.connection.execute(
+                "SELECT table_name, column_name FROM duckdb_columns() "
+                "WHERE database_name = 'before' AND schema_name = 'latest'"
+            ).fetchall()
+        except duckdb.Error as error:
+            log.warning(
+                "the operators' file before cannot be read; what it alone had goes: %s", error
+            )
+            self.connection.execute("DETACH DATABASE IF EXISTS before")
+            return
+        for table, column in rows:
+            self._columns.setdefault(table, []).append(column)
+        self._since_us = min(self.now_us, taken_us or 0) - LATE_SECONDS * 1_000_000
 
-    def copy(self) -> dict[str, Rows]:
-        """Return the rows of every catalogue table, also of those without any."""
-        with self._lock:
-            return {
-                name: self._tables[name].copy() if name in self._tables else _Table(layout).copy()
-                for name, layout in LAYOUTS.items()
-            }
+    def insert(self, stored: set[str], devices: Mapping[str, int]) -> list[str]:
+        """Fill the tables `latest.*` of the new file, the smallest first; return which have no room.
+
+        *stored*: those with readings in the live file. *devices*: how many there are of each kind.
+        """
+        left_out, room = list[str](), CELLS_MAX
+        sizes = {table: devices.get(_kind(table), 0) for table in LAYOUTS}
+        for table, rows in sorted(sizes.items(), key=lambda item: item[1]):
+            layout = LAYOUTS[table]
+            room -= rows * len(layout.columns)
+            if room < 0 and rows:
+                left_out.append(f"latest.{table}: all {rows:,} rows")
+                continue
+            came = table in stored and self._insert_new(table)
+            self._insert_old(table, {name for name, _ in layout.columns}, came=came)
+            self.connection.unregister("came_since")
+            self._thin_out(table)
+        return left_out
+
+    def _insert_new(self, table: str) -> bool:
+        """Put in what came since, which stays registered; return whether anything did."""
+        came = self._came_since(table)
+        self.connection.register("came_since", came)
+        once = "QUALIFY row_number() OVER (PARTITION BY host, device) = 1"  # two of one moment
+        self.connection.execute(
+            f"INSERT INTO latest.{table} BY NAME FROM came_since {once if self._is_double() else ''}"
+        )
+        return bool(came.num_rows)
+
+    def _is_double(self) -> bool:
+        query = "SELECT count(*) > count(DISTINCT (host, device)) FROM came_since"
+        return bool(self.connection.execute(query).fetchall()[0][0])
+
+    def _insert_old(self, table: str, columns: set[str], *, came: bool) -> None:
+        """Put in what the file before had of devices that are not among what came since.
+
+        By a join over names: a window over all columns takes more memory than there is for a large fleet's links.
+        """
+        both = ", ".join(f'"{name}"' for name in self._columns.get(table, ()) if name in columns)
+        if both:
+            since_us = self.now_us - SECONDS_MAX * 1_000_000
+            others = "ANTI JOIN came_since USING (host, device)" if came else ""
+            self.connection.execute(
+                f"INSERT INTO latest.{table} BY NAME FROM (SELECT {both} FROM before.latest.{table} "
+                f"WHERE time > make_timestamp({since_us})) {others}"
+            )
+
+    def _thin_out(self, table: str) -> None:
+        counts = f"SELECT count(*) AS n FROM latest.{table} GROUP BY host"
+        ((most,),) = self.connection.execute(f"SELECT max(n) FROM ({counts})").fetchall()
+        if (most or 0) > DEVICES_PER_HOST_MAX:
+            self.connection.execute(
+                f"DELETE FROM latest.{table} WHERE rowid IN (SELECT rowid FROM latest.{table} QUALIFY "
+                f"row_number() OVER (PARTITION BY host ORDER BY time DESC) > {DEVICES_PER_HOST_MAX})"
+            )
+
+    def _came_since(self, table: str) -> Any:
+        new = f"FROM readings.{table} WHERE time > make_timestamp({self._since_us})"
+        with self.cursor() as cursor:
+            return cursor.sql(
+                f"SELECT one.* FROM ({new}) AS one SEMI JOIN "
+                f"(SELECT host, device, max(time) AS time {new} GROUP BY host, device) AS last "
+                "USING (host, device, time)"
+            ).to_arrow_table()
+
+
+def _kind(table: str) -> str:
+    return LAYOUTS[table].signals[0].device_kind

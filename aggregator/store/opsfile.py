@@ -8,19 +8,18 @@ stands in a base beside it, which is copied as bytes: to write it again would co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 
+from .latest import Cursor, Latest
 from .layout import BY_NAME, COLUMNS, definitions
-from .rows import Rows
 from .storefile import CONFIG, OPS_FILE, ops_script, script
 
 #: Readings this old are left out; what travels on change is little, and tells of trouble for longer.
@@ -45,13 +44,6 @@ ROLLUPS: dict[str, int] = {
 }
 #: Readings of a fleet so large that there is room for less than so many seconds are left out whole.
 READINGS_SECONDS_MIN = 10
-#: Of the last readings at most so many cells (about two seconds' work): the largest tables are left out.
-LATEST_CELLS_MAX = 50_000_000
-#: Cells are made into Arrow in pieces of so many rows: each is one call that holds the GIL, and a commit
-#: of the writer waits for it.
-PIECE_ROWS = 20_000
-
-Cursor = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +118,7 @@ class OpsFile:
     _devices: int = field(default=0, init=False)
     _no_room: list[str] = field(default_factory=list[str], init=False)  # for, in the base
 
-    def write(self, latest: dict[str, Rows], now_ns: int) -> None:
+    def write(self, now_ns: int) -> None:
         """Write the file anew as of *now_ns*. Raises duckdb.Error or OSError; the file before stays."""
         target, base = self.folder / OPS_FILE, self.folder / "operators-base.duckdb"
         temporary = target.with_name("operators-new.duckdb")
@@ -134,7 +126,7 @@ class OpsFile:
         try:
             copyfile(base, temporary)
             with _opened(temporary) as connection:
-                _Filling(self, connection, now_ns // 1000, left_out).fill(latest)
+                _Filling(self, connection, now_ns // 1000, left_out).fill()
             temporary.replace(target)
         except BaseException:
             _remove(temporary)  # on a full disk it would hold the little that is left
@@ -228,24 +220,18 @@ class _Filling:
     now_us: int
     left_out: list[str]
 
-    def fill(self, latest: dict[str, Rows]) -> None:
+    def fill(self) -> None:
         """Put in all but the base. Raises duckdb.Error."""
+        latest = Latest(self.connection, self.of.cursor, self.now_us)
+        latest.attach(self.of.folder / OPS_FILE)
+        stored = {name for (name,) in self.of.fetch(_HOURS)}
         self.connection.execute("BEGIN")
-        self._put_latest(latest)
+        self.left_out.extend(latest.insert(stored, dict(self.of.fetch(_DEVICES))))
         for copy in COPIES:
             self._insert(copy.table, self._newest(copy))
-        self._put_readings()
+        self._put_readings(stored)
         self._tell()
         self.connection.execute("COMMIT")
-
-    def _put_latest(self, latest: dict[str, Rows]) -> None:
-        room = LATEST_CELLS_MAX
-        for name, rows in sorted(latest.items(), key=lambda item: item[1].cells.size):
-            room -= rows.cells.size
-            if room < 0:
-                self.left_out.append(f"latest.{name}: all {len(rows.devices):,} rows")
-            elif rows.devices:
-                self._insert(f"latest.{name}", _arrow(rows))
 
     def _newest(self, copy: Copy) -> Any:
         where = f"FROM {copy.table} WHERE {copy.where(self.now_us)}"
@@ -255,8 +241,7 @@ class _Filling:
         self.left_out.append(f"{copy.table}: the newest {copy.rows_max:,} of {count:,} rows")
         return self.of.read(f"{where} ORDER BY {copy.column} DESC LIMIT {copy.rows_max}")
 
-    def _put_readings(self) -> None:
-        stored = {name for (name,) in self.of.fetch(_HOURS)}
+    def _put_readings(self, stored: set[str]) -> None:
         for table in sorted(COLUMNS.keys() & stored):
             self._insert(f"readings.{table}", self._readings(table))
         if BY_NAME in stored:
@@ -306,25 +291,6 @@ def pause_seconds(period_seconds: float, took_seconds: float) -> float:
     return max(0.0, whole - took_seconds)
 
 
-def _arrow(rows: Rows) -> Any:
-    """Return *rows* as a `pyarrow.Table`, made in pieces."""
-    count = len(rows.devices)
-    pieces = [slice(at, at + PIECE_ROWS) for at in range(0, count, PIECE_ROWS)]
-    return pa.concat_tables([_piece(rows, at).arrow() for at in pieces])
-
-
-def _piece(rows: Rows, at: slice) -> Rows:
-    return replace(
-        rows,
-        hosts=rows.hosts[at],
-        devices=rows.devices[at],
-        times_ns=rows.times_ns[at],
-        boottimes_ns=rows.boottimes_ns[at],
-        cells=rows.cells[:, at],
-        valid=rows.valid[:, at],
-    )
-
-
 def _seconds_of(table: str) -> int:
     return CHANGES_SECONDS if table.endswith("_changes") else READINGS_SECONDS
 
@@ -339,6 +305,7 @@ _OF_ROLLUPS = "readings by minute and by hour, as far back as there is room for"
 _ROLLUPS = (
     "SELECT table_name, count(*) FROM duckdb_columns() WHERE schema_name = 'rollups' GROUP BY ALL"
 )
+_DEVICES = "SELECT kind, count(*) FROM devices GROUP BY kind"
 #: Which tables of readings have any, in the live file (`hours.py`) or in Parquet.
 _HOURS = (
     "SELECT DISTINCT regexp_replace(table_name, '__[0-9]+$', '') FROM duckdb_tables() "

@@ -10,10 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from ...ext.intake import TIME_NS_MAX
 from ...fingerprints.catalogue import SIGNALS
 from ..verdicts import Evidence, Finding, HostScore, Reason, Snapshot, State
 from .journal import StoredEvent
-from .rows import TIME_NS_MAX, Foreign
+from .rows import Foreign
 
 _MAP = pa.map_(pa.string(), pa.string())
 _TYPES: dict[str, Any] = {

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ...ext.columns import unpack
+from ...ext.intake import TIME_NS_MAX, Received, build
+from ...ext.intake import Rows as Built
 from ...fingerprints.block import Block
 from ...fingerprints.catalogue import Kind
-from ...fingerprints.frames import Frame
 from .layout import BY_NAME, LAYOUTS, Layout
-
-#: Stored times are held within 1970 to 2200: a host's clock may say anything.
-TIME_NS_MAX = 7_258_118_400 * 1_000_000_000
 
 Cells = npt.NDArray[np.uint64]
 Valid = npt.NDArray[np.uint8]
@@ -35,115 +34,108 @@ class HostFrame:
     """A frame with what the aggregator knows of it. Stored time is boot time plus the offset."""
 
     host: str
-    frame: Frame
+    frame: Received
     time_offset_ns: int
     foreign: Mapping[int, Foreign] = field(default_factory=dict[int, Foreign])
 
     @property
     def key(self) -> tuple[str, bytes, int]:
         """What names the frame for ever: (host, run id, sequence)."""
-        return self.host, self.frame.stamp.run_id, self.frame.stamp.sequence
+        return self.host, self.frame.run_id, self.frame.sequence
 
     @property
     def size_bytes(self) -> int:
         """About what it takes in memory."""
-        return 512 + sum(9 * len(b.valid) + 120 * b.rows for b in self.frame.blocks)
-
-
-@dataclass(slots=True)
-class Rows:
-    """The rows of one catalogue table: cell (signal, row), and the keys by row."""
-
-    layout: Layout
-    hosts: list[str]
-    devices: list[str]
-    times_ns: npt.NDArray[np.int64]
-    boottimes_ns: Cells
-    cells: Cells
-    valid: Valid
-
-    def arrow(self) -> Any:
-        """Return them as a `pyarrow.Table`, cells uncopied."""
-        count = len(self.devices)
-        bits = np.packbits(self.valid, axis=1, bitorder="little")
-        arrays = [
-            pa.array(self.hosts, pa.string()).dictionary_encode(),
-            pa.array(self.devices, pa.string()),
-            pa.array(self.times_ns // 1000, pa.timestamp("us")),
-            pa.array(self.boottimes_ns),
-        ]
-        for at, signal in enumerate(self.layout.signals):
-            kind = pa.float64() if signal.kind is Kind.GAUGE else pa.uint64()
-            buffers = [pa.py_buffer(bits[at]), pa.py_buffer(self.cells[at])]
-            arrays.append(pa.Array.from_buffers(kind, count, buffers))
-        return pa.table(arrays, names=[name for name, _ in self.layout.columns])
+        return self.frame.size_bytes
 
 
 @dataclass(slots=True)
 class Batch:
     """What a commit inserts."""
 
-    known: list[Rows]
+    known: list[tuple[str, Any]]  # (table, pyarrow.Table)
     by_name: Any | None  # pyarrow.Table
 
     def tables(self) -> Iterable[tuple[str, Any]]:
         """Yield (table name, pyarrow.Table)."""
-        for rows in self.known:
-            yield rows.layout.table, rows.arrow()
+        yield from self.known
         if self.by_name is not None:
             yield BY_NAME, self.by_name
 
 
-Piece = tuple[HostFrame, Block]
+def plan(
+    name: str, signal_ids: tuple[int, ...], kept_in: int, kept: Sequence[int]
+) -> tuple[Any, ...]:
+    """Return the arguments of `intake.Columns`: where the columns of an agent's table are stored.
+
+    *kept_in*, *kept*: the same for the fleet.
+    """
+    layout = LAYOUTS.get(name)
+    stored = [layout.index.get(each, -1) if layout else -1 for each in signal_ids]
+    number = _NUMBERS[name] if layout else -1
+    return name, signal_ids, number, stored, kept_in, kept, -1 in stored
+
+
+_NUMBERS = {table: number for number, table in enumerate(LAYOUTS)}
+_WIDTHS = [len(layout.signals) for layout in LAYOUTS.values()]
 
 
 def batch(frames: Iterable[HostFrame]) -> Batch:
     """Return the rows of *frames*. Odd content (unknown tables, signals) goes to `by_name`."""
-    pieces: dict[str, list[Piece]] = {}
-    strangers: list[Piece] = []
-    for host_frame in frames:
-        for block in host_frame.frame.blocks:
-            layout = LAYOUTS.get(block.table)
-            if layout is not None and block.rows:
-                pieces.setdefault(block.table, []).append((host_frame, block))
-            if layout is None or not layout.index.keys() >= set(block.signal_ids):
-                strangers.append((host_frame, block))
-    return Batch(
-        [_rows(LAYOUTS[table], of_table) for table, of_table in pieces.items()],
-        _by_name(strangers) if strangers else None,
+    hosts: dict[str, int] = {}
+    several = list(frames)
+    pieces = [
+        (one.frame, hosts.setdefault(one.host, len(hosts)), one.time_offset_ns) for one in several
+    ]
+    names = pa.array(list(hosts), pa.string())
+    built = zip(LAYOUTS.values(), build(pieces, _WIDTHS), strict=True)
+    known = [(layout.table, _arrow(layout, rows, names)) for layout, rows in built if rows]
+    strangers = [piece for one in several if one.frame.strange for piece in _strangers(one)]
+    return Batch(known, _by_name(strangers))
+
+
+def _arrow(layout: Layout, rows: Built, hosts: Any) -> Any:
+    """Return the rows as a `pyarrow.Table`, cells uncopied."""
+    count, step = rows.count, rows.bytes_a_column
+    offsets, text = rows.devices_arrow()
+    devices = pa.StringArray.from_buffers(
+        len(offsets) // 4 - 1, pa.py_buffer(offsets), pa.py_buffer(text)
     )
+    arrays = [
+        pa.DictionaryArray.from_arrays(_column(pa.int32(), count, rows.hosts), hosts),
+        pa.DictionaryArray.from_arrays(_column(pa.int32(), count, rows.devices), devices),
+        _column(pa.timestamp("us"), count, rows.times_us),
+        _column(pa.uint64(), count, rows.boottimes),
+    ]
+    cells, valid = pa.py_buffer(rows.cells), pa.py_buffer(rows.valid)
+    for at, signal in enumerate(layout.signals):
+        kind = pa.float64() if signal.kind is Kind.GAUGE else pa.uint64()
+        buffers = [valid.slice(at * step, step), cells.slice(8 * at * count, 8 * count)]
+        arrays.append(pa.Array.from_buffers(kind, count, buffers))
+    return pa.table(arrays, names=[name for name, _ in layout.columns])
 
 
-def _rows(layout: Layout, pieces: Sequence[Piece]) -> Rows:
-    counts = np.array([block.rows for _, block in pieces])
-    width, count = len(layout.signals), int(counts.sum())
-    cells = np.zeros((width, count), np.uint64)
-    valid = np.zeros((width, count), np.uint8)
-    hosts: list[str] = []
-    devices: list[str] = []
-    at = 0
-    for host_frame, block in pieces:
-        here = slice(at, at + block.rows)
-        _place(layout, block, cells[:, here], valid[:, here])
-        hosts += [host_frame.host] * block.rows
-        devices += block.devices
-        at += block.rows
-    times = np.array([time_ns(host_frame, block) for host_frame, block in pieces], np.int64)
-    boottimes = np.array([_boottime_ns(*piece) for piece in pieces], np.uint64)
-    return Rows(
-        layout, hosts, devices, np.repeat(times, counts), np.repeat(boottimes, counts), cells, valid
-    )
+def _column(kind: Any, count: int, values: bytearray) -> Any:
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(values)])
 
 
-def _place(layout: Layout, block: Block, cells: Cells, valid: Valid) -> None:
-    source, present = _matrix(block)
-    if block.signal_ids == tuple(layout.index):
-        cells[:], valid[:] = source, present
-        return
-    for column, signal_id in enumerate(block.signal_ids):
-        target = layout.index.get(signal_id)
-        if target is not None:
-            cells[target], valid[target] = source[column], present[column]
+class Piece(NamedTuple):
+    """A table of a frame, unpacked."""
+
+    host_frame: HostFrame
+    block: Block
+
+
+def _strangers(host_frame: HostFrame) -> Iterable[Piece]:
+    """Yield the tables with signals that have no column."""
+    frame = host_frame.frame
+    for at, shape in enumerate(frame.shapes):
+        if shape.columns.strange:
+            block = Block(shape.columns.table, shape.devices, shape.columns.signal_ids)
+            block.offset_ns = frame.offset_ns(at)
+            width = len(block.signal_ids)
+            unpack(frame.packed_cells(at), block.cells, block.valid, width, block.rows)
+            yield Piece(host_frame, block)
 
 
 def _matrix(block: Block) -> tuple[Cells, Valid]:
@@ -152,14 +144,10 @@ def _matrix(block: Block) -> tuple[Cells, Valid]:
     return cells, np.frombuffer(block.valid, np.uint8).reshape(shape)
 
 
-def time_ns(host_frame: HostFrame, block: Block) -> int:
+def _time_ns(host_frame: HostFrame, block: Block) -> int:
     """Return when the block's readings are stored as having been made."""
-    boottime = host_frame.frame.stamp.boottime_ns
+    boottime = host_frame.frame.boottime_ns
     return max(0, min(boottime + block.offset_ns + host_frame.time_offset_ns, TIME_NS_MAX))
-
-
-def _boottime_ns(host_frame: HostFrame, block: Block) -> int:
-    return max(0, min(host_frame.frame.stamp.boottime_ns + block.offset_ns, (1 << 64) - 1))
 
 
 def _by_name(strangers: Sequence[Piece]) -> Any | None:
@@ -182,7 +170,7 @@ def _one_signal(
 ) -> Any:
     count = len(rows)
     values = pa.array(raw.view(np.float64)) if foreign.is_float else pa.nulls(count, pa.float64())
-    time_us = time_ns(host_frame, block) // 1000
+    time_us = _time_ns(host_frame, block) // 1000
     return pa.table(
         {
             "host": pa.array([host_frame.host] * count, pa.string()),

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import duckdb
 
-from ...fingerprints.frames import Frame
+from ...ext.intake import Received
 from ..config import AggregatorConfig
 from ..health.histogram import Histogram
 from ..history.history import History
@@ -124,7 +124,7 @@ class Store:
         self._closing = self._hurried = False
         self._give_up_at = float("inf")
         self._trouble = Trouble(folder)
-        self._ops_failing = ""
+        self._ops_failing, self._ops_writing = "", threading.Lock()
         #: Judgements left out because too many waited.
         self.dropped_scores = 0
         #: Findings left out because too many waited.
@@ -198,7 +198,7 @@ class Store:
     def submit_frame(
         self,
         host: str,
-        frame: Frame,
+        frame: Received,
         time_offset_ns: int,
         on_durable: OnDurable,
         foreign: Mapping[int, Foreign] | None = None,
@@ -211,7 +211,7 @@ class Store:
         """
         one = HostFrame(host, frame, time_offset_ns, foreign or {})
         size = one.size_bytes
-        rows = sum(block.rows for block in frame.blocks)
+        rows = frame.rows
         with self._change:
             pending, due = self._pending, self._config.commit_rows
             waiting = pending.size_bytes + self._committing.size_bytes
@@ -445,7 +445,7 @@ class Store:
         if pending.journal_position:
             self._journal.stored(pending.journal_position)
         for frame, on_durable in pending.frames:
-            on_durable(frame.frame.stamp.sequence)
+            on_durable(frame.frame.sequence)
         return True
 
     def _commit_apart(self, pending: Pending) -> bool:
@@ -476,7 +476,8 @@ class Store:
         """Write the operators' file now. Never raises; a failure is logged and the file before stays."""
         try:
             begin = time.monotonic()
-            self._ops.write(self._writer.latest.copy(), self._wall_ns())
+            with self._ops_writing:
+                self._ops.write(self._wall_ns())
             self.ops_write_seconds = time.monotonic() - begin
         except Exception as error:  # noqa: BLE001 - the store goes on without it
             words = cause(error, self._folder)

@@ -41,7 +41,7 @@ RESTORING = "restoring"
 CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
-    "memory_limit": "1GB",
+    "memory_limit": "384MB",
     "threads": 1,
 }
 

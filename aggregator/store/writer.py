@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import duckdb
 
 from ...fingerprints.wire.telemetry_pb2 import HealthEvent
+from ..history.views import rollup_views_to_be
 from ..refusals import TooMuch
 from ..verdicts import Finding
 from . import records
 from .header import Header
 from .hours import HOUR_NS, Hours, hour_name
 from .journal import StoredEvent
-from .latest import Latest
 from .ledger import Ledger, Range, ranges_of
 from .mark import Marker, forget, lost, size_of
 from .records import HostRecord, LastScore, OwnReading, ScoreOf
@@ -114,7 +114,6 @@ class Writer:
         self._reading = threading.Lock()
         self._doubtful = False
         self._threshold = ""
-        self.latest = Latest()
         #: What the file has lost since the last receipt, in words; "" when nothing is known to be gone.
         self.lost_words = _lost(path)
         self._marker = Marker(path)
@@ -137,6 +136,8 @@ class Writer:
         with self._transaction():
             self._hours.open()
             self._connection.execute(script("live.sql"))
+            for statement in rollup_views_to_be("gpu_1s"):
+                self._connection.execute(statement)
             self._connection.execute(ops_script())
             self._put_signals()
         self._load_ledger()
@@ -288,7 +289,6 @@ class Writer:
         for row in ranges:
             self._ledger.add(row)
         self._received_rows += len(ranges)
-        self.latest.update(rows)
 
     def _not_yet_received(self, pending: Pending) -> list[HostFrame]:
         seen: set[tuple[str, bytes, int]] = set()

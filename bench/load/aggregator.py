@@ -16,6 +16,8 @@ from ..measure import cpu_seconds
 
 #: The first start compiles nothing, but a loaded machine is slow.
 START_SECONDS_MAX = 60.0
+#: Whoever makes a load connects its hosts one after another, and does not come again when told to wait.
+RECONNECTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def aggregator(folder: Path | None = None, *settings: str) -> Iterator[Running]:
     """Run one in *folder* (else a temporary one) with *settings* (`key=value`) until the end of the block."""
     with tempfile.TemporaryDirectory() as temporary:
         data = folder or Path(temporary)
-        given = ["metrics_listen=127.0.0.1:0", *settings]
+        given = ["metrics_listen=127.0.0.1:0", f"reconnects_per_second={RECONNECTS}", *settings]
         log = data / "aggregator.log"
         data.mkdir(parents=True, exist_ok=True)
         with open(log, "wb") as errors:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +23,12 @@ from gangline.agent.hardware.roots import Roots
 from gangline.agent.hardware.rtnetlink import LinkSocket, Overrun
 from gangline.agent.listening import Teller
 from gangline.agent.turn import Blind, NoData, Outcome, take_turn
+from gangline.aggregator.fleet.arrays import Indexes
 from gangline.aggregator.fleet.identity import Identity
 from gangline.aggregator.fleet.tables import Devices, DeviceTable
+from gangline.ext.intake import Catalogue, Reader
 from gangline.fingerprints.catalogue import TABLES
+from gangline.fingerprints.frames import Stamp, decode, encode
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 from tests import veth
 from tests.hosts.reading import rows_of
@@ -179,17 +183,26 @@ class Seen:
             name: DeviceTable(name, TABLES[name], self.devices)
             for name in ("net_1s", "net_1s_changes")
         }
+        self.reader = Reader(Catalogue(self._plan), decode)
         self.identity = Identity(self.tables, {"net": self.devices})
         self.seconds = 0
         self.last: dict[str, float | int | None] = {}
+
+    def _plan(self, name: str, ids: tuple[int, ...]) -> tuple[Any, ...]:
+        known = [signal.signal_id for signal in self.tables[name].signals]
+        columns = [known.index(each) for each in ids]
+        return name, ids, -1, [-1] * len(ids), list(self.tables).index(name), columns, False
+
+    def _places(self, host: int, table: int, devices: tuple[str, ...]) -> Indexes:
+        return list(self.tables.values())[table].places(host, devices)
 
     def packets(self, collector: FolderCollector, name: str) -> float:
         """Take one turn; return the packets that the aggregator believes were sent lately."""
         self.seconds += 1
         now = self.seconds * 10**9
         for block in collector.collect():
-            rows = np.array([self.devices.row(0, device) for device in block.devices], np.intp)
-            self.tables[block.table].put(rows, block, now, 1, 10**9)
+            frame = self.reader.read(encode(Stamp(bytes(16), bytes(16), 1, now, 0), [block]))
+            frame.put([table.cells for table in self.tables.values()], 0, 1, 10**9, self._places)
             self.last |= dict(rows_of(block))[name] or {}
         self.identity.advance()
         for table in self.tables.values():

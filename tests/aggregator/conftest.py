@@ -95,7 +95,9 @@ class Connection:
 
     def __init__(self, port: int, agent: Agent) -> None:
         self.agent = agent
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        # A connection of its own, as each host has: else all channels of this process share one.
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=own)
         self.stub: Any = TelemetryServiceStub(self.channel)  # type: ignore[no-untyped-call]
         self.metadata: tuple[tuple[str, str], ...] = ()
         self.durable: set[int] = set()

@@ -16,12 +16,12 @@ from gangline.agent.simulated import SimulatedFleet, parts
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest.findings import Findings
+from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.judgement.judge import Judgement, judge
 from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.records import HostRecord
 from gangline.aggregator.store.scorelog import ScoreLog
 from gangline.aggregator.store.store import Store
-from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import TABLES
 from gangline.fingerprints.wire import telemetry_pb2 as wire
@@ -54,6 +54,17 @@ FROM readings.gpu_1s GROUP BY ALL;
 """
     for grain, unit in (("1m", "minute"), ("1h", "hour"))
 )
+
+
+#: What the aggregator told of itself: for half a minute it did not keep up.
+OWN = [
+    (START_NS + second * SECOND_NS, figure, value, "")
+    for second in range(0, SECONDS, 15)
+    for figure, value in (
+        ("lag_seconds", 12.5 if 90 <= second < 120 else 0.5),
+        ("queue_ratio", 0.31 if 90 <= second < 120 else 0.0),
+    )
+]
 
 
 @dataclass
@@ -160,7 +171,7 @@ class Night:
             _put_over(name, block, second)
         boottime_ns = self.now_ns - START_NS + UPTIME_NS
         data = self.framers[name].frame(second, boottime_ns, self.now_ns, blocks)
-        frame = frames.decode(data)
+        frame = received(data)
         self.fleet.observe(name, frame, self.now_ns)
         assert self.store.submit_frame(name, frame, START_NS - UPTIME_NS, lambda _: None)
 
@@ -209,11 +220,14 @@ def _put(block: Block, row: int, **values: int) -> None:
 @contextmanager
 def night(folder: Path) -> Iterator[Night]:
     """Yield a night that has passed; the store and the operators' file are in *folder* once it is left."""
-    at_ns = START_NS + SECONDS * SECOND_NS + SECOND_NS // 2
-    store = Store.open(folder, AggregatorConfig(data=folder, ops_seconds=3600.0), lambda: at_ns)
+    clock_ns = [START_NS]
+    config = AggregatorConfig(data=folder, ops_seconds=3600.0)
+    store = Store.open(folder, config, lambda: clock_ns[0])
     try:
         one = Night(store)
         one.run()
+        clock_ns[0] = START_NS + SECONDS * SECOND_NS + SECOND_NS // 2
+        store.submit_own(OWN)
         store.in_transaction(lambda live: live.execute(ROLLUPS))
         yield one
     finally:

@@ -31,7 +31,7 @@ from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.records import HostRecord
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.verdicts import Finding
-from gangline.fingerprints import frames
+from gangline.ext.intake import Received
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 from tests.aggregator.faults import FAULTS
 from tests.aggregator.query.asking import rows_of
@@ -65,7 +65,7 @@ class StoredWorld(World):
         assert self.store
         self.store.submit_host(record, {})
 
-    def frame(self, host: Host) -> frames.Frame:
+    def frame(self, host: Host) -> Received:
         made = super().frame(host)
         if self.store is not None:
             taken = self.store.submit_frame(host.name, made, host.booted_ns, lambda _: None)

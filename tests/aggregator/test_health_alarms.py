@@ -21,7 +21,7 @@ from gangline.aggregator.health.histogram import Histogram
 from gangline.aggregator.health.machine import Machine
 from gangline.aggregator.health.watch import OwnHealth, tell
 from gangline.aggregator.ingest.findings import Findings
-from gangline.aggregator.verdicts import Finding
+from gangline.aggregator.verdicts import OURSELVES, Finding
 from gangline.fingerprints.wire import score_pb2
 from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
 from tests.processes import GUARD_SECONDS
@@ -138,13 +138,13 @@ def test_settings_move_what_is_late() -> None:
     assert _stand(alarms, late, 100) == []
 
 
-def test_a_raised_alarm_is_a_finding_of_no_host() -> None:
+def test_a_raised_alarm_is_a_finding_of_the_aggregator_itself() -> None:
     """The machine that runs the aggregator may run an agent too: its score must not fall for our lag."""
     fleet = Fleet()
     findings = Findings(fleet)
     tell(fleet, [Raised("aggregator.lag", "words", "less lag")], 5 * NS)
     (new,) = findings.changes(6 * NS)
-    assert new == Finding("", "aggregator.lag", "", "words", 5 * NS, clears_when="less lag")
+    assert new == Finding(OURSELVES, "aggregator.lag", "", "words", 5 * NS, clears_when="less lag")
     tell(fleet, [Cleared("aggregator.lag")], 9 * NS)
     (gone,) = findings.changes(9 * NS)
     assert gone.cleared_ns == 9 * NS
@@ -192,7 +192,7 @@ def test_an_alarm_reaches_sql_the_listing_and_the_exposition(
                 while not one.holder.snapshot or not one.holder.snapshot.alarms:
                     await asyncio.sleep(0.005)
                 reply = await stub.ListNodeScores(score_pb2.ListNodeScoresRequest())
-            while ("", "aggregator.disk_filling", "") not in one.fleet.findings:
+            while (OURSELVES, "aggregator.disk_filling", "") not in one.fleet.findings:
                 await asyncio.sleep(0.005)
             return reply, one._own.render("")[0]
 
@@ -203,7 +203,7 @@ def test_an_alarm_reaches_sql_the_listing_and_the_exposition(
         "SELECT host, words, still_so, clears_when FROM ops.findings "
         "WHERE name = 'aggregator.disk_filling'"
     )
-    assert found[0][0] == "" and "make room" in found[0][1] and found[0][2] and found[0][3]
+    assert found[0][0] == OURSELVES and "make room" in found[0][1] and found[0][2] and found[0][3]
 
 
 def test_a_well_aggregator_has_no_alarm(lab: Any, until: Any) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.judgement import judge as judging
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.judgement.rules import agent as rules_agent
@@ -133,7 +134,7 @@ def test_late_frames_do_not_move_the_present() -> None:
     world.hosts[0].set("gpu_1s", device, temperature_celsius=90)
     world.run(5)
     world.fleet.observe("h0", late, world.now_ns)
-    table, row = world.fleet.tables["gpu_1s"], world.fleet.devices["gpu"].row_of[0, device]
+    table, row = world.fleet.tables["gpu_1s"], world.fleet.devices["gpu"].find(0, device)
     assert table.gauge("temperature_celsius")[row] == 90
 
 
@@ -174,7 +175,7 @@ def test_unknown_signals_are_left_to_the_store() -> None:
     for row in range(400):
         flood.put_int(0, row, row)
     stamp = frames.Stamp(b"r" * 16, b"b" * 16, 1, 10, 10)
-    fleet.observe("a", frames.Frame(stamp, (unknown, flood)), 5)
+    fleet.observe("a", received(frames.encode(stamp, (unknown, flood))), 5)
     assert sum(devices.count for devices in fleet.devices.values()) == 1  # the flood makes no rows
     assert fleet.tables["gpu_1s"].gauge("sm_clock_hertz")[0] == 1.5e9
     judge(fleet, 10, None)
@@ -204,8 +205,8 @@ def test_frames_of_strangers_and_of_the_far_future_are_left_alone() -> None:
     world = World()
     world.run(10)
     stamp = frames.Stamp(b"R" * 16, b"B" * 16, 99, 2**64 - 1, 2**64 - 1)
-    world.fleet.observe("nobody", frames.Frame(stamp, ()), world.now_ns)
-    world.fleet.observe("h0", frames.Frame(stamp, ()), world.now_ns)
+    world.fleet.observe("nobody", received(frames.encode(stamp, ())), world.now_ns)
+    world.fleet.observe("h0", received(frames.encode(stamp, ())), world.now_ns)
     world.run(5)
     assert set(world.states().values()) == {"HEALTHY"}
 
@@ -287,7 +288,7 @@ def test_ten_thousand_hosts() -> None:
         for host in range(count):
             for gpu in range(8):
                 readings.put_float(0, gpu, clock[host, gpu])
-            fleet.observe(f"n{host}", frames.Frame(stamp, (readings,)), now_ns)
+            fleet.observe(f"n{host}", received(frames.encode(stamp, (readings,))), now_ns)
         snapshot = judge(fleet, now_ns, snapshot)
     assert snapshot is not None and len(snapshot.hosts) == count
     blamed = [h.host for h in snapshot.hosts if h.state is not State.HEALTHY]

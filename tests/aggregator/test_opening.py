@@ -15,6 +15,7 @@ import duckdb
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.store.journal import EventJournal, StoredEvent, encode
 from gangline.aggregator.store.opsfile import OpsFile
 from gangline.aggregator.store.store import Store
@@ -40,7 +41,9 @@ def put(store: Store, sequence: int) -> None:
     block = Block("host_1s", ["host"])
     block.put_float(0, 0, float(sequence))
     stamp = frames.Stamp(b"r" * 16, b"b" * 16, sequence, sequence * 10**9, NOW_NS)
-    assert store.submit_frame("a", frames.Frame(stamp, (block,)), NOW_NS, lambda _: done.set())
+    assert store.submit_frame(
+        "a", received(frames.encode(stamp, [block])), NOW_NS, lambda _: done.set()
+    )
     assert done.wait(20)
 
 

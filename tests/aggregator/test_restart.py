@@ -220,7 +220,7 @@ def test_an_xid_that_was_cleared_does_not_come_back_with_a_restart(
     async def fault_and_reset() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator, agent) as connection:
             await connection.send(energy(1, 100.0))
-            await until(lambda: (0, "GPU-0") in aggregator.fleet.devices["gpu"].row_of)
+            await until(lambda: aggregator.fleet.devices["gpu"].find(0, "GPU-0") >= 0)
             version = aggregator.holder.snapshot.version
             await until(lambda: aggregator.holder.snapshot.version > version + 1)  # it was judged
             now_ns = time.time_ns()

@@ -1,16 +1,14 @@
-"""Frames to Arrow and to the latest of each device, against cells read one by one."""
+"""Frames to Arrow, against cells read one by one."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator.store import latest as latest_module
-from gangline.aggregator.store.latest import Latest
+from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.store.rows import Foreign, HostFrame, batch
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
@@ -36,7 +34,7 @@ def blocks(draw: st.DrawFn) -> Block:
 
 def frame_of(block: Block, sequence: int, host: str = "a", boottime_ns: int = 5_000) -> HostFrame:
     stamp = frames.Stamp(b"r" * 16, b"b" * 16, sequence, boottime_ns, 0)
-    return HostFrame(host, frames.Frame(stamp, (block,)), 1_000_000, FOREIGN)
+    return HostFrame(host, received(frames.encode(stamp, (block,))), 1_000_000, FOREIGN)
 
 
 def cell(block: Block, column: int, row: int, *, as_float: bool) -> Any:
@@ -72,55 +70,3 @@ def test_every_cell_comes_out_once(several: list[Block]) -> None:
     assert known == []
     assert len(named) == len(expected_named)
     assert sorted(one["device"] for one in named) == sorted(device for device, _ in expected_named)
-
-
-def values(latest: Latest) -> dict[tuple[str, str], float]:
-    rows = latest.copy()["gpu_1s"].arrow().to_pylist()
-    return {(row["host"], row["device"]): row["sm_clock_hertz"] for row in rows}
-
-
-def reading(value: float, boottime_ns: int, host: str = "a", devices: int = 1) -> HostFrame:
-    block = Block("gpu_1s", [f"G{n}" for n in range(devices)])
-    for row in range(devices):
-        block.put_float(0, row, value)
-    return frame_of(block, boottime_ns, host, boottime_ns)
-
-
-@given(
-    st.lists(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 50)), max_size=5), max_size=6)
-)
-def test_the_latest_is_the_latest_in_time(commits: list[list[tuple[str, int]]]) -> None:
-    """Backlog comes after live readings: it must not take their place, in one commit or in several."""
-    latest, newest = Latest(), dict[tuple[str, str], float]()
-    for commit in commits:
-        latest.update(batch(reading(float(at), at, host) for host, at in commit))
-        for host, at in commit:
-            newest[host, "G0"] = max(newest.get((host, "G0"), -1.0), float(at))
-    assert values(latest) == newest
-
-
-def test_a_host_that_invents_devices_costs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new device name with every frame: stored as readings, but not kept in memory for ever."""
-    monkeypatch.setattr(latest_module, "DEVICES_PER_HOST_MAX", 70)
-    latest = Latest()
-    latest.update(batch([reading(1.0, 1, devices=100), reading(2.0, 2, "b", devices=3)]))
-    assert len(values(latest)) == 73
-    assert values(latest)["b", "G2"] == 2.0
-
-
-def test_of_devices_that_come_and_go_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes on GPUs: after a thousand of them the operators' file showed those of last month, and no new one."""
-    monkeypatch.setattr(latest_module, "DEVICES_PER_HOST_MAX", 4)
-    latest = Latest()
-    for second in range(1, 8):
-        block = Block("gpu_1s", [f"P{second + n}" for n in range(3)])
-        for row in range(3):
-            block.put_float(0, row, second + row / 10)
-        latest.update(
-            batch([frame_of(block, second, boottime_ns=second), reading(0.5, second, "b")])
-        )
-    said = values(latest)
-    assert said.pop(("b", "G0")) == 0.5
-    assert said == {("a", "P6"): 6.0, ("a", "P7"): 7.0, ("a", "P8"): 7.1, ("a", "P9"): 7.2}
-    latest.update(batch([reading(9.0, 1)]))  # backlog pushes nobody out
-    assert set(values(latest)) == {*said, ("b", "G0")}

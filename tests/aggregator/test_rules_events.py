@@ -256,7 +256,7 @@ def test_nvlink5_codes_are_read_by_the_drivers_version(driver: str, verified: bo
     """The same bits mean another unit since R575: the driver that the host registered decides."""
     world, host, gpu = lived()
     attributes = world.fleet.attributes[world.fleet.index[host.name]]
-    attributes["gpu", gpu]["driver"] = driver
+    attributes["gpu", gpu] = {**attributes["gpu", gpu], "driver": driver}  # others have the same
     line = "RLW_REMAP Nonfatal XC0 i0 Link 03 (0x00000004 0x00000000)"
     world.event(host, 145, gpu, message=line)
     world.run(1)

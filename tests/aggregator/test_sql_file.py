@@ -9,29 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
 import pytest
 
-from gangline.aggregator.store import opsfile
+from gangline.aggregator.store import latest, opsfile
 from gangline.aggregator.store.layout import LAYOUTS
 from gangline.aggregator.store.opsfile import OpsFile, pause_seconds
 from gangline.aggregator.store.records import HostRecord
-from gangline.aggregator.store.rows import Rows
 from gangline.aggregator.store.writer import Pending, Writer
 
 NOW_NS = 1_700_000_000 * 10**9
 SECOND_NS = 10**9
-
-
-def latest(count: int, value: float = 1.0) -> dict[str, Rows]:
-    """Return the last readings of *count* GPUs."""
-    layout = LAYOUTS["gpu_1s"]
-    shape = len(layout.signals), count
-    cells = np.full(shape, value).view(np.uint64)
-    times, boottimes = np.full(count, NOW_NS), np.ones(count, np.uint64)
-    devices = [f"GPU-{n}" for n in range(count)]
-    rows = Rows(layout, ["a"] * count, devices, times, boottimes, cells, np.ones(shape, np.uint8))
-    return {"gpu_1s": rows}
 
 
 class Live:
@@ -50,9 +37,17 @@ class Live:
     def put(self, query: str) -> None:
         self.writer.transact(lambda connection: connection.execute(query) and None)
 
-    def write(self, rows: dict[str, Rows] | None = None, after_seconds: int = 15) -> None:
+    def write(self, gpus: int = 0, watts: float = 1.0, after_seconds: int = 15) -> None:
+        """Write the file after a reading of so many GPUs."""
         self.now_ns += after_seconds * SECOND_NS
-        self.file.write(rows or {}, self.now_ns)
+        if gpus:
+            hour = 'hours."gpu_1s__2023111422"'
+            self.put(f"CREATE TABLE IF NOT EXISTS {hour} AS FROM readings.gpu_1s LIMIT 0")
+            self.put(
+                f"INSERT INTO {hour} (host, device, time, power_watts) SELECT 'a', 'GPU-' || i, "
+                f"make_timestamp({self.now_ns // 1000}), {watts} FROM range({gpus}) AS t(i)"
+            )
+        self.file.write(self.now_ns)
 
     def asked(self, query: str) -> list[Any]:
         with duckdb.connect(str(self.folder / "operators.duckdb"), read_only=True) as connection:
@@ -87,7 +82,7 @@ for _ in range(15):
 def test_whoever_opens_it_while_it_is_replaced_finds_it_whole(live: Live) -> None:
     """An operator's `duckdb -readonly`, again and again, in another process, through many renewals."""
     live.register("a")
-    live.write(latest(500))
+    live.write(500)
     before = duckdb.connect(str(live.folder / "operators.duckdb"), read_only=True)
     reader = subprocess.Popen(
         [sys.executable, "-c", _READER, str(live.folder / "operators.duckdb")],
@@ -96,7 +91,7 @@ def test_whoever_opens_it_while_it_is_replaced_finds_it_whole(live: Live) -> Non
     written = 0
     while reader.poll() is None:
         written += 1
-        live.write(latest(500, float(written)))
+        live.write(500, float(written))
     out, err = reader.communicate()
     assert reader.returncode == 0, err
     assert len(out.split()) == 15 and len(set(out.split())) > 1 and written > 1
@@ -139,7 +134,8 @@ def test_a_large_fleet_keeps_its_devices_for_a_minute(
 
 def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """A count over a table that was cut in silence is a wrong answer; this one says what it lacks."""
-    monkeypatch.setattr(opsfile, "LATEST_CELLS_MAX", 1000)
+    monkeypatch.setattr(latest, "CELLS_MAX", 100)
+    live.register("a", gpus=100)
     monkeypatch.setattr(
         opsfile, "COPIES", [c if c.table != "findings" else opsfile.Copy("findings", 2, "since") for c in opsfile.COPIES]
     )  # fmt: skip
@@ -154,9 +150,9 @@ def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.Monke
             f"INSERT INTO hours.\"{table}__2023111422\" (host, device, time) SELECT 'a', 'd', "
             f"{begin} - to_milliseconds({each_ms} * i) FROM range(100_000) AS t(i)"
         )
-    live.write(latest(100), after_seconds=0)
+    live.write(after_seconds=0)
     assert live.left_out() == [
-        "latest.gpu_1s: all 100 rows",
+        *(f"latest.{t}: all 100 rows" for t in LAYOUTS if latest._kind(t) == "gpu"),
         "findings: the newest 2 of 5 rows",
         "readings.gpu_1s: all but the last 100 s of 300 s",
         "readings.host_1s: all, 1,000 rows are 1.0 s",
@@ -169,13 +165,13 @@ def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.Monke
 def test_a_damaged_base_costs_one_renewal(live: Live) -> None:
     """A disk that was full truncated the base: the file before stays, the next is made from a new base."""
     live.register("a")
-    live.write(latest(5))
+    live.write(5)
     base = live.folder / "operators-base.duckdb"
     base.write_bytes(base.read_bytes()[:5000])
     with pytest.raises(duckdb.Error):
-        live.write(latest(6))
+        live.write(6)
     assert live.asked("SELECT count(*) FROM latest.gpu_1s") == [(5,)]
-    live.write(latest(7))
+    live.write(7)
     assert live.asked("SELECT count(*) FROM latest.gpu_1s") == [(7,)]
     assert not list(live.folder.glob("operators-new*"))
 

@@ -12,6 +12,7 @@ import duckdb
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.store import rows
 from gangline.aggregator.store.hours import HOUR_NS
 from gangline.aggregator.store.store import Store
@@ -39,7 +40,7 @@ def put(store: Store, sequence: int, block: Block | None = None, host: str = "a"
         block = Block("host_1s", ["host"])
         block.put_float(0, 0, float(sequence))
     stamp = frames.Stamp(b"r" * 16, b"b" * 16, sequence, 1_000_000_000, NOW_NS)
-    frame = frames.Frame(stamp, (block,))
+    frame = received(frames.encode(stamp, (block,)))
     assert store.submit_frame(host, frame, NOW_NS, lambda _: done.set())
     assert done.wait(20)
 
@@ -184,7 +185,7 @@ def test_odd_times_are_held_within_what_sql_can_show(tmp_path: Path) -> None:
 def test_a_full_queue_says_no(tmp_path: Path) -> None:
     """The disk is slower than the fleet: memory is bounded, and what was taken is still receipted."""
     block = Block("host_1s", [f"device-{n}" for n in range(1000)])
-    frame = frames.Frame(frames.Stamp(b"r" * 16, b"b" * 16, 1, 1, NOW_NS), (block,))
+    frame = received(frames.encode(frames.Stamp(b"r" * 16, b"b" * 16, 1, 1, NOW_NS), (block,)))
     done = threading.Event()
     with opened(tmp_path, lambda: NOW_NS, queue_bytes_max=1 << 20, commit_seconds=3.0) as store:
         taken = 0
@@ -221,7 +222,7 @@ def test_what_cannot_be_stored_costs_no_other_host(
 
     monkeypatch.setattr("gangline.aggregator.store.writer.batch", stumbles)
     block = Block("host_1s", ["host"])
-    frame = frames.Frame(frames.Stamp(b"r" * 16, b"b" * 16, 1, 1, NOW_NS), (block,))
+    frame = received(frames.encode(frames.Stamp(b"r" * 16, b"b" * 16, 1, 1, NOW_NS), (block,)))
     receipts: list[str] = []
     done = threading.Event()
     with opened(tmp_path, lambda: NOW_NS, commit_seconds=0.2) as store:
@@ -271,7 +272,9 @@ def test_work_that_makes_room_runs_while_commits_fail(
             patched.setattr("gangline.aggregator.store.writer.batch", full)
             done = threading.Event()
             block = Block("host_1s", ["host"])
-            frame = frames.Frame(frames.Stamp(b"r" * 16, b"b" * 16, 2, 1, NOW_NS), (block,))
+            frame = received(
+                frames.encode(frames.Stamp(b"r" * 16, b"b" * 16, 2, 1, NOW_NS), (block,))
+            )
             assert store.submit_frame("a", frame, NOW_NS, lambda _: done.set())
             assert failed.wait(20)
             store.in_transaction(lambda connection: connection.execute("DELETE FROM received"))

@@ -23,8 +23,6 @@ from hypothesis import strategies as st
 
 from gangline import cli
 from gangline.aggregator.config import AggregatorConfig
-from gangline.aggregator.refusals import NotAllowed
-from gangline.aggregator.service.admin import AdminService
 from gangline.aggregator.store.hours import HOUR_NS
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.storefile import COMPACTED, HOLDS, StoreError, migrations
@@ -246,19 +244,6 @@ def test_what_was_killed_leaves_no_disk_full(data: Path) -> None:
             for each in os.listdir(data)
             if each.startswith(("compacted", "backup", "gangline-"))
         ]
-
-
-def test_only_on_this_machine() -> None:
-    """The files are copied by the caller: from elsewhere there is nothing to hold still for."""
-
-    class Caller:
-        def peer(self) -> str:
-            return "ipv4:10.0.0.5:4711"
-
-    service = AdminService(None, 1)  # type: ignore[arg-type]
-    for call in (service.HoldStore, service.CompactStore):
-        with pytest.raises(NotAllowed, match="own machine only"):
-            asyncio.run(call(None, Caller()))  # type: ignore[arg-type]
 
 
 def damaged(folder: Path, what: str) -> str:
@@ -559,8 +544,8 @@ def test_a_caller_who_is_gone_holds_nothing(lab: Any, tmp_path: Path) -> None:
             where = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{one.port}"]
             await asyncio.to_thread(one.store.in_transaction, lambda _: None)
             code = (
-                "import sys; from pathlib import Path; from gangline.aggregator.commands.admin_store import held\n"
-                f"with held(Path({str(lab.folder)!r}), '127.0.0.1:{one.port}'): print('held', flush=True); sys.stdin.read()"
+                "import sys; from pathlib import Path; from gangline.aggregator.commands.admin_store import Way, held\n"
+                f"with held(Path({str(lab.folder)!r}), Way('127.0.0.1:{one.port}')): print('held', flush=True); sys.stdin.read()"
             )
             command = [sys.executable, "-c", code]
             child = await asyncio.create_subprocess_exec(

@@ -12,12 +12,19 @@ import pytest
 
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.findings import OURSELVES
 from gangline.aggregator.judgement.judge import Judgement, judge
 from gangline.aggregator.judgement.restart import SETTLED_SECONDS, restore
 from gangline.aggregator.store.records import HostRecord
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.verdicts import Evidence, Finding, HostScore, Reason, Snapshot, State
+from gangline.aggregator.verdicts import (
+    OURSELVES,
+    Evidence,
+    Finding,
+    HostScore,
+    Reason,
+    Snapshot,
+    State,
+)
 from tests.aggregator.world import SECOND_NS, World, gpu_of
 
 HOSTS = 10_000

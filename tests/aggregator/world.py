@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.judgement.judge import Judgement, judge
 from gangline.aggregator.verdicts import HostScore
+from gangline.ext.intake import Received
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import PERIOD_SECONDS, TABLES, Kind
@@ -144,12 +146,12 @@ class World:
         assert self.snapshot is not None
         return self.snapshot
 
-    def frame(self, host: Host) -> frames.Frame:
+    def frame(self, host: Host) -> Received:
         """Return the host's frame of now, as it comes off the wire."""
         host.sequence += 1
         boottime_ns = self.now_ns - host.booted_ns
         stamp = frames.Stamp(b"R" * 16, host.boot_id, host.sequence, boottime_ns, self.now_ns)
-        return frames.decode(frames.encode(stamp, self._blocks(host)))
+        return received(frames.encode(stamp, self._blocks(host)))
 
     def _blocks(self, host: Host) -> list[Block]:
         tables: dict[str, list[str]] = {}

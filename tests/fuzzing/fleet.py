@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import cache
 
 from gangline.agent.kernel_log.table import RULES
+from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.ingest.registration import check_events
 from gangline.aggregator.refusals import Invalid
 from gangline.aggregator.verdicts import State
@@ -71,7 +72,7 @@ def _tell(world: World, source: random.Random) -> None:
     boottime_ns = source.choice((world.now_ns - host.booted_ns, 0, 1, 2**64 - 1))
     stamp = Stamp(b"R" * 16, host.boot_id, host.sequence, boottime_ns, world.now_ns)
     with suppress(FrameError):
-        frame = frames.decode(frames.encode(stamp, [_block(host.readings, source)]))
+        frame = received(frames.encode(stamp, [_block(host.readings, source)]))
         world.fleet.observe(host.name, frame, world.now_ns)
 
 

@@ -6,6 +6,11 @@ import random
 import struct
 import zlib
 
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.ingest.reading import CATALOGUE
+from gangline.aggregator.store.rows import HostFrame, batch
+from gangline.ext.columns import unpack
+from gangline.ext.intake import Reader
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import TABLES
@@ -54,6 +59,39 @@ def fuzz_frames(source: random.Random) -> str:
     return ACCEPTED
 
 
+def fuzz_intake(source: random.Random) -> str:
+    """A damaged frame, to a reader that knows the tables of the one before: as `frames.decode` takes it."""
+    reader = Reader(CATALOGUE, frames.decode)
+    data = some_frame(source, some_blocks(source))
+    reader.read(data)
+    data = frames.inflated(data) if source.random() < 0.5 else data
+    for _ in range(source.randrange(1, 5)):
+        data = flipped(data, source)
+    data = resealed(data)
+    try:
+        expected = frames.decode(data)
+    except FrameError as error:
+        try:
+            reader.read(data)
+        except FrameError as refused:
+            assert str(refused) == str(error), "other words"
+            return REFUSED
+        raise AssertionError("taken by one of two readers") from error
+    found = reader.read(data)
+    tables = [(shape.columns.signal_ids, shape.devices) for shape in found.shapes]
+    assert tables == [(block.signal_ids, block.devices) for block in expected.blocks]
+    for at, block in enumerate(expected.blocks):
+        cells, valid = bytearray(len(block.cells)), bytearray(len(block.valid))
+        unpack(found.packed_cells(at), cells, valid, len(block.signal_ids), block.rows)
+        assert (cells, valid) == (block.cells, block.valid)
+    one = HostFrame("a", found, source.choice((0, 2**70, -(2**70), 10**18)))
+    assert sum(table.num_rows for _, table in batch([one]).known) <= found.rows
+    fleet = Fleet()
+    fleet.register("a", simulated=True, boot_id=found.boot_id, devices=[])
+    fleet.observe("a", found, 10**18)
+    return ACCEPTED
+
+
 def fuzz_streams(source: random.Random) -> str:
     """A stream with a damaged frame in it ends with an error there, or what comes out has a wrong checksum."""
     sender, receiver = Sender(1 << 14), Receiver(1 << 14)
@@ -78,4 +116,4 @@ def fuzz_streams(source: random.Random) -> str:
     return ACCEPTED
 
 
-TARGETS = {"frames": fuzz_frames, "streams": fuzz_streams}
+TARGETS = {"frames": fuzz_frames, "intake": fuzz_intake, "streams": fuzz_streams}

@@ -17,9 +17,9 @@ from gangline.agent.framing import Framer
 from gangline.agent.simulated import SimulatedFleet
 from gangline.agent.simulated.faults import ECC_XID95, RDMA_RETRANSMISSIONS, THERMAL
 from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.verdicts import SEVERITY, HostScore, Reason, Snapshot, State
-from gangline.fingerprints import frames
 
 SEEDS = range(1, 11)
 CONTROL_SEEDS = range(1, 5)
@@ -52,7 +52,7 @@ def watched(model: SimulatedFleet, seconds: int) -> Iterator[Snapshot]:
         passed_ns = second * SECOND_NS
         for name, blocks, events in model.step(1.0):
             data = framers[name].frame(second, BOOTTIME_NS + passed_ns, WALL_NS + passed_ns, blocks)
-            fleet.observe(name, frames.decode(data), WALL_NS + passed_ns)
+            fleet.observe(name, received(data), WALL_NS + passed_ns)
             for event in events:
                 fleet.event(name, event, WALL_NS + passed_ns)
         snapshot = judge(fleet, WALL_NS + passed_ns, snapshot)

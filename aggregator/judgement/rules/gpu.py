@@ -174,8 +174,8 @@ def _never_seen(present: Present, out: _Out) -> Iterator[Symptom]:
     read = np.bincount(gpus.host[is_read], minlength=len(present.fleet))
     for host in np.flatnonzero(present.awake & (read < present.fleet.gpus)).tolist():
         for kind, device in present.fleet.attributes[host]:
-            row = gpus.row_of.get((host, device))
-            settled = out.hosts[host] if row is None else is_read[row] or out.gpus[row]
+            row = gpus.find(host, device)
+            settled = out.hosts[host] if row < 0 else is_read[row] or out.gpus[row]
             if kind != "gpu" or settled:
                 continue
             alone = not gpus.of_host(host)

@@ -185,5 +185,5 @@ def _noted(reason: Reason) -> Reason:
 
 def _was_in_use(present: Present, record: Occurrence) -> bool:
     """Say whether a removed interface had a carrier: containers take theirs away all day."""
-    row = present.fleet.devices["net"].row_of.get((record.host, record.device))
-    return row is not None and bool(np.asarray(present.fleet.seen.carriers)[row])
+    row = present.fleet.devices["net"].find(record.host, record.device)
+    return row >= 0 and bool(np.asarray(present.fleet.seen.carriers)[row])

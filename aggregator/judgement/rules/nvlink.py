@@ -148,8 +148,8 @@ def _should_be_up(present: Present, host: int, link: str) -> bool:
     """
     if present.host_now_ns[host] < TRAINING_SECONDS * 1e9:
         return False
-    gpu = present.fleet.devices["gpu"].row_of.get((host, link.partition("/")[0]))
-    return gpu is None or present.state("gpu_10s_changes", "mig_mode_state")[gpu] != 1
+    gpu = present.fleet.devices["gpu"].find(host, link.partition("/")[0])
+    return gpu < 0 or present.state("gpu_10s_changes", "mig_mode_state")[gpu] != 1
 
 
 def fabric(present: Present) -> Iterator[Symptom]:

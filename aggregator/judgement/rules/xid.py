@@ -52,8 +52,8 @@ def _meaning(present: Present, record: Occurrence, row: Xid) -> Settled:
 
 def _asks_for_nothing(present: Present, record: Occurrence) -> bool:
     """Say whether the GPU's own reading, later than the event, knows of no recovery to be made."""
-    row = present.fleet.devices["gpu"].row_of.get((record.host, record.device))
-    if row is None or present.now_ns - record.last_time_ns < RECHECK_SECONDS * 1e9:
+    row = present.fleet.devices["gpu"].find(record.host, record.device)
+    if row < 0 or present.now_ns - record.last_time_ns < RECHECK_SECONDS * 1e9:
         return False
     known = present.known("gpu_1s", RECOVERY_COLUMN)[row]
     return bool(known and present.state("gpu_1s", RECOVERY_COLUMN)[row] == 0)

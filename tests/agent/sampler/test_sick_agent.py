@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.judgement.judge import Judgement, judge
 from gangline.aggregator.verdicts import Evidence, Reason
-from gangline.fingerprints.frames import Frame
+from gangline.fingerprints.frames import Frame, encode
 from gangline.fingerprints.wire.telemetry_pb2 import Device, HealthEvent
 from tests.agent.sampler import fuse
 from tests.agent.sampler.real_agent import RealAgent, is_sampled
@@ -113,7 +114,7 @@ def judged(
         while waiting and waiting[0].boottime_ns <= frame.stamp.boottime_ns:
             event = waiting.pop(0)
             fleet.event("here", event, now_ns, event.wall_time_ns)
-        fleet.observe("here", frame, now_ns)
+        fleet.observe("here", received(encode(frame.stamp, frame.blocks)), now_ns)
         verdict = judge(fleet, now_ns, verdict)
         yield [each for each in verdict.hosts[0].evidence if is_of_gpus(each)]
 

@@ -121,7 +121,9 @@ def test_one_that_cannot_be_used_is_a_finding(lab: Any, secured: Secured, until:
             await until(lambda: not aggregator.fleet.findings)
 
     asyncio.run(way())
-    ((words, cleared),) = lab.rows("SELECT words, cleared FROM findings WHERE host = 'aggregator'")
+    ((words, cleared),) = lab.rows(
+        "SELECT words, cleared FROM findings WHERE host = '(aggregator)'"
+    )
     assert "server.key" in words and "nonsense" not in words and cleared
 
 

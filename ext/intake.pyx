@@ -1,0 +1,514 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Frames as they come, read where they lie: into the fleet's latest cells, and into the columns of a commit.
+
+A stream's tables mostly have the same names and devices each second. What a table begins with is read once, and known
+again by its bytes; its cells are unpacked where they are to stand. `fingerprints/frames.py` has the layout, and is
+what this is held equal to: whatever is not read here is left to it, so that it finds the words.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+from planes cimport take_column
+
+import zlib
+
+cdef enum:
+    HEADER = 72
+    TABLES_MAX = 128
+    ROWS_MAX = 4096
+    COLUMNS_MAX = 512
+    TABLE_NAME_BYTES_MAX = 64
+    DEVICE_BYTES_MAX = 96
+    #: What one stream's tables begin with, kept: more of it is read anew each time.
+    KEPT_BYTES_MAX = 1 << 13
+    #: Tables in different columns that are kept, of all agents: a version of an agent each. More would be an attack.
+    COLUMNS_KEPT_MAX = 4096
+cdef Py_ssize_t FRAME_MAX = 1 << 20
+cdef Py_ssize_t PAYLOAD_MAX = 8 << 20
+cdef int64_t DAY_NS = 86_400_000_000_000
+#: Three times of less than this have a sum of 64 bits.
+cdef int64_t SAFE_NS = <int64_t>1 << 61
+#: Stored times are held within 1970 to 2200: a host's clock may say anything.
+cdef int64_t STORED_NS_MAX = 7_258_118_400_000_000_000
+TIME_NS_MAX = STORED_NS_MAX
+
+
+cdef class Columns:
+    """Where the columns of one table of some agents belong: by signal, -1 where nowhere."""
+
+    cdef readonly str table
+    cdef readonly tuple signal_ids
+    cdef readonly Py_ssize_t stored_in, kept_in  # which of the store's tables, and of the fleet's; -1: none
+    cdef readonly bint strange  # a signal here, or all of it, has no column in the store
+    cdef Py_ssize_t width
+    cdef int32_t *stored
+    cdef int32_t *kept
+
+    def __cinit__(self, str table not None, tuple signal_ids not None, Py_ssize_t stored_in, stored, Py_ssize_t kept_in, kept, bint strange):
+        self.table, self.signal_ids, self.strange = table, signal_ids, strange
+        self.stored_in, self.kept_in, self.width = stored_in, kept_in, len(signal_ids)
+        self.stored = _places(stored, self.width)
+        self.kept = _places(kept, self.width)
+
+    def __dealloc__(self):
+        PyMem_Free(self.stored)
+        PyMem_Free(self.kept)
+
+
+cdef int32_t *_places(places, Py_ssize_t width) except NULL:
+    """Take over *places*; of two columns that go to one place the last does, as if put there one after the other."""
+    cdef int32_t *at = <int32_t *>PyMem_Malloc(4 * width + 4)
+    cdef Py_ssize_t i, j
+    if at == NULL:
+        raise MemoryError()
+    for i in range(width):
+        at[i] = places[i]
+        for j in range(i):
+            if at[j] == at[i]:
+                at[j] = -1
+    return at
+
+
+cdef class Catalogue:
+    """What *plan* says of each (table name, signal ids): the arguments of `Columns`."""
+
+    cdef object plan
+    cdef dict known
+
+    def __cinit__(self, plan not None):
+        self.plan, self.known = plan, {}
+
+    cdef Columns columns(self, bytes name, bytes ids):
+        cdef Columns found = self.known.get((name, ids))
+        if found is None:
+            words = memoryview(ids).cast("H")
+            found = Columns(*self.plan(name[1:].decode(), tuple(words)))
+            if len(self.known) < COLUMNS_KEPT_MAX:
+                self.known[name, ids] = found
+        return found
+
+
+cdef class Shape:
+    """What a table begins with: its name, its columns, its devices."""
+
+    cdef readonly Columns columns
+    cdef readonly Py_ssize_t rows
+    cdef bytes name, keys  # as they stand in a frame, before and after its offset
+    cdef int32_t *places   # of the devices in the fleet, once known; -1: left out
+    cdef bint placed
+    cdef Py_ssize_t top    # the highest of them
+    cdef int64_t last      # where this table stands last in the frame at hand
+    cdef int64_t batch     # the commit in which its devices stand
+    cdef int32_t begin     # from there
+
+    def __cinit__(self, Columns columns not None, bytes name not None, bytes keys not None, Py_ssize_t rows):
+        self.columns, self.name, self.keys, self.rows = columns, name, keys, rows
+        self.places = <int32_t *>PyMem_Malloc(4 * self.rows + 4)
+        if self.places == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        PyMem_Free(self.places)
+
+    @property
+    def devices(self):
+        """Made each time: of most tables nobody asks twice."""
+        cdef Py_ssize_t at = 4 + 2 * self.columns.width, row, size
+        cdef const uint8_t *keys = <const uint8_t *>PyBytes_AS_STRING(self.keys)
+        cdef list found = []
+        for row in range(self.rows):
+            size = keys[at]
+            found.append(self.keys[at + 1 : at + 1 + size].decode())
+            at += 1 + size
+        return tuple(found)
+
+    cdef int place(self, rows) except -1:
+        cdef const int64_t[::1] found = rows
+        cdef Py_ssize_t i
+        if found.shape[0] != self.rows:
+            raise ValueError(f"{found.shape[0]} places for {self.rows} devices")
+        self.top = -1
+        for i in range(self.rows):
+            self.places[i] = <int32_t>found[i]
+            self.top = max(self.top, self.places[i])
+        self.placed = True
+        return 0
+
+
+cdef class Cells:
+    """The latest cells of one of the fleet's tables, which are arrays that it holds."""
+
+    cdef tuple arrays
+    cdef readonly Py_ssize_t capacity
+    cdef uint64_t *bits
+    cdef uint8_t *valid
+    cdef uint8_t *touched
+    cdef int64_t *boottime
+    cdef int32_t *boot
+    cdef int64_t *gap
+
+    def bind(self, uint64_t[:, ::1] bits not None, uint8_t[:, ::1] valid not None, uint8_t[::1] touched not None,
+             int64_t[::1] boottime not None, int32_t[::1] boot not None, int64_t[::1] gap):
+        cdef Py_ssize_t capacity = boot.shape[0]
+        if not (bits.shape[1] == valid.shape[1] == touched.shape[0] == boottime.shape[0] == capacity > 0
+                and bits.shape[0] == valid.shape[0] and (gap is None or gap.shape[0] == capacity)):
+            raise ValueError("arrays of different lengths, or none")
+        self.arrays = (bits.base, valid.base, touched.base, boottime.base, boot.base, gap)
+        self.capacity = capacity
+        self.touched = &touched[0]
+        self.bits = &bits[0, 0] if bits.shape[0] else NULL
+        self.valid = &valid[0, 0] if bits.shape[0] else NULL
+        self.boottime, self.boot, self.gap = &boottime[0], &boot[0], NULL if gap is None else &gap[0]
+
+
+cdef class Received:
+    """A frame that was found whole."""
+
+    cdef readonly bytes run_id, boot_id
+    cdef readonly uint64_t sequence, boottime_ns, wall_ns
+    cdef readonly Py_ssize_t rows, size_bytes
+    cdef readonly bint strange
+    cdef readonly list shapes
+    cdef bytes payload
+    cdef int64_t *offsets
+    cdef Py_ssize_t *packed
+
+    def __dealloc__(self):
+        PyMem_Free(self.offsets)
+
+    def offset_ns(self, Py_ssize_t table):
+        if not 0 <= table < len(self.shapes):
+            raise IndexError(table)
+        return self.offsets[table]
+
+    def packed_cells(self, Py_ssize_t table):
+        if not 0 <= table < len(self.shapes):
+            raise IndexError(table)
+        cdef Shape shape = self.shapes[table]
+        cdef Py_ssize_t count = shape.rows * shape.columns.width
+        return self.payload[self.packed[table] : self.packed[table] + (count + 7) // 8 + 8 * count]
+
+    def put(self, list cells not None, Py_ssize_t host, int32_t boot, int64_t gap_ns, places not None):
+        """Take over the cells of every table whose devices the fleet keeps."""
+        cdef Py_ssize_t i
+        cdef Shape shape
+        cdef Cells to
+        for i in range(len(self.shapes)):
+            (<Shape>self.shapes[i]).last = i
+        for i in range(len(self.shapes)):
+            shape = <Shape>self.shapes[i]
+            if shape.last != i or not shape.rows or shape.columns.kept_in < 0:
+                continue
+            to = cells[shape.columns.kept_in]
+            if not shape.placed or shape.top >= to.capacity:
+                shape.place(places(host, shape.columns.kept_in, shape.devices))
+            if shape.top >= to.capacity:
+                raise ValueError(f"row {shape.top} of {to.capacity}")
+            _put(to, shape, <const uint8_t *>PyBytes_AS_STRING(self.payload) + self.packed[i],
+                 _when(<int64_t>self.boottime_ns, self.offsets[i]), boot, gap_ns)
+
+
+cdef inline int64_t _when(int64_t boottime, int64_t offset) noexcept nogil:
+    """A reading can not be younger than its frame, nor a day older."""
+    offset = min(<int64_t>0, max(offset, -DAY_NS))
+    return max(<int64_t>1, boottime + offset)
+
+
+cdef void _put(Cells to, Shape shape, const uint8_t *packed, int64_t boottime, int32_t boot, int64_t gap) noexcept nogil:
+    cdef Py_ssize_t rows = shape.rows, width = shape.columns.width, count = rows * width, column, row, i, at
+    cdef const uint8_t *plane = packed + (count + 7) // 8
+    cdef uint64_t[ROWS_MAX] now
+    cdef uint64_t *bits
+    cdef uint8_t *valid
+    for column in range(width):
+        if shape.columns.kept[column] < 0:
+            continue
+        take_column(plane + column * rows, count, rows, now)
+        bits = to.bits + shape.columns.kept[column] * to.capacity
+        valid = to.valid + shape.columns.kept[column] * to.capacity
+        for row in range(rows):
+            at = shape.places[row]
+            if at >= 0:
+                i = column * rows + row
+                # Memory that is never written is none: of what no device has.
+                if packed[i >> 3] >> (i & 7) & 1:
+                    bits[at], valid[at] = now[row], 1
+                elif valid[at]:
+                    valid[at] = 0
+    for row in range(rows):
+        at = shape.places[row]
+        if at >= 0:
+            to.boottime[at], to.boot[at], to.touched[at] = boottime, boot, 1
+            if to.gap != NULL:
+                to.gap[at] = max(to.gap[at], gap)
+
+
+cdef class Reader:
+    """Reads the frames of one stream."""
+
+    cdef Catalogue catalogue
+    cdef object decode
+    cdef dict known
+    cdef Py_ssize_t kept_bytes
+    cdef bytes run_id, boot_id
+
+    def __cinit__(self, Catalogue catalogue not None, decode not None):
+        self.catalogue, self.decode, self.known = catalogue, decode, {}
+        self.run_id = self.boot_id = bytes(16)
+
+    def read(self, bytes data not None):
+        cdef Received frame = self._read(data)
+        if frame is None:
+            self.decode(data)  # raises, with words
+            raise RuntimeError("a frame that only one of its two readers takes")
+        return frame
+
+    cdef Received _read(self, bytes data):
+        """Return the frame, or None: it is none."""
+        cdef const uint8_t *head = <const uint8_t *>PyBytes_AS_STRING(data)
+        cdef Py_ssize_t begin = HEADER, length, tables, i
+        cdef uint32_t crc, size
+        if not HEADER <= len(data) <= FRAME_MAX or memcmp(head, b"GLF1", 4) or head[8] != 1 or head[9] > 1:
+            return None
+        memcpy(&crc, head + 4, 4)
+        memcpy(&size, head + 12, 4)
+        tables, length = head[10] | head[11] << 8, size
+        if tables > TABLES_MAX or length > PAYLOAD_MAX or zlib.crc32(memoryview(data)[8:]) != crc:
+            return None
+        cdef Received frame = Received.__new__(Received)
+        frame.payload = data
+        if head[9]:
+            frame.payload, begin = _inflated(data, length), 0
+            if frame.payload is None:
+                return None
+        if len(frame.payload) - begin != length:
+            return None
+        self._stamp(frame, head)
+        frame.shapes = []
+        frame.offsets = <int64_t *>PyMem_Malloc(tables * (sizeof(int64_t) + sizeof(Py_ssize_t)) + 8)
+        if frame.offsets == NULL:
+            raise MemoryError()
+        frame.packed = <Py_ssize_t *>(frame.offsets + tables)
+        frame.size_bytes = 512 + len(frame.payload) + 64 * tables
+        for i in range(tables):
+            begin = self._table(frame, i, begin)
+            if begin < 0:
+                return None
+        return frame if begin == len(frame.payload) else None
+
+    cdef int _stamp(self, Received frame, const uint8_t *head) except -1:
+        if memcmp(PyBytes_AS_STRING(self.run_id), head + 16, 16):
+            self.run_id = PyBytes_FromStringAndSize(<const char *>head + 16, 16)
+        if memcmp(PyBytes_AS_STRING(self.boot_id), head + 32, 16):
+            self.boot_id = PyBytes_FromStringAndSize(<const char *>head + 32, 16)
+        frame.run_id, frame.boot_id = self.run_id, self.boot_id
+        memcpy(&frame.sequence, head + 48, 8)
+        memcpy(&frame.boottime_ns, head + 56, 8)
+        memcpy(&frame.wall_ns, head + 64, 8)
+        return 0
+
+    cdef Py_ssize_t _table(self, Received frame, Py_ssize_t number, Py_ssize_t begin) except -2:
+        """Take the table that begins there; return where the next does, -1 if it is none."""
+        cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(frame.payload)
+        cdef Py_ssize_t size = len(frame.payload), keys, count, end
+        cdef Shape shape
+        if begin >= size or data[begin] > TABLE_NAME_BYTES_MAX or size - begin < 1 + data[begin] + 12:
+            return -1
+        keys = begin + 1 + data[begin] + 8
+        cdef bytes name = PyBytes_FromStringAndSize(<const char *>data + begin, 1 + data[begin])
+        shape = self.known.get(name)
+        if (shape is None or size - keys < len(shape.keys)
+                or memcmp(data + keys, PyBytes_AS_STRING(shape.keys), len(shape.keys))):
+            shape = self._shape(name, data, keys, size, shape)
+            if shape is None:
+                return -1
+        keys_end = keys + len(shape.keys)
+        count = shape.rows * shape.columns.width
+        end = keys_end + (count + 7) // 8 + 8 * count
+        if end > size:
+            return -1
+        memcpy(&frame.offsets[number], data + keys - 8, 8)
+        frame.packed[number] = keys_end
+        frame.shapes.append(shape)
+        frame.rows += shape.rows
+        frame.strange = frame.strange or shape.columns.strange
+        return end
+
+    cdef Shape _shape(self, bytes name, const uint8_t *data, Py_ssize_t keys, Py_ssize_t size, Shape before):
+        """Read what a table begins with, and keep it if there is room; None: it is no such thing."""
+        cdef Py_ssize_t rows = data[keys] | data[keys + 1] << 8, width = data[keys + 2] | data[keys + 3] << 8
+        cdef Py_ssize_t at = keys + 4 + 2 * width, row, cost
+        if rows > ROWS_MAX or not 0 < width <= COLUMNS_MAX or at > size:
+            return None
+        try:
+            name[1:].decode()
+            for row in range(rows):
+                if at >= size or data[at] > DEVICE_BYTES_MAX or size - at < 1 + data[at]:
+                    return None
+                if not _is_ascii(data + at + 1, data[at]):
+                    data[at + 1 : at + 1 + data[at]].decode()
+                at += 1 + data[at]
+        except UnicodeDecodeError:
+            return None
+        cdef bytes ids = PyBytes_FromStringAndSize(<const char *>data + keys + 4, 2 * width)
+        cdef Shape shape = Shape(self.catalogue.columns(name, ids), name,
+                                 PyBytes_FromStringAndSize(<const char *>data + keys, at - keys), rows)
+        cost = _cost(shape)
+        if before is not None:
+            cost -= _cost(before)
+        if self.kept_bytes + cost <= KEPT_BYTES_MAX:
+            self.kept_bytes += cost
+            self.known[name] = shape
+        return shape
+
+
+cdef Py_ssize_t _cost(Shape shape):
+    return 256 + len(shape.name) + len(shape.keys) + 4 * shape.rows
+
+
+cdef bint _is_ascii(const uint8_t *text, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(size):
+        if text[i] > 127:
+            return False
+    return True
+
+
+cdef bytes _inflated(bytes data, Py_ssize_t length):
+    try:
+        return zlib.decompressobj(-15).decompress(memoryview(data)[HEADER:], length + 1)
+    except zlib.error:
+        return None
+
+
+# A commit ----------------------------------------------------------------------------------------
+
+cdef class Rows:
+    """The rows of one of the store's tables in a commit: what its Arrow columns are made of."""
+
+    cdef readonly Py_ssize_t count, bytes_a_column
+    cdef readonly bytearray cells, valid, hosts, devices, times_us, boottimes
+    cdef readonly list names  # of shapes, whose devices are one after another what `devices` counts
+    cdef Py_ssize_t at, names_count
+
+    def __cinit__(self):
+        self.names = []
+
+    cdef int make(self, Py_ssize_t width) except -1:
+        self.bytes_a_column = (self.count + 63) // 64 * 8
+        self.cells, self.valid = bytearray(8 * width * self.count), bytearray(width * self.bytes_a_column)
+        self.hosts, self.devices = bytearray(4 * self.count), bytearray(4 * self.count)
+        self.times_us, self.boottimes = bytearray(8 * self.count), bytearray(8 * self.count)
+        return 0
+
+    def devices_arrow(self):
+        """Return (offsets, bytes) of the devices' names, as Arrow has strings."""
+        cdef Py_ssize_t size = 0, at = 0, i, row
+        cdef Shape shape
+        cdef const uint8_t *key
+        for shape in self.names:
+            size += len(shape.keys) - 4 - 2 * shape.columns.width - shape.rows
+        cdef bytearray offsets = bytearray(4 * (self.names_count + 1)), text = bytearray(size)
+        cdef int32_t *to = <int32_t *><char *>offsets
+        cdef char *into = text
+        i = 0
+        for shape in self.names:
+            key = <const uint8_t *>PyBytes_AS_STRING(shape.keys) + 4 + 2 * shape.columns.width
+            for row in range(shape.rows):
+                memcpy(into + at, key + 1, key[0])
+                at += key[0]
+                key += 1 + key[0]
+                i += 1
+                to[i] = <int32_t>at
+        return offsets, text
+
+
+cdef int64_t BATCHES = 0
+
+
+def build(list frames not None, widths not None):
+    """Return a `Rows` by number of the store's tables (None where there are no rows), whose columns are *widths*.
+
+    *frames*: (Received, number of the host, what to add to boot time).
+    """
+    global BATCHES
+    BATCHES += 1
+    cdef list tables = [None] * len(widths)
+    cdef Received frame
+    cdef Shape shape
+    cdef Rows rows
+    cdef Py_ssize_t i
+    for one in frames:
+        frame = one[0]
+        for shape in frame.shapes:
+            if shape.columns.stored_in >= 0 and shape.rows:
+                rows = tables[shape.columns.stored_in]
+                if rows is None:
+                    rows = tables[shape.columns.stored_in] = Rows()
+                rows.count += shape.rows
+    for i in range(len(tables)):
+        if tables[i] is not None:
+            (<Rows>tables[i]).make(widths[i])
+    for one in frames:
+        frame = one[0]
+        for i in range(len(frame.shapes)):
+            shape = frame.shapes[i]
+            if shape.columns.stored_in >= 0 and shape.rows:
+                _append(tables[shape.columns.stored_in], frame, i, shape, one[1], one[2])
+    return tables
+
+
+cdef int _append(Rows to, Received frame, Py_ssize_t number, Shape shape, int32_t host, offset_ns) except -1:
+    cdef Py_ssize_t rows = shape.rows, row
+    cdef int64_t *times = <int64_t *><char *>to.times_us + to.at
+    cdef uint64_t *boottimes = <uint64_t *><char *>to.boottimes + to.at
+    cdef int32_t *hosts = <int32_t *><char *>to.hosts + to.at
+    cdef int32_t *devices = <int32_t *><char *>to.devices + to.at
+    cdef int64_t time_us, time_ns
+    cdef uint64_t boottime
+    if shape.batch != BATCHES:
+        shape.batch, shape.begin = BATCHES, <int32_t>to.names_count
+        to.names_count += rows
+        to.names.append(shape)
+    if frame.boottime_ns < SAFE_NS and -SAFE_NS < frame.offsets[number] < SAFE_NS and -SAFE_NS < offset_ns < SAFE_NS:
+        time_ns = <int64_t>frame.boottime_ns + frame.offsets[number]
+        boottime = <uint64_t>max(<int64_t>0, time_ns)
+        time_us = max(<int64_t>0, min(time_ns + <int64_t>offset_ns, STORED_NS_MAX)) // 1000
+    else:
+        boottime_ns = frame.boottime_ns + <object>frame.offsets[number]
+        boottime = max(0, min(boottime_ns, 0xFFFFFFFFFFFFFFFF))
+        time_us = max(0, min(boottime_ns + offset_ns, TIME_NS_MAX)) // 1000
+    for row in range(rows):
+        times[row], boottimes[row], hosts[row], devices[row] = time_us, boottime, host, shape.begin + <int32_t>row
+    _columns(to, shape, <const uint8_t *>PyBytes_AS_STRING(frame.payload) + frame.packed[number],
+             <uint64_t *><char *>to.cells, <uint8_t *><char *>to.valid)
+    to.at += rows
+    return 0
+
+
+cdef void _columns(Rows to, Shape shape, const uint8_t *packed, uint64_t *cells, uint8_t *valid) noexcept nogil:
+    cdef Py_ssize_t rows = shape.rows, width = shape.columns.width, count = rows * width, column, place
+    cdef const uint8_t *plane = packed + (count + 7) // 8
+    for column in range(width):
+        place = shape.columns.stored[column]
+        if place >= 0:
+            take_column(plane + column * rows, count, rows, cells + place * to.count + to.at)
+            _put_bits(valid + place * to.bytes_a_column, to.at, packed, column * rows, rows)
+
+
+cdef void _put_bits(uint8_t *to, Py_ssize_t to_bit, const uint8_t *source, Py_ssize_t bit, Py_ssize_t count) noexcept nogil:
+    """Copy *count* bits to where all are zero."""
+    cdef Py_ssize_t size
+    cdef unsigned int word
+    while count > 0:
+        size = min(count, 8 - (to_bit & 7))
+        word = source[bit >> 3] >> (bit & 7)
+        if (bit & 7) + size > 8:
+            word |= <unsigned int>source[(bit >> 3) + 1] << (8 - (bit & 7))
+        to[to_bit >> 3] |= <uint8_t>((word & ((1 << size) - 1)) << (to_bit & 7))
+        to_bit += size
+        bit += size
+        count -= size

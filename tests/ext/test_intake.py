@@ -1,0 +1,189 @@
+"""The quick reader of frames against `frames.decode`: what one takes the other takes, with the same cells."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.ingest.reading import CATALOGUE, received
+from gangline.aggregator.store.layout import LAYOUTS
+from gangline.aggregator.store.rows import HostFrame, batch
+from gangline.ext.columns import unpack
+from gangline.ext.devicekeys import DeviceKeys
+from gangline.ext.intake import TIME_NS_MAX, Cells, Reader
+from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import TABLES
+from gangline.fingerprints.frames import FrameError, Stamp
+from tests.fingerprints.test_frames import EXAMPLE, blocks, content, stamps
+from tests.fuzzing.frames import resealed
+
+KINDS = ("gpu_1s", "host_1s", "rdma_1s_changes", "nvlink_10s_changes", "gpu_10s")
+
+
+def read_blocks(data: bytes, reader: Reader | None = None) -> list[tuple[object, ...]]:
+    """Return what the tables say, by the quick reader."""
+    frame = (reader or Reader(CATALOGUE, frames.decode)).read(data)
+    found = []
+    for at, shape in enumerate(frame.shapes):
+        block = Block(shape.columns.table, shape.devices, shape.columns.signal_ids)
+        block.offset_ns = frame.offset_ns(at)
+        unpack(frame.packed_cells(at), block.cells, block.valid, len(block.signal_ids), block.rows)
+        found.append(content(block))
+    return found
+
+
+@settings(deadline=None)
+@given(stamps, st.lists(blocks(), max_size=4), st.booleans())
+def test_both_readers_say_the_same(stamp: Stamp, given_blocks: list[Block], deflate: bool) -> None:
+    """Any tables, any cells, deflated or not; and the same again from a reader that knows the tables."""
+    data = frames.encode(stamp, given_blocks, deflate=deflate)
+    reader = Reader(CATALOGUE, frames.decode)
+    expected = [content(block) for block in frames.decode(data).blocks]
+    assert read_blocks(data, reader) == expected == read_blocks(data, reader)
+    frame = reader.read(data)
+    assert stamp == (frame.run_id, frame.boot_id, frame.sequence, frame.boottime_ns, frame.wall_ns)
+    assert frame.rows == sum(block.rows for block in given_blocks)
+
+
+@given(st.integers(0, len(EXAMPLE) - 1), st.integers(0, 255), st.booleans())
+def test_a_damaged_frame_is_refused_with_the_same_words(at: int, byte: int, seal: bool) -> None:
+    """A hostile sender has the right checksum on anything: nothing is read past its end, nothing crashes."""
+    data = EXAMPLE[:at] + bytes((byte,)) + EXAMPLE[at + 1 :]
+    data = resealed(data) if seal else data
+    known = Reader(CATALOGUE, frames.decode)
+    known.read(EXAMPLE)
+    for reader in (None, known):
+        try:
+            expected = [content(block) for block in frames.decode(data).blocks]
+        except FrameError as error:
+            with pytest.raises(FrameError) as refused:
+                read_blocks(data, reader)
+            assert str(refused.value) == str(error)
+        else:
+            assert read_blocks(data, reader) == expected
+
+
+@given(st.integers(0, len(EXAMPLE) - 1))
+def test_a_frame_cut_off_is_refused_with_the_same_words(length: int) -> None:
+    """Its checksum right, its header's length too: what is missing shows in its tables alone."""
+    body = zlib.decompress(EXAMPLE[72:], -15)[:length]
+    header = EXAMPLE[:9] + b"\0" + EXAMPLE[10:12] + len(body).to_bytes(4, "little") + EXAMPLE[16:72]
+    data = resealed(header + body)
+    with pytest.raises(FrameError) as expected:
+        frames.decode(data)
+    known = Reader(CATALOGUE, frames.decode)
+    known.read(EXAMPLE)
+    for reader in (None, known):
+        with pytest.raises(FrameError) as refused:
+            read_blocks(data, reader)
+        assert str(refused.value) == str(expected.value)
+
+
+def told(fleet: Fleet, given_blocks: list[Block], second: int) -> None:
+    stamp = Stamp(bytes(16), bytes(16), second, second * 10**9, 0)
+    fleet.observe("a", received(frames.encode(stamp, given_blocks)), 10**18)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(blocks(KINDS), max_size=3), min_size=1, max_size=3))
+def test_the_fleet_has_the_last_of_each_cell(seconds: list[list[Block]]) -> None:
+    """Whatever tables come, in one frame twice, with other devices or the same one twice."""
+    fleet = Fleet()
+    fleet.register("a", simulated=True, boot_id=bytes(16), devices=[])
+    expected: dict[tuple[str, str, str], int | None] = {}
+    for second, several in enumerate(seconds, 1):
+        told(fleet, several, second)
+        for block in several:
+            columns = [signal.column for signal in TABLES[block.table]]
+            for column, name in enumerate(columns):
+                for row, device in enumerate(block.devices):
+                    at = column * block.rows + row
+                    expected[block.table, name, device] = (
+                        block.ints[at] if block.valid[at] else None
+                    )
+    for (table, name, device), value in expected.items():
+        kept = fleet.tables[table]
+        if name in kept.column:
+            row = kept.devices.find(0, device)
+            known = kept.known(name)[row]
+            assert (int(kept._bits[kept.column[name], row]) if known else None) == value
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(blocks(KINDS), max_size=3), min_size=1, max_size=4))
+def test_a_commit_has_every_cell_in_its_place(several: list[list[Block]]) -> None:
+    """Frames of several hosts and of other columns, one after another: none lost, none moved."""
+    made = [
+        HostFrame(f"h{at % 2}", received(frames.encode(Stamp(b"r" * 16, bytes(16), at, 5, 0), each)), 7)
+        for at, each in enumerate(several)
+    ]  # fmt: skip
+    tables = {name: arrow.to_pylist() for name, arrow in batch(made).tables()}
+    for at, each in enumerate(several):
+        for block in each:
+            rows = [tables[block.table].pop(0) for _ in range(block.rows)]
+            signals = LAYOUTS[block.table].signals
+            for row, found in enumerate(rows):
+                assert (found["host"], found["device"]) == (f"h{at % 2}", block.devices[row])
+                assert found["boottime_ns"] == max(0, 5 + block.offset_ns)
+                time_us = max(0, min(12 + block.offset_ns, TIME_NS_MAX)) // 1000
+                assert found["time"] == datetime(1970, 1, 1) + timedelta(microseconds=time_us)
+                for column, signal in enumerate(signals):
+                    cell = column * block.rows + row
+                    value = (block.floats if signal.kind == "gauge" else block.ints)[cell]
+                    expected = value if block.valid[cell] else None
+                    got = found[signal.column]
+                    assert repr(got) == repr(expected), signal.column  # NaN is itself
+    assert not any(tables.values())
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    """A pointer past an array's end would write into another's memory."""
+    cells = Cells()
+    one, other = np.zeros(4, np.int64), np.zeros(5, np.int64)
+    words, flags = np.zeros((2, 4), np.uint64), np.zeros((2, 4), np.uint8)
+    touched, boot = np.zeros(4, np.uint8), np.zeros(4, np.int32)
+    cells.bind(words, flags, touched, one, boot, one)
+    for wrong in (
+        (words, flags, touched, other, boot, None),
+        (words, flags, touched, one, boot, other),
+    ):
+        with pytest.raises(ValueError, match="lengths"):
+            cells.bind(*wrong)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.text(max_size=12)), max_size=300))
+def test_keys_are_found_again(keys: list[tuple[int, str]]) -> None:
+    """As a dict of tuples: the same name on another host is another device."""
+    known: dict[tuple[int, str], int] = {}
+    found = DeviceKeys()
+    for host, name in keys:
+        assert found.find(host, name) == known.get((host, name), -1)
+        if (host, name) not in known:
+            known[host, name] = found.add(host, name)
+        else:
+            with pytest.raises(ValueError, match="has row"):
+                found.add(host, name)
+    assert [(found.host(row), found.name(row)) for row in range(len(found))] == list(known)
+    assert list(known.values()) == list(range(len(found)))
+
+
+def test_many_keys_are_found_again() -> None:
+    """More than the first slots and the first memory hold."""
+    source, found = random.Random(1), DeviceKeys()
+    names = [f"GPU-{source.getrandbits(64):x}" for _ in range(5000)]
+    for host, name in enumerate(names):
+        found.add(host % 7, name)
+    assert [found.find(host % 7, name) for host, name in enumerate(names)] == list(range(5000))
+    assert found.find(1, names[0]) == -1
+    with pytest.raises(IndexError):
+        found.name(5000)
+    with pytest.raises(ValueError, match="bytes"):
+        found.add(0, "x" * 256)
