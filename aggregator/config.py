@@ -247,10 +247,9 @@ class AggregatorConfig:
 
 def parse_listen(text: str, *, beyond_loopback: bool) -> tuple[str, int]:
     """Return (address, port) of `address:port`. Raises SettingsError with what would be right."""
-    address, colon, port = text.rpartition(":")
-    digits = port.isascii() and port.isdigit() and len(port) <= 5
-    if not colon or not digits or int(port) > 65535:
-        raise SettingsError(f"listen = {text!r}: expected address:port, such as 127.0.0.1:7600")
+    address, port = _address_port(text)
+    if not port:
+        raise SettingsError(f"listen = {text!r}: expected {_ADDRESS_PORT} 127.0.0.1:7600")
     if not _is_loopback(address) and not beyond_loopback:
         raise SettingsError(
             f"listen = {text!r}: {address or 'no address'} is not loopback, and without TLS all would be "
@@ -260,9 +259,20 @@ def parse_listen(text: str, *, beyond_loopback: bool) -> tuple[str, int]:
     return address, int(port)
 
 
+#: What is wanted of an address.
+_ADDRESS_PORT = "address:port, such as"
+
+
+def _address_port(text: str) -> tuple[str, str]:
+    """Return the address and the port of *text*, an empty port when that is none."""
+    address, _, port = text.rpartition(":") if ":" in text else ("", "", "")
+    digits = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    return address, port if digits else ""
+
+
 def _check_metrics(text: str) -> None:
-    if text:
-        parse_listen(text, beyond_loopback=True)
+    if text and not _address_port(text)[1]:
+        raise SettingsError(f"{_ADDRESS_PORT} 127.0.0.1:9477, or nothing for none")
 
 
 def _is_loopback(address: str) -> bool:

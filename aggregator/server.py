@@ -26,6 +26,7 @@ from .access.guard import Guard
 from .config import AggregatorConfig, parse_listen
 from .fleet.fleet import Fleet
 from .health import descriptors
+from .health.alarm_table import ALARMS
 from .health.calls import Calls
 from .health.figures import Parts
 from .health.looplag import LoopLag
@@ -162,7 +163,10 @@ class Aggregator:
         """Take over what was found of hosts that are known still, and return what judging is to end."""
         judged: set[tuple[str, str, str]] = set()
         for one in self.store.open_findings:
-            if one.host not in self.fleet.index and one.host != OURSELVES:
+            is_alarm = one.host == OURSELVES and one.name.startswith(
+                ALARMS
+            )  # found anew, if it is so
+            if is_alarm or (one.host not in self.fleet.index and one.host != OURSELVES):
                 gone = replace(one, cleared_ns=now_ns, clears_when=NOT_LOOKED_AT)
                 self.store.submit_findings([gone])
                 continue
@@ -191,11 +195,12 @@ class Aggregator:
     def _make_watch(self, metrics: socket.socket | None) -> Watch:
         parts = Parts(
             self._config, self.fleet, self.store, self._ingest, self._calls, self._lag,
+            self.door, self.turns, self.query.processes,
             lambda: self._telemetry.streams, lambda: self._judge_seconds,
         )  # fmt: skip
 
         def machine(now_ns: int) -> Machine:
-            return look(self._config.data, self.port, now_ns)
+            return look(self._config.data, {self.port, self.token_port}, now_ns)
 
         self._own = OwnHealth(parts, machine, self._wall_ns)
         loop = asyncio.get_running_loop()
@@ -257,6 +262,8 @@ class Aggregator:
             await asyncio.sleep(max(0.01, rest))
 
     async def _judge(self) -> None:
+        for _ in self.fleet.advance_ahead():
+            await asyncio.sleep(0)  # frames and calls that came meanwhile
         now_ns = self._wall_ns()
         self._ingest.findings.sweep(now_ns)
         self._clocks.step(now_ns)

@@ -21,7 +21,7 @@ BENCHES = {
     "events_lane": "a kernel record to its receipt against a bare unary echo, and a storm of 800,000 lines",
     "fleet_memory": "the fleet's state with 80,000 GPUs, their ports and links, against the cells that are read",
     "ingest_cost": "the aggregator's CPU a row, from the wire to durable, against a raw Arrow insert",
-    "hostile_agent": "honest agents' receipts while one agent is hostile, against the same without it",
+    "hostile_agent": "honest agents' receipts while others are hostile in all ways at once, against the same without",
     "fleet_load": "all that a fleet sends, rising until receipts fall behind: CPU a row against a raw Arrow insert",
     "fleet_whole": "what a connected host costs the aggregator in memory, against the limit for 10,000",
     "commit_latency": "commits while operators ask, against the same without",

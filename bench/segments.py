@@ -1,6 +1,6 @@
 """What readings weigh once they have left the live file, what that costs, and what commits feel of it.
 
-Readings of a simulated fleet (64 hosts of eight GPUs, five minutes), stored by the store itself. Floor of the CPU:
+Readings of a simulated fleet (24 hosts of eight GPUs, five minutes), stored by the store itself. Floor of the CPU:
 DuckDB's own COPY of the same rows, sorted, as Parquet version 2 with zstd: no rollups, no fsync, no checks.
 """
 
@@ -30,12 +30,12 @@ from gangline.fingerprints.frames import Stamp
 
 from .measure import Result
 
-HOSTS, SECONDS = 64, 300
+HOSTS, SECONDS = 24, 300
 NOW_NS = 1_795_168_800 * 10**9  # five minutes begin
 PART_NS = 300 * 10**9
 #: Tables shown one by one; the rest is in the sum.
 SHOWN = ("gpu_1s", "gpu_fast_1s", "rdma_1s", "nvlink_10s", "host_1s")
-COMMITS, COMMIT_ROWS = 40, 8000
+COMMITS, COMMIT_ROWS = 24, 8000
 
 
 @dataclass

@@ -28,8 +28,12 @@ class Columns:
         kept_in: int,
         kept: Sequence[int],
         strange: bool,
+        row_bytes: int,
     ) -> None:
-        """*stored*, *kept*: by signal, its column in the store's and the fleet's table of that number; -1: none."""
+        """*stored*, *kept*: by signal, its column in the store's and the fleet's table of that number; -1: none.
+
+        *row_bytes*: what a row of it takes in a commit.
+        """
 
 class Catalogue:
     """What is known of the tables of all agents."""
@@ -71,8 +75,10 @@ class Received:
     boottime_ns: int
     wall_ns: int
     rows: int
-    #: About what it takes in memory.
+    #: About what it takes in memory: itself, or its rows in a commit if that is more.
     size_bytes: int
+    #: Signals whose places were not known yet: each costs about as much as a row.
+    looked_up: int
     #: Some signal of it has no column in the store.
     strange: bool
     #: Of each table.

@@ -24,8 +24,9 @@ cdef enum:
     DEVICE_BYTES_MAX = 96
     #: What one stream's tables begin with, kept: more of it is read anew each time.
     KEPT_BYTES_MAX = 1 << 13
-    #: Tables in different columns that are kept, of all agents: a version of an agent each. More would be an attack.
-    COLUMNS_KEPT_MAX = 4096
+    #: Tables in different columns that are kept, of all agents, in about so many bytes: dozens of versions of agents.
+    #: More would be an attack.
+    COLUMNS_KEPT_BYTES_MAX = 8 << 20
 cdef Py_ssize_t FRAME_MAX = 1 << 20
 cdef Py_ssize_t PAYLOAD_MAX = 8 << 20
 cdef int64_t DAY_NS = 86_400_000_000_000
@@ -43,12 +44,13 @@ cdef class Columns:
     cdef readonly tuple signal_ids
     cdef readonly Py_ssize_t stored_in, kept_in  # which of the store's tables, and of the fleet's; -1: none
     cdef readonly bint strange  # a signal here, or all of it, has no column in the store
-    cdef Py_ssize_t width
+    cdef Py_ssize_t width, row_bytes  # row_bytes: what a row takes in a commit
     cdef int32_t *stored
     cdef int32_t *kept
 
-    def __cinit__(self, str table not None, tuple signal_ids not None, Py_ssize_t stored_in, stored, Py_ssize_t kept_in, kept, bint strange):
-        self.table, self.signal_ids, self.strange = table, signal_ids, strange
+    def __cinit__(self, str table not None, tuple signal_ids not None, Py_ssize_t stored_in, stored, Py_ssize_t kept_in, kept,
+                  bint strange, Py_ssize_t row_bytes):
+        self.table, self.signal_ids, self.strange, self.row_bytes = table, signal_ids, strange, row_bytes
         self.stored_in, self.kept_in, self.width = stored_in, kept_in, len(signal_ids)
         self.stored = _places(stored, self.width)
         self.kept = _places(kept, self.width)
@@ -60,16 +62,20 @@ cdef class Columns:
 
 cdef int32_t *_places(places, Py_ssize_t width) except NULL:
     """Take over *places*; of two columns that go to one place the last does, as if put there one after the other."""
+    cdef dict last = {place: i for i, place in enumerate(places)}
+    cdef list found = [place if last[place] == i else -1 for i, place in enumerate(places)]
+    if len(found) != width:
+        raise ValueError(f"{len(found)} places for {width} columns")
     cdef int32_t *at = <int32_t *>PyMem_Malloc(4 * width + 4)
-    cdef Py_ssize_t i, j
+    cdef Py_ssize_t i
     if at == NULL:
         raise MemoryError()
     for i in range(width):
-        at[i] = places[i]
-        for j in range(i):
-            if at[j] == at[i]:
-                at[j] = -1
+        at[i] = found[i]
     return at
+
+
+cdef class Received
 
 
 cdef class Catalogue:
@@ -77,16 +83,21 @@ cdef class Catalogue:
 
     cdef object plan
     cdef dict known
+    cdef Py_ssize_t kept_bytes
 
     def __cinit__(self, plan not None):
         self.plan, self.known = plan, {}
 
-    cdef Columns columns(self, bytes name, bytes ids):
+    cdef Columns columns(self, bytes name, bytes ids, Received frame):
+        cdef Py_ssize_t cost
         cdef Columns found = self.known.get((name, ids))
         if found is None:
             words = memoryview(ids).cast("H")
+            frame.looked_up += len(words)
             found = Columns(*self.plan(name[1:].decode(), tuple(words)))
-            if len(self.known) < COLUMNS_KEPT_MAX:
+            cost = 1024 + 25 * len(ids)  # a number, its object, its two places
+            if self.kept_bytes + cost <= COLUMNS_KEPT_BYTES_MAX:
+                self.kept_bytes += cost
                 self.known[name, ids] = found
         return found
 
@@ -169,7 +180,7 @@ cdef class Received:
 
     cdef readonly bytes run_id, boot_id
     cdef readonly uint64_t sequence, boottime_ns, wall_ns
-    cdef readonly Py_ssize_t rows, size_bytes
+    cdef readonly Py_ssize_t rows, size_bytes, looked_up
     cdef readonly bint strange
     cdef readonly list shapes
     cdef bytes payload
@@ -292,11 +303,15 @@ cdef class Reader:
         if frame.offsets == NULL:
             raise MemoryError()
         frame.packed = <Py_ssize_t *>(frame.offsets + tables)
-        frame.size_bytes = 512 + len(frame.payload) + 64 * tables
+        cdef Py_ssize_t stored_bytes = 0
+        frame.size_bytes = 512 + 64 * tables
         for i in range(tables):
             begin = self._table(frame, i, begin)
             if begin < 0:
                 return None
+            stored_bytes += (<Shape>frame.shapes[i]).rows * (<Shape>frame.shapes[i]).columns.row_bytes
+        # A few cells of many devices are little here and much in a commit, whose rows have every column.
+        frame.size_bytes += max(<Py_ssize_t>len(frame.payload), stored_bytes)
         return frame if begin == len(frame.payload) else None
 
     cdef int _stamp(self, Received frame, const uint8_t *head) except -1:
@@ -313,7 +328,7 @@ cdef class Reader:
     cdef Py_ssize_t _table(self, Received frame, Py_ssize_t number, Py_ssize_t begin) except -2:
         """Take the table that begins there; return where the next does, -1 if it is none."""
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(frame.payload)
-        cdef Py_ssize_t size = len(frame.payload), keys, count, end
+        cdef Py_ssize_t size = len(frame.payload), keys, keys_end, count, end
         cdef Shape shape
         if begin >= size or data[begin] > TABLE_NAME_BYTES_MAX or size - begin < 1 + data[begin] + 12:
             return -1
@@ -322,9 +337,10 @@ cdef class Reader:
         shape = self.known.get(name)
         if (shape is None or size - keys < len(shape.keys)
                 or memcmp(data + keys, PyBytes_AS_STRING(shape.keys), len(shape.keys))):
-            shape = self._shape(name, data, keys, size, shape)
+            shape = self._shape(frame, name, data, keys, size, shape)
             if shape is None:
                 return -1
+            frame.size_bytes += _cost(shape)
         keys_end = keys + len(shape.keys)
         count = shape.rows * shape.columns.width
         end = keys_end + (count + 7) // 8 + 8 * count
@@ -337,10 +353,10 @@ cdef class Reader:
         frame.strange = frame.strange or shape.columns.strange
         return end
 
-    cdef Shape _shape(self, bytes name, const uint8_t *data, Py_ssize_t keys, Py_ssize_t size, Shape before):
+    cdef Shape _shape(self, Received frame, bytes name, const uint8_t *data, Py_ssize_t keys, Py_ssize_t size, Shape before):
         """Read what a table begins with, and keep it if there is room; None: it is no such thing."""
         cdef Py_ssize_t rows = data[keys] | data[keys + 1] << 8, width = data[keys + 2] | data[keys + 3] << 8
-        cdef Py_ssize_t at = keys + 4 + 2 * width, row, cost
+        cdef Py_ssize_t at = keys + 4 + 2 * width, row
         if rows > ROWS_MAX or not 0 < width <= COLUMNS_MAX or at > size:
             return None
         try:
@@ -354,15 +370,26 @@ cdef class Reader:
         except UnicodeDecodeError:
             return None
         cdef bytes ids = PyBytes_FromStringAndSize(<const char *>data + keys + 4, 2 * width)
-        cdef Shape shape = Shape(self.catalogue.columns(name, ids), name,
+        cdef Shape shape = Shape(self.catalogue.columns(name, ids, frame), name,
                                  PyBytes_FromStringAndSize(<const char *>data + keys, at - keys), rows)
-        cost = _cost(shape)
-        if before is not None:
-            cost -= _cost(before)
-        if self.kept_bytes + cost <= KEPT_BYTES_MAX:
-            self.kept_bytes += cost
-            self.known[name] = shape
+        self._keep(name, shape, before)
         return shape
+
+    cdef int _keep(self, bytes name, Shape shape, Shape before) except -1:
+        """Remember a table in place of the one before, and of those that were read longest ago.
+
+        Of tables that come each second no more are lost than those that come each minute need.
+        """
+        cdef Py_ssize_t cost = _cost(shape)
+        if before is not None:
+            self.kept_bytes -= _cost(self.known.pop(name))
+        if cost > KEPT_BYTES_MAX:
+            return 0
+        while self.kept_bytes + cost > KEPT_BYTES_MAX:
+            self.kept_bytes -= _cost(self.known.pop(next(iter(self.known))))
+        self.kept_bytes += cost
+        self.known[name] = shape
+        return 0
 
 
 cdef Py_ssize_t _cost(Shape shape):

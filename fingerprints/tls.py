@@ -126,14 +126,18 @@ def read_token(path: str) -> str:
     """Return the token in a file. Raises TlsError; never with the token in its words."""
     try:
         with open(path, "rb") as file:
-            text = file.read(TOKEN_BYTES_MAX + 1).decode("ascii").strip()
+            return one_token(file.read(TOKEN_BYTES_MAX + 1).decode("latin-1"), path)
     except OSError as error:
         raise TlsError(f"the token in {path}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        text = ""
-    if not text or len(text) > TOKEN_BYTES_MAX or not text.isprintable() or " " in text:
+
+
+def one_token(text: str, place: str) -> str:
+    """Return the token that *text*, found at *place*, is. Raises TlsError; never with the token in its words."""
+    text = text.strip()
+    good = text.isascii() and text.isprintable() and " " not in text
+    if not text or len(text) > TOKEN_BYTES_MAX or not good:
         raise TlsError(
-            f"{path} holds no token: one line is expected, as `gangline admin token new` makes it"
+            f"{place} holds no token: one line is expected, as `gangline admin token new` makes it"
         )
     return text
 

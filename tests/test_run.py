@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from gangline.aggregator.access import tokens
+from gangline.aggregator.access.caller import Role
+from gangline.aggregator.access.door import tokens_file
 from gangline.aggregator.commands.children import Child, ChildError, Children
 from gangline.aggregator.commands.demonstration import Truth, missing, read_truth
 from gangline.fingerprints.wire import score_pb2
@@ -216,3 +220,21 @@ def test_a_second_one_says_who_is_there(tmp_path: Path) -> None:
             assert second.child.wait(30) == 1
         assert "something already listens on" in second.said()
         assert first.stop(signal.SIGINT) == 0
+
+
+def test_after_the_first_token_it_runs_as_before(tmp_path: Path) -> None:
+    """Somebody tried `gangline admin token new` in the same folder; from then on the demonstration showed nothing,
+    for its own parts had no login. More hosts than one login of an agent may have connections."""
+    tokens_path = tokens_file(tmp_path / "var" / "aggregator")
+    _, alice = tokens.make(Role.OPERATOR, "alice", 1.0, int(time.time()))
+    tokens.change(tokens_path, lambda _: [alice])
+    with running(tmp_path, "--simulated", "12") as process:
+        until(lambda: "sim-011" in process.said(), f"the table: {process.log}")
+        (secret,) = (tmp_path / "var" / "run.token").read_text().split()
+        assert [one.name for one in tokens.read(tokens_path)] == ["alice", "gangline-run"]
+        for pid in (process.pid, *descendants(process.pid)):
+            assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert process.stop(signal.SIGINT) == 0
+    assert tokens.read(tokens_path) == [alice] and not (tmp_path / "var" / "run.token").exists()
+    logs = (tmp_path / "var" / "log").glob("*.log")
+    assert not any(secret in log.read_text() for log in logs)

@@ -13,7 +13,8 @@ from ..main import Signals
 from ..simulated.fleet import HOSTS_MAX, SimulatedFleet
 from ..simulated.runner import run
 from ..spool.folder import FolderError
-from ..transport.client import TargetError, parse_target
+from ..transport.client import TargetError, on_loopback, parse_target
+from ..transport.credentials import Credentials
 
 ADDRESS = "127.0.0.1:7600"
 SEED_MAX = 2**64 - 1
@@ -30,7 +31,11 @@ def main(arguments: list[str]) -> int:
         uptime_seconds=clock.boottime_ns() / 1e9,
     )
     signals = Signals(clock)
+    login = Credentials(
+        options.ca, options.certificate, options.key, options.server_name, options.token_file
+    )
     try:
+        login.check(beyond_loopback=not on_loopback(options.aggregator))
         if options.truth:
             _write_truth(options.truth, fleet, clock.wall_ns())
         print(
@@ -39,8 +44,8 @@ def main(arguments: list[str]) -> int:
             flush=True,
         )
         with signals.caught():
-            run(fleet, options.aggregator, options.data, clock, signals.stop, signals.wait)
-    except (FolderError, OSError) as error:
+            run(fleet, options.aggregator, options.data, clock, signals.stop, signals.wait, login)
+    except (FolderError, TargetError, ValueError, OSError) as error:
         print(f"gangline simulate: {error}", file=sys.stderr)
         return FAILED
     return OK
@@ -87,6 +92,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="the faults begin within the ten seconds after this (default 20)",
     )
+    group = parser.add_argument_group(
+        "login", "where the aggregator asks for one: of the role admin, which may write as any host"
+    )
+    group.add_argument("--ca", default="", metavar="FILE", help="the CA of its certificate: TLS")
+    group.add_argument("--cert", dest="certificate", default="", metavar="FILE", help="ours, PEM")
+    group.add_argument("--key", default="", metavar="FILE", help="its key, PEM")
+    group.add_argument("--token-file", default="", metavar="FILE", help="a file with a token")
+    group.add_argument(
+        "--server-name", default="", metavar="NAME", help="the name in its certificate"
+    )
     return parser
 
 
@@ -123,7 +138,7 @@ def _seconds(text: str) -> float:
 
 def _address(text: str) -> str:
     try:
-        parse_target(text)
+        parse_target(text, allow_plaintext=True)  # whether it needs TLS is seen with the options
     except TargetError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text

@@ -19,6 +19,7 @@ from ..registration import Registration
 from ..spool.events import EventQueue
 from ..spool.spool import Spool
 from ..transport.client import Client
+from ..transport.credentials import WITHOUT, Credentials
 
 #: A spool this full forgets its oldest frames: more than an hour of one host.
 SPOOL_BYTES_MAX = 16 << 20
@@ -49,6 +50,7 @@ class SimulatedHost:
         folder: Path,
         aggregator: str,
         clock: Clock,
+        login: Credentials = WITHOUT,
     ) -> None:
         """*folder* is made if need be. Raises FolderError when it cannot be used, TargetError for
         an address that cannot."""
@@ -71,6 +73,7 @@ class SimulatedHost:
                 self.events,
                 random_source=random.Random(boot_id),
                 clock=clock,
+                credentials=login,
             )
             undo.pop_all()
         self._registration = Registration(name, self.spool.run_id, boot_id, clock)

@@ -13,6 +13,7 @@ from typing import Protocol
 from ...fingerprints.block import Block
 from ...fingerprints.wire import telemetry_pb2
 from ..clock import Clock
+from ..transport.credentials import WITHOUT, Credentials
 from .fleet import SimulatedFleet
 from .host import SimulatedHost
 
@@ -75,6 +76,7 @@ def run(
     clock: Clock,
     stop: threading.Event,
     wait: Callable[[int], object],
+    login: Credentials = WITHOUT,
 ) -> None:
     """Run *fleet* against *aggregator* until *stop* is set; spools are under *folder*/HOST.
 
@@ -86,7 +88,7 @@ def run(
         hosts: list[SimulatedHost] = []
         stack.callback(_close, hosts)
         for name in fleet.names:
-            hosts.append(_open(fleet, name, aggregator, folder, clock))
+            hosts.append(_open(fleet, name, aggregator, folder, clock, login))
         pause_ns = min(STAGGER_NS, STAGGER_NS_MAX // len(hosts))
         for host in hosts:
             host.start()
@@ -97,10 +99,20 @@ def run(
 
 
 def _open(
-    fleet: SimulatedFleet, name: str, aggregator: str, folder: Path, clock: Clock
+    fleet: SimulatedFleet,
+    name: str,
+    aggregator: str,
+    folder: Path,
+    clock: Clock,
+    login: Credentials,
 ) -> SimulatedHost:
     return SimulatedHost(
-        name, fleet.devices(name), folder=folder / name, aggregator=aggregator, clock=clock
+        name,
+        fleet.devices(name),
+        folder=folder / name,
+        aggregator=aggregator,
+        clock=clock,
+        login=login,
     )
 
 

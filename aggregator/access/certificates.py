@@ -124,6 +124,7 @@ class Certificates:
         #: How often others were taken over without a restart.
         self.reloads = 0
         self._seen = self._stamp()
+        self._unusable = False  # the files as they are now
         self._held = load(files, now())
         self._judge_age()
 
@@ -150,35 +151,44 @@ class Certificates:
     def look(self) -> bool:
         """Take over the files if they are others now; return whether they were. Never raises.
 
-        What cannot be used changes nothing but `trouble`, and is looked at again when it changes again.
+        What cannot be used changes nothing but `trouble`, and is tried again at each look: who may read it, and
+        whether it holds yet, change without the files.
         """
         stamp = self._stamp()
-        if stamp == self._seen:
+        changed, self._seen = stamp != self._seen, stamp
+        if not changed and not self._unusable:
             self._judge_age()
             return False
-        self._seen = stamp
         try:
             self._held = load(self.files, self._now())
         except CertificateError as error:
-            self._say(f"the certificate as it was before is in force: {error}")
+            self._unusable = True
+            if changed:
+                self._say(f"the certificate as it was before is in force: {error}")
             return False
+        self._unusable = False
         self.reloads += 1
         log.info("certificate read anew: %s, until %s", self.files.certificate, self._held.until)
-        self.trouble = ""
         self._judge_age()
         return True
 
     def _judge_age(self) -> None:
         days = (self._held.until - self._now()).total_seconds() / 86_400
-        if days < RENEW_DAYS and not self.trouble:
-            self._say(
-                f"{self.files.certificate} ends in {max(days, 0.0):.1f} days, at "
-                f"{self._held.until:%Y-%m-%d %H:%M} UTC: renew it, no restart is needed"
-            )
+        if days >= RENEW_DAYS:
+            self.trouble = ""
+            return
+        ends = (
+            f"ends in {int(days)} days, at" if days > 0 else "has run out: nobody can connect since"
+        )
+        self._say(
+            f"{self.files.certificate} {ends} {self._held.until:%Y-%m-%d %H:%M} UTC: renew it, no "
+            "restart is needed"
+        )
 
     def _say(self, words: str) -> None:
+        if words != self.trouble:
+            log.warning("%s", words)
         self.trouble = words
-        log.warning("%s", words)
 
     def _stamp(self) -> tuple[tuple[int, ...] | None, ...]:
         paths = (self.files.certificate, self.files.key, self.files.client_ca)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .caller import Caller
+from .caller import Caller, Role
 
 #: An address and a port.
 Where = tuple[str, int]
@@ -61,7 +61,10 @@ def _plain(host: str) -> str:
 def too_many(
     connections: Collection[Connection], callers: dict[Where, Caller], limits: Limits, now: float
 ) -> list[Connection]:
-    """Return those to end: without a login for too long or one too many of them, and of one caller the oldest."""
+    """Return those to end: without a login for too long or one too many of them, and of one caller the oldest.
+
+    Not of an admin, as whom a simulated fleet comes.
+    """
     over: dict[int, Connection] = {}
     known: dict[Caller, list[Connection]] = {}
     unknown: list[Connection] = []
@@ -69,7 +72,8 @@ def too_many(
     for one in sorted(connections, key=lambda each: each.since):
         caller = callers.get(one.peer)
         if caller is not None:
-            known.setdefault(caller, []).append(one)
+            if caller.role is not Role.ADMIN:
+                known.setdefault(caller, []).append(one)
             continue
         address = one.peer[0]
         by_address[address] = by_address.get(address, 0) + 1
@@ -78,7 +82,7 @@ def too_many(
             over[one.inode] = one
         else:
             unknown.append(one)
-    for several in (*known.values(),):
+    for several in known.values():
         over |= {one.inode: one for one in several[: -limits.per_caller_max]}
     over |= {one.inode: one for one in unknown[: max(0, len(unknown) - limits.unknown_max)]}
     return list(over.values())

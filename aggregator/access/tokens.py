@@ -133,9 +133,13 @@ def change(path: Path, how: Callable[[list[Token]], list[Token]]) -> list[Token]
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     beside = path.with_suffix(".lock")
-    lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # Root runs this in a folder that is the service's: a link there is not followed to what only root may open,
+    # nor is a second name of it.
+    lock = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        give_to_owner(beside)
+        if os.fstat(lock).st_nlink != 1:
+            raise TokensError(f"{beside} has another name, which no lock has: remove it")
+        give_to_owner(lock, path.parent)
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
@@ -159,9 +163,10 @@ class Tokens:
     def look(self) -> bool:
         """Read the file again if it is another one; return whether it was. Never raises.
 
-        One that cannot be used changes nothing; one that is gone ends all tokens.
+        One that cannot be used changes nothing, and is tried again at each look: a revocation is in it, and it may
+        have been for want of descriptors, or of a right that no stamp tells of. One that is gone ends all tokens.
         """
-        if self._stamp() == self._seen:
+        if not self.trouble and self._stamp() == self._seen:
             return False
         try:
             self._take()

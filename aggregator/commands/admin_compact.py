@@ -63,7 +63,7 @@ def _running(way: Way, progress: Progress) -> tuple[int, int, int]:
                     )  # fmt: skip
         except grpc.RpcError as error:
             words = str(error.details()) if hasattr(error, "details") else ""
-            if words.startswith("not compacted") or "compacted" in words:
+            if "compacted" in words:
                 raise CommandError(words, FAILED) from error
             raise translated(error, way) from error
         finally:

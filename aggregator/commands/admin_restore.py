@@ -37,7 +37,7 @@ def _document(done: Restored, data: Path) -> dict[str, object]:
 def _told(done: Restored, data: Path) -> str:
     of = done.manifest
     lines = (
-        f"{data}: restored as of {of.as_of} from {done.backup}: {of.rows:,} rows, {len(of.files)} files. "
+        f"{data}: restored as of {of.as_of} from {done.backup}: {of.rows:,} rows in the live file, {len(of.files)} files. "
         "What was stored after that moment is not in it; what agents still hold without a receipt they "
         "send again"
     )

@@ -30,6 +30,8 @@ REPLY_BYTES_MAX = 64 << 20
 
 #: Statuses that gRPC makes up when nothing that it understands came back.
 SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+#: How one asks an aggregator elsewhere.
+ANOTHER = f"name another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}"
 
 T = TypeVar("T")
 
@@ -101,15 +103,13 @@ class Listing:
         self.alarms = list(alarms)
 
 
-def translated(error: Any, where: str | Way) -> CommandError:
-    """Return what to tell a person about a failed call."""
-    way = Way(where) if isinstance(where, str) else where
+def translated(error: Any, way: Way, another: str = ANOTHER) -> CommandError:
+    """Return what to tell a person about a failed call; *another*: how he asks an aggregator elsewhere."""
     address, code, details = way.aggregator, error.code(), error.details() or ""
     if code is grpc.StatusCode.NOT_FOUND:
         return CommandError(details, NOT_FOUND)
     if code is grpc.StatusCode.UNAVAILABLE and details.startswith("no snapshot yet"):
         return CommandError(f"the aggregator at {address} has just started: {details}", NO_ANSWER)
-    another = f"name another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}"
     if code in SILENCE and accepts(address) and (words := way.diagnosis(PROBE_SECONDS)):
         return CommandError(f"the aggregator at {address}: {words}", FAILED)
     if code is grpc.StatusCode.UNAUTHENTICATED:

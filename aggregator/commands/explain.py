@@ -6,6 +6,7 @@ import argparse
 import difflib
 import json
 import math
+import re
 import shlex
 import sys
 import textwrap
@@ -21,6 +22,8 @@ WIDTH_MAX = 110
 DELTA_MIN = 0.005
 #: Evidence that is not of now is said to be older from here.
 SEEN_SECONDS = 3.0
+#: What is counted, and of one only is said without its s.
+_UNITS = re.compile(r"^(error|event|packet|row|second|minute)s\b")
 #: Units whose numbers say nothing beside the words.
 WITHOUT_VALUE = ("state", "code", "flags", "number", "finding")
 #: No longer name can register.
@@ -136,7 +139,8 @@ def value(one: score_pb2.Contribution) -> str:
     if one.unit == "ratio":
         return f"{100 * one.value:.0f} %"
     digits = f"{one.value:,.0f}" if abs(one.value) >= 100 else f"{one.value:.3g}"
-    return f"{digits} {one.unit}".rstrip()
+    unit = _UNITS.sub(r"\1", one.unit) if digits == "1" else one.unit
+    return f"{digits} {unit}".rstrip()
 
 
 def _moves(one: score_pb2.Contribution) -> bool:

@@ -38,7 +38,7 @@ class Progress:
         self._what, self._total, self._done = what, total, 0
         self._drawn = self._monotonic()
         if not self._quiet and not self._is_terminal:
-            self._line(f"{what}: {self._said(total)}")
+            self._line(f"{what}: {self._said(total)}" if total else f"{what} ...")
 
     def seen(self, size_bytes: int) -> None:
         """So much more is done."""

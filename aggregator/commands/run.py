@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...fingerprints.settings import SettingsError
+from ..access.tokens import TokensError
 from ..config import parse_listen
 from .children import Child, ChildError, Children
-from .client import ADDRESS_DEFAULT, FAILED, OK, Client, CommandError, Listing
+from .client import ADDRESS_DEFAULT, FAILED, OK, Client, CommandError, Listing, Way
 from .demonstration import Truth, missing, read_truth
+from .ownlogin import OwnLogin
 from .table import render, wants_colour, width_of
 from .watch import show
 
@@ -43,24 +45,31 @@ def main(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return FAILED
+    own = OwnLogin(options.data / "aggregator", options.data / "run.token")
     try:
-        with Children(options.data) as children:
-            return _run(options, children, stop)
-    except (ChildError, CommandError) as error:
+        try:
+            with Children(options.data) as children:
+                own.begin()
+                return _run(options, children, own.token_file, stop)
+        finally:
+            own.end()
+    except (ChildError, CommandError, TokensError, OSError) as error:
         print(f"gangline run: {error}", file=sys.stderr)
         return FAILED
 
 
-def _run(options: argparse.Namespace, children: Children, stop: threading.Event) -> int:
+def _run(
+    options: argparse.Namespace, children: Children, token_file: str, stop: threading.Event
+) -> int:
     print(f"data and logs under {options.data}; starting the aggregator ...", flush=True)
     children.start(_aggregator(options))
     truth = options.data / "simulated" / "truth.jsonl"
-    with Client(options.listen) as client:
+    with Client(Way(options.listen, token_file=token_file)) as client:
         _answering(client, children, stop)
-        children.start(_agent(options))
+        children.start(_agent(options, token_file))
         if options.simulated:
             truth.unlink(missing_ok=True)
-            children.start(_simulated(options, truth))
+            children.start(_simulated(options, truth, token_file))
         if options.once:
             return _once(options, client, children, stop, truth)
         return _watch(client, children, stop)
@@ -74,8 +83,8 @@ def _watch(client: Client, children: Children, stop: threading.Event) -> int:
         words = "Ctrl-C ends everything"
         try:
             listing = client.hosts()
-        except CommandError:  # it lives, or `check` would have said so: a machine short of breath
-            words = f"what you see is old: the aggregator has not answered just now; {words}"
+        except CommandError as error:  # a machine short of breath; a first token, made meanwhile
+            words = f"what you see is old: {error}; {words}"
         show(listing, words, as_json=False, in_place=terminal)
     print("ending ...", flush=True)
     return OK
@@ -136,20 +145,22 @@ def _aggregator(options: argparse.Namespace) -> Child:
     return Child("aggregator", ("--data", str(data), "--listen", options.listen), ends_seconds=15.0)
 
 
-def _agent(options: argparse.Namespace) -> Child:
+def _agent(options: argparse.Namespace, token_file: str) -> Child:
     folders = ("spool", "events", "state")
     settings = [f"{name}_folder={options.data / 'agent' / name}" for name in folders]
+    settings += [f"token_file={token_file}"] if token_file else []
     assignments = [word for setting in settings for word in ("--set", setting)]
     return Child("agent", ("--aggregator", options.listen, *assignments))
 
 
-def _simulated(options: argparse.Namespace, truth: Path) -> Child:
+def _simulated(options: argparse.Namespace, truth: Path, token_file: str) -> Child:
     return Child(
         "simulate",
         (
             *("--hosts", str(options.simulated), "--seed", str(options.seed)),
             *("--aggregator", options.listen, "--data", str(options.data / "simulated")),
             *("--truth", str(truth)),
+            *(("--token-file", token_file) if token_file else ()),
         ),
     )
 

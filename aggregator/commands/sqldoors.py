@@ -84,7 +84,7 @@ class ServerDoor:
                 else:
                     yield response.arrow_stream
         except grpc.RpcError as error:
-            raise _trouble(error, self.name) from error
+            raise _trouble(error, self._way) from error
         finally:
             call.cancel()
 
@@ -105,7 +105,7 @@ def _answered(summary: query_pb2.QuerySummary) -> Answered:
     )
 
 
-def _trouble(error: Any, address: str) -> Exception:
+def _trouble(error: Any, way: Way) -> Exception:
     code, words = error.code(), error.details() or ""
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return trouble.QueryRefused(words.removeprefix("sql: "))
@@ -113,7 +113,7 @@ def _trouble(error: Any, address: str) -> Exception:
         return trouble.QueryCutOff(words, of_time=False)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and words.startswith("ran longer"):
         return trouble.QueryCutOff(words, of_time=True)
-    return translated(error, address)
+    return translated(error, way, "name another with --server ADDRESS:PORT")
 
 
 class Answer(io.RawIOBase):
@@ -138,7 +138,9 @@ class Answer(io.RawIOBase):
                 return 0
             if isinstance(piece, Answered):
                 self.end = piece
-                self._runner.run(self._pieces.aclose())
+                self._runner.run(
+                    anext(self._pieces, None)
+                )  # its end: to cancel it would be a failed call
             else:
                 self._left = piece
         count = min(len(buffer), len(self._left))

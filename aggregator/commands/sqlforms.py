@@ -5,14 +5,20 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, time
 from decimal import Decimal
 from typing import Any, TextIO
 
 from ..query.words import visible
 from .sqlvalues import plain
 
-#: Columns narrower than this are not cut further, whatever the terminal.
-COLUMN_CHARACTERS_MIN = 8
+#: A text or a heading is not cut further than this, whatever the terminal.
+TEXT_CHARACTERS_MIN, HEADING_CHARACTERS_MIN = 20, 8
+#: So much of a text comes before whole headings.
+TEXT_CHARACTERS = 40
+#: So many columns that had no room are named.
+NAMED_MAX = 4
 
 
 def write_json(names: Sequence[str], rows: Iterable[Any], out: TextIO) -> int:
@@ -44,22 +50,65 @@ def plan(rows: Sequence[Any]) -> str:
 
 
 def table(names: Sequence[str], rows: Sequence[Any], width: int) -> str:
-    """Return a table of at most *width* characters a line (0: any), cutting the widest columns."""
+    """Return a table of at most *width* characters a line (0: any).
+
+    Long texts are cut, then headings; numbers and times never: half of one is another. Columns that have
+    no room then are left out from the right, and named.
+    """
     names = list(map(visible, names))
     cells = [[_cell(value) for value in row] for row in rows]
-    sizes = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-    over = sum(sizes) + 2 * (len(sizes) - 1) - width
-    while width and over > 0 and max(sizes) > COLUMN_CHARACTERS_MIN:
-        sizes[sizes.index(max(sizes))] -= 1
-        over -= 1
-    numeric = [
-        any(row[at] is not None for row in rows)
-        and all(row[at] is None or isinstance(row[at], int | float | Decimal) for row in rows)
-        for at in range(len(names))
+    columns = [
+        _Column.of(name, [row[at] for row in rows], [line[at] for line in cells])
+        for at, name in enumerate(names)
     ]
+    sizes = _sizes(columns, width)
+    numeric = [column.numeric for column in columns]
     lines = [_line(line, sizes, numeric) for line in (names, *cells)]
-    lines.append(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
-    return "\n".join(lines)
+    return "\n".join((*lines, _counted(rows), *_no_room(names[len(sizes) :])))
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """How wide a column is at least, and becomes where there is room."""
+
+    least: int
+    stages: tuple[int, int, int]  # a text that says something, the heading, everything
+    numeric: bool
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[Any], cells: Sequence[str]) -> _Column:
+        known = [value for value in values if value is not None]
+        rigid = all(isinstance(value, int | float | Decimal | date | time) for value in known)
+        numeric = bool(known) and all(isinstance(value, int | float | Decimal) for value in known)
+        whole = max(map(len, cells), default=0)
+        heading = min(len(name), HEADING_CHARACTERS_MIN)
+        least = max(whole if rigid else min(whole, TEXT_CHARACTERS_MIN), heading)
+        some = max(least, min(whole, TEXT_CHARACTERS))
+        return cls(least, (some, max(some, len(name)), max(whole, len(name))), numeric)
+
+
+def _sizes(columns: Sequence[_Column], width: int) -> list[int]:
+    """Return the width of each column that has room in *width* characters, from the left."""
+    if not width:
+        return [column.stages[-1] for column in columns]
+    sizes: list[int] = []
+    for column in columns:
+        if sizes and sum(sizes) + 2 * len(sizes) + column.least > width:
+            break
+        sizes.append(min(column.least, width))
+    spare = width - sum(sizes) - 2 * (len(sizes) - 1)
+    for wanted in zip(*(column.stages for column in columns), strict=True):
+        while spare > 0 and (short := [at for at, size in enumerate(sizes) if size < wanted[at]]):
+            sizes[min(short, key=sizes.__getitem__)] += 1
+            spare -= 1
+    return sizes
+
+
+def _no_room(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    such = ", ".join(names[:NAMED_MAX]) + ", …" * (len(names) > NAMED_MAX)
+    return [f"no room for {len(names)} more: {such} (all: \\x at the prompt, --csv, --json)"]
 
 
 def records(names: Sequence[str], rows: Sequence[Any]) -> str:
@@ -72,8 +121,11 @@ def records(names: Sequence[str], rows: Sequence[Any]) -> str:
             f"{visible(name).ljust(size)}  {_cell(value)}"
             for name, value in zip(names, row, strict=True)
         ]
-    lines.append(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
-    return "\n".join(lines)
+    return "\n".join((*lines, _counted(rows)))
+
+
+def _counted(rows: Sequence[Any]) -> str:
+    return f"({len(rows)} row{'' if len(rows) == 1 else 's'})"
 
 
 def _cell(value: Any) -> str:
@@ -87,7 +139,7 @@ def _cell(value: Any) -> str:
 
 def _line(cells: Sequence[str], sizes: Sequence[int], numeric: Sequence[bool]) -> str:
     parts = []
-    for text, size, right in zip(cells, sizes, numeric, strict=True):
+    for text, size, right in zip(cells, sizes, numeric, strict=False):  # no room for the others
         cut = text if len(text) <= size else text[: size - 1] + "…"
         parts.append(cut.rjust(size) if right else cut.ljust(size))
     return "  ".join(parts).rstrip()

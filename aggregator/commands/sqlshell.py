@@ -36,8 +36,8 @@ A statement ends with ; and may have several lines. Only questions are taken: SE
   \\rows N       show N rows (now {rows})       \\timeout S    cut off after S seconds (now {seconds})
   \\q, Ctrl-D    leave                       Ctrl-C        cancel the question
 """
-#: Wider or longer answers go through a pager, where there is one.
-PAGER = ("less", "-SRFX")
+#: Wider or longer answers go through a pager, where there is one: a table as wide as it is, a value wrapped.
+PAGER, PAGER_EXPANDED = ("less", "-SRFX"), ("less", "-RFX")
 
 
 class Shell:
@@ -135,9 +135,11 @@ class Shell:
         size = shutil.get_terminal_size()
         whole = text(names, rows, 0, expanded=self._expanded)
         lines = whole.splitlines()
-        fits = len(lines) < size.lines and max(map(len, lines)) <= size.columns
+        wraps = [len(line) // size.columns for line in lines]
+        fits = len(lines) + sum(wraps) < size.lines and (self._expanded or not any(wraps))
         if not fits and shutil.which(PAGER[0]):
-            subprocess.run(PAGER, input=whole.encode(errors="replace"), check=False)
+            pager = PAGER_EXPANDED if self._expanded else PAGER
+            subprocess.run(pager, input=whole.encode(errors="replace"), check=False)
         else:
             print(whole if fits else text(names, rows, self._width(), expanded=self._expanded))
 

@@ -20,6 +20,7 @@ from ...fingerprints.tls import (
     TlsFiles,
     client_context,
     diagnosis,
+    one_token,
     read_token,
     speaks_tls,
 )
@@ -84,11 +85,11 @@ class Way:
     def token(self) -> str:
         """Return the token, "" for none. Raises CommandError."""
         try:
-            token = (
-                read_token(self.token_file)
-                if self.token_file
-                else os.environ.get(TOKEN_VARIABLE, "")
-            )
+            if self.token_file:
+                token = read_token(self.token_file)
+            else:
+                token = os.environ.get(TOKEN_VARIABLE, "")
+                token = token and one_token(token, TOKEN_VARIABLE)
         except TlsError as error:
             raise CommandError(str(error), cli.FAILED) from error
         if token and not self.ca and not _is_loopback(self.host):

@@ -193,16 +193,18 @@ class DeviceTable:
         self._fit()
         return rows
 
-    def advance(self) -> Indexes:
-        """Count the steps of all counters since the last call; return the rows that were heard of."""
+    def waiting(self) -> Indexes:
+        """Return the rows that were heard of since `advance` had them."""
         if not self.is_kept:
             return np.zeros(0, dtype=np.intp)
         self._fit()
-        rows = np.flatnonzero(self._touched)
+        return np.flatnonzero(self._touched)
+
+    def advance(self, rows: Indexes) -> None:
+        """Count the steps of all counters of *rows*, some of those `waiting`, since they were here last."""
         self._touched[rows] = False
         if rows.size and self.counter_columns.size:
             self._count(rows)
-        return rows
 
     def _count(self, rows: Indexes) -> None:
         places = np.ix_(self.counter_columns, rows)

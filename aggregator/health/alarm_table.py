@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..config import AggregatorConfig
+from ..history.retention import free_wanted
+from ..store.store import Store
 from .alarms import Alarm
 from .figures import Values
+
+#: Their names begin so.
+ALARMS = "aggregator."
+#: The live file is meant to hold some five minutes that are closed; three times as much is too much.
+HISTORY_LATE_SECONDS = 900.0
 
 
 def _of(name: str) -> Callable[[Values], float | None]:
@@ -22,22 +29,44 @@ def _share(part: str, whole: str) -> Callable[[Values], float | None]:
     return share
 
 
-def _used(values: Values) -> float | None:
-    free = _share("disk_free_bytes", "disk_bytes")(values)
-    return None if free is None else 1.0 - free
+def _to_stay_free(config: AggregatorConfig, values: Values) -> float:
+    total = int(values["disk_bytes"])
+    return free_wanted(total, config.disk_free_bytes_min, config.disk_free_share_min)
+
+
+def _filling(config: AggregatorConfig) -> Callable[[Values], float | None]:
+    """What is to stay free over what is: from 1 on history makes room (`history/retention.py`)."""
+
+    def share(values: Values) -> float | None:
+        if not values.get("disk_bytes") or "disk_free_bytes" not in values:
+            return None
+        return _to_stay_free(config, values) / max(1.0, values["disk_free_bytes"])
+
+    return share
 
 
 def _gigabytes(count: float) -> str:
     return f"{count / 1e9:.1f} GB"
 
 
-def table(config: AggregatorConfig) -> tuple[Alarm, ...]:
-    """Return the alarms, the gravest first."""
-    return (*_of_receipts(config), *_of_the_disk(config), *_of_the_service(config))
-
-
-def _of_receipts(config: AggregatorConfig) -> tuple[Alarm, ...]:
+def table(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
+    """Return the alarms, the gravest first. Of *store* only words are asked: why something is so."""
     return (
+        *_of_receipts(config, store),
+        *_of_the_disk(config),
+        *_of_history(config, store),
+        *_of_the_service(config),
+    )
+
+
+def _of_receipts(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
+    return (
+        Alarm(
+            "aggregator.stored_lost", _of("store_lost"), 0.0, 0.0, 0.0, 0.0,
+            lambda v: f"readings that had been receipted are gone from the store: {store.lost_words}; "
+            "a backup may have them: gangline admin restore",
+            "the aggregator is started again: told once",
+        ),
         Alarm(
             "aggregator.not_storing", _of("not_storing_seconds"), 0.0, 0.0, 5.0, 10.0,
             lambda v: f"nothing has been stored for {v['not_storing_seconds']:.0f} s: commits fail; agents "
@@ -71,13 +100,16 @@ def _of_receipts(config: AggregatorConfig) -> tuple[Alarm, ...]:
 
 def _of_the_disk(config: AggregatorConfig) -> tuple[Alarm, ...]:
     data, old_seconds = config.data, max(60.0, 4 * config.ops_seconds)
+    then = (
+        "the oldest readings in Parquet go" if config.history_on else "little is left to store in"
+    )
     return (
         Alarm(
-            "aggregator.disk_filling", _used, 0.90, 0.85, 0.0, 60.0,
-            lambda v: f"the disk under {data} is {_used(v) or 0.0:.0%} full, {_gigabytes(v['disk_free_bytes'])} "
-            f"free, {_gigabytes(v.get('database_bytes', 0.0))} are the live store: when it is full nothing "
-            "is stored; make room, or lower retention_hours",
-            "it is below 85 % for a minute",
+            "aggregator.disk_filling", _filling(config), 0.5, 0.4, 0.0, 60.0,
+            lambda v: f"the disk under {data} has {_gigabytes(v['disk_free_bytes'])} free, "
+            f"{_gigabytes(v.get('database_bytes', 0.0))} are the live store: with less than "
+            f"{_gigabytes(_to_stay_free(config, v))} {then}; make room, or lower segments_hours",
+            "2.5 times what is to stay free is, for a minute",
         ),
         Alarm(
             "aggregator.disk_slow", _of("commit_median_seconds"), 2.0, 1.0, 30.0, 60.0,
@@ -87,10 +119,39 @@ def _of_the_disk(config: AggregatorConfig) -> tuple[Alarm, ...]:
         ),
         Alarm(
             "aggregator.snapshot_old", _of("snapshot_age_seconds"), old_seconds, 2 * config.ops_seconds,
-            0.0, 0.0,
+            2 * config.ops_seconds, 0.0,
             lambda v: f"the operators' file is {v['snapshot_age_seconds']:.0f} s old: SQL over it tells of "
             "then; the log says why it is not written",
             "it is written again",
+        ),
+    )  # fmt: skip
+
+
+def _history_late(values: Values) -> float | None:
+    """Return for how long readings have waited to leave, or nobody has looked whether some do."""
+    known = [
+        values[name]
+        for name in ("history_lag_seconds", "history_turn_age_seconds")
+        if name in values
+    ]
+    return max(known, default=None)
+
+
+def _of_history(config: AggregatorConfig, store: Store) -> tuple[Alarm, ...]:
+    return (
+        Alarm(
+            "aggregator.history_late", _history_late, HISTORY_LATE_SECONDS, HISTORY_LATE_SECONDS / 2, 300.0, 60.0,
+            lambda v: f"closed readings wait for {(_history_late(v) or 0.0) / 60:.0f} min to leave the live file for "
+            f"Parquet ({v.get('history_waiting', 0.0):.0f} five-minute tables); when it holds "
+            f"{_gigabytes(config.live_bytes_max)} (live_bytes_max) its oldest are dropped; "
+            f"{store.history.failing or 'what fails of it is in the log; if nothing, the processor or the disk is short'}",
+            "what is closed leaves within 8 minutes again",
+        ),
+        Alarm(
+            "aggregator.history_failing", _of("history_failing"), 0.0, 0.0, 150.0, 60.0,
+            lambda v: f"history fails: {store.history.failing}; tried again each minute; readings stay in the live "
+            f"file meanwhile, until it holds {_gigabytes(config.live_bytes_max)} (live_bytes_max)",
+            "what failed succeeds, for a minute",
         ),
     )  # fmt: skip
 

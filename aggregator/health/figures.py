@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from ...fingerprints.openmetrics import Family, labels_of, number
+from ..access.door import Door
 from ..config import AggregatorConfig
 from ..fleet.fleet import Fleet
 from ..ingest.intake import Ingest
 from ..ingest.sessions import SILENT_SECONDS
+from ..query.processes import QueryProcesses
+from ..service.turns import Turns
 from ..store.store import Store
 from .calls import Calls
 from .histogram import Histogram
@@ -37,6 +40,9 @@ class Parts:
     ingest: Ingest
     calls: Calls
     lag: LoopLag
+    door: Door
+    turns: Turns
+    queries: QueryProcesses
     streams: Callable[[], int]
     judge_seconds: Callable[[], float]
 
@@ -82,6 +88,16 @@ FIGURES: tuple[Figure, ...] = (
     _count("commit_duration_seconds", "time spent in them", lambda m: m.parts.store.commit_seconds.sum),
     _count("failed_commits", "commits that failed; each is tried again", lambda m: m.parts.store.failed_commits),
     _count("dropped_scores", "judgements not stored, because too many waited", lambda m: m.parts.store.dropped_scores),
+    _count("dropped_findings", "findings not stored, because too many waited", lambda m: m.parts.store.dropped_findings),
+    _count("passed_over_frames", "late frames not taken for want of room; their agents send them again", lambda m: m.parts.turns.late.passed_over_frames),
+    _count("deferred_registrations", "registrations that were told to come later, because many came at once", lambda m: m.parts.turns.admission.deferred),
+    _count("exported_rows", "readings that left the live file for Parquet", lambda m: m.parts.store.history.exported_rows),
+    _count("history_busy_seconds", "time that history worked", lambda m: m.parts.store.history.busy_seconds),
+    _count("removed_for_room_files", "files of history removed because the disk was almost full", lambda m: m.parts.store.history.removed_for_room_count),
+    _count("queries", "questions of operators that were given a process", lambda m: m.parts.queries.asked_count),
+    _count("died_queries", "of them those whose process died or was killed: for time, for memory", lambda m: m.parts.queries.died_count),
+    _count("refused_calls", "calls refused for want of a login, of the right role, or of room", lambda m: m.parts.door.refused_count),
+    _count("ended_connections", "connections ended by us: no login in time, or too many", lambda m: m.parts.door.ended_connections),
     _count("calls", "gRPC calls begun", lambda m: m.parts.calls.begun.total()),
     _count("failed_calls", "gRPC calls that ended with an error", lambda m: m.parts.calls.failed.total()),
     _count("cpu_seconds", "user and system time of the process", lambda m: m.machine.cpu_seconds),
@@ -91,7 +107,11 @@ FIGURES: tuple[Figure, ...] = (
     _gauge("not_storing_seconds", "for how long commits have failed; 0 while they succeed", lambda m: m.parts.store.failing_seconds),
     _gauge("events_waiting", "events in the journal that are not in the store yet", lambda m: m.parts.store.events_waiting),
     _gauge("journal_bytes", "length of the event journal", lambda m: m.parts.store.journal_bytes),
-    _gauge("connections", "established TCP connections to the gRPC port", lambda m: m.machine.connections),
+    _gauge("late_frames_waiting", "late frames that wait for their turn", lambda m: m.parts.turns.late.waiting_frames),
+    _gauge("late_bytes", "what they take of memory", lambda m: m.parts.turns.late.waiting_bytes),
+    _gauge("running_calls", "gRPC calls of known callers being answered, streams among them", lambda m: len(m.parts.door.calls)),
+    _gauge("running_queries", "operators' questions that have a process now", lambda m: m.parts.queries.running_count),
+    _gauge("connections", "established TCP connections to the gRPC ports", lambda m: m.machine.connections),
     _gauge("streams", "open telemetry streams", lambda m: m.parts.streams()),
     _gauge("hosts", "hosts registered, or remembered from before a restart", lambda m: len(m.parts.ingest.sessions)),
     _gauge("hosts_ratio", "of hosts_max", lambda m: len(m.parts.ingest.sessions) / m.parts.config.hosts_max),
@@ -103,7 +123,13 @@ FIGURES: tuple[Figure, ...] = (
     _gauge("snapshot_age_seconds", "age of the operators' file", lambda m: m.machine.snapshot_age_seconds),
     _gauge("snapshot_write_seconds", "what its last writing took", lambda m: m.parts.store.ops_write_seconds),
     _gauge("database_bytes", "live file and WAL", lambda m: m.machine.database_bytes),
-    _gauge("history_bytes", "closed segments and rollups", lambda m: m.machine.history_bytes),
+    _gauge("history_bytes", "closed segments and rollups", lambda m: sum(m.parts.store.history.files_bytes.values())),
+    _gauge("history_files", "how many files they are", lambda m: sum(m.parts.store.history.files_count.values())),
+    _gauge("history_waiting", "closed five minutes, of a table each, that are still in the live file", lambda m: m.parts.store.history.waiting_parts),
+    _gauge("history_lag_seconds", "how long ago the oldest of them was closed", lambda m: m.parts.store.history.lag_seconds),
+    _gauge("history_turn_age_seconds", "how long ago history last looked what is due", lambda m: _since(m.parts.store.history.last_turn_ns, m.now_ns)),
+    _gauge("history_failing", "1 while what history did last has failed; the alarm says why", lambda m: bool(m.parts.store.history.failing)),
+    _gauge("store_lost", "1 when the store, as it was opened, lacked what had been receipted", lambda m: bool(m.parts.store.lost_words)),
     _gauge("disk_bytes", "size of the file system that holds the data", lambda m: m.machine.disk_bytes),
     _gauge("disk_free_bytes", "free there", lambda m: m.machine.disk_free_bytes),
     _gauge("memory_bytes", "resident set of the process", lambda m: m.machine.memory_bytes),
@@ -111,6 +137,11 @@ FIGURES: tuple[Figure, ...] = (
     _gauge("descriptors_max", "how many may be open", lambda m: m.machine.descriptors_max),
 )  # fmt: skip
 TELLS = {figure.name: figure.tells for figure in FIGURES}
+
+
+def _since(then_ns: int, now_ns: int) -> float | None:
+    """Return how long ago that was; None when it never was."""
+    return max(0.0, (now_ns - then_ns) / 1e9) if then_ns else None
 
 
 def pull(moment: Moment) -> Values:

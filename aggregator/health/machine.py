@@ -6,14 +6,12 @@ import os
 import re
 import resource
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..store.storefile import FILE, OPS_FILE
 
-#: Folders of closed hours and rollups; files are counted no further than this, lest a look take long.
-HISTORY_FOLDERS = ("segments", "rollups")
-HISTORY_FILES_MAX = 100_000
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -24,7 +22,6 @@ class Machine:
     disk_bytes: int | None
     disk_free_bytes: int | None
     database_bytes: int | None
-    history_bytes: int
     snapshot_age_seconds: float | None
     memory_bytes: int | None
     cpu_seconds: float
@@ -33,20 +30,19 @@ class Machine:
     connections: int | None
 
 
-def look(folder: Path, port: int, wall_ns: int, proc: Path = Path("/proc")) -> Machine:
+def look(folder: Path, ports: Collection[int], wall_ns: int, proc: Path = Path("/proc")) -> Machine:
     """Return how things are with our process and the data *folder*. Never raises."""
     disk = _disk(folder)
     return Machine(
         disk[0] if disk else None,
         disk[1] if disk else None,
         _database_bytes(folder),
-        sum(_tree_bytes(folder / name) for name in HISTORY_FOLDERS),
         _age_seconds(folder / OPS_FILE, wall_ns),
         _memory_bytes(proc / "self/statm"),
         time.process_time(),
         _entries(proc / "self/fd"),
         resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        _connections(proc, port),
+        _connections(proc, ports),
     )
 
 
@@ -72,22 +68,6 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _tree_bytes(folder: Path) -> int:
-    total, left, waiting = 0, HISTORY_FILES_MAX, [str(folder)]
-    while waiting and left > 0:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    left -= 1
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_size
-        except OSError:
-            continue  # not there yet, or gone meanwhile
-    return total
-
-
 def _age_seconds(path: Path, wall_ns: int) -> float | None:
     try:
         return max(0.0, (wall_ns - path.stat().st_mtime_ns) / 1e9)
@@ -109,14 +89,13 @@ def _entries(folder: Path) -> int | None:
         return None
 
 
-def _connections(proc: Path, port: int) -> int | None:
-    """Return the established TCP connections to our port."""
+def _connections(proc: Path, ports: Collection[int]) -> int | None:
+    """Return the established TCP connections to our ports."""
     try:
-        return sum(
-            established((proc / "net" / name).read_bytes(), port) for name in ("tcp", "tcp6")
-        )
+        tables = [(proc / "net" / name).read_bytes() for name in ("tcp", "tcp6")]
     except OSError:
         return None
+    return sum(established(table, port) for table in tables for port in ports)
 
 
 def established(table: bytes, port: int) -> int:

@@ -55,7 +55,7 @@ class OwnHealth:
         self._parts, self._machine = parts, machine
         self._wall_ns, self._monotonic_ns = wall_ns, monotonic_ns
         self._about = about or {}
-        self._alarms = Alarms(alarm_table.table(parts.config))
+        self._alarms = Alarms(alarm_table.table(parts.config, parts.store))
         self._looks = 0
         self._commits: list[int] = []
         self._pulled: tuple[int, Values] | None = None

@@ -97,7 +97,7 @@ class History:
         self.busy_seconds = 0.0
         #: Why the last job failed, "" when it did not.
         self.failing = ""
-        #: When the last turn ended, nanoseconds since 1970.
+        #: When the last turn ended, or the thread was started: nanoseconds since 1970; 0 without a thread.
         self.last_turn_ns = 0
 
     @property
@@ -109,6 +109,7 @@ class History:
 
     def start(self, wall_ns: Callable[[], int]) -> None:
         """Take turns in a thread of their own until `stop`."""
+        self.last_turn_ns = wall_ns()
         self._thread = threading.Thread(
             target=self._run, args=(wall_ns,), name="store-history", daemon=True
         )
@@ -280,6 +281,7 @@ class History:
         self._house.live.discard((table, part))
         self._house.views_due.add(table)
         self.exported_rows = self._shelf.exported_rows
+        self.files_count, self.files_bytes = self._shelf.totals()
         self.waiting_parts = max(0, self.waiting_parts - 1)
         self.failing = ""
 

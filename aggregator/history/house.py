@@ -14,7 +14,6 @@ from pathlib import Path
 import duckdb
 
 from ..config import AggregatorConfig
-from ..store.storefile import script
 from . import compaction, leftovers, parts, retention, segments
 from .compaction import Damaged
 from .manifest import GRACE_SECONDS
@@ -86,8 +85,6 @@ class House:
         for table in sorted({one.table for one in self.shelf.there.values()}):
             self.shelf.publish(table)
             self.views_due.add(table)
-        if not self._looked_ever:
-            self.shelf.transact(lambda connection: connection.execute(script("history.sql")))
         self._looked_ever = True
 
     def _setting_aside(self, found: Sequence[Segment]) -> Job:
@@ -139,7 +136,8 @@ class House:
             "free: the oldest readings in Parquet are being removed; give it room, or lower segments_hours",
             f"{gigabytes(int(wanted * retention.ROOM_RATIO))} are free",
         )
-        return retention.for_room(list(self.shelf.there.values()), wanting)
+        there = list(self.shelf.there.values())
+        return retention.for_room(there, wanting, free_bytes / max(1, wanted))
 
     def make_room(self, chosen: list[Segment]) -> Job:
         """Remove files at once: who reads them is told that they are gone."""
@@ -147,7 +145,9 @@ class House:
             self._retire(batch)
             self.shelf.drop([one.path for one in batch])
             self.removed_for_room_count += len(batch)
-            yield f"removed {len(batch)} files for want of room, {batch[0].path} first"
+            words = f"removed {len(batch)} files for want of room, {batch[0].path} first"
+            log.warning("history: %s", words)
+            yield words
 
     def keep(self, failing: str, *, by_age: bool) -> Job:
         """Do all that is due once. Raises OSError, duckdb.Error, Damaged."""

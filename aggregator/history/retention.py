@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from .segments import HOUR, MINUTE, RAW, Segment
 from .views import span_us
 
-#: What goes for want of room, in this order: what was kept is then still there by the minute, or the hour.
-ORDER = (RAW, MINUTE, HOUR)
+#: What goes for want of room, in this order: what was kept is then still there by the minute, or the hour. Each only
+#: with less free than this share of what is to stay free: a neighbour's log must not cost a year of hours, which are small.
+ORDER = ((RAW, 1.0), (MINUTE, 0.5), (HOUR, 0.25))
 #: Room that is made goes so far beyond what was wanting, so that it is not made again with each segment.
 ROOM_RATIO = 1.25
 
@@ -42,12 +43,18 @@ def _oldest(found: Sequence[Segment], bytes_wanted: int) -> list[Segment]:
     return chosen
 
 
-def for_room(found: Sequence[Segment], bytes_wanted: int) -> list[Segment]:
-    """Return what goes so that *bytes_wanted* come free: the oldest raw, then minutes, then hours."""
+def for_room(found: Sequence[Segment], bytes_wanted: int, free_share: float) -> list[Segment]:
+    """Return what goes so that *bytes_wanted* come free: the oldest raw, then minutes, then hours.
+
+    *free_share*: what is free now, of what is to stay free.
+    """
     chosen: list[Segment] = []
-    for grain in ORDER:
-        of_grain = sorted((o for o in found if o.grain == grain), key=lambda o: (o.bucket, o.path))
-        chosen += _oldest(of_grain, bytes_wanted - sum(one.bytes for one in chosen))
+    for grain, below in ORDER:
+        if grain == RAW or free_share < below:
+            of_grain = sorted(
+                (o for o in found if o.grain == grain), key=lambda o: (o.bucket, o.path)
+            )
+            chosen += _oldest(of_grain, bytes_wanted - sum(one.bytes for one in chosen))
     return chosen
 
 

@@ -7,19 +7,26 @@ over a handful of groups however many files there are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import duckdb
+
 from ..store.layout import COLUMNS, LAYOUTS, typed_empty
 from . import manifest
 from .merging import rollup_view
-from .segments import HOUR, MINUTE, RAW, Segment
+from .segments import HOUR, MINUTE, RAW, Segment, readable, recorded
 
 #: Readings so far from the hour in which they were received are late, and their files stand apart:
 #: a day's span stays a day.
 LATE_SECONDS = 3600
 _EPOCH = datetime(1970, 1, 1)
+#: Tables whose rollups the macros of `ops` read: DuckDB opens the files of such a view when a macro over it is made, so
+#: one that is not there would keep the store from opening.
+BOUND_AT_START = ("gpu_1s",)
+_PARQUET = re.compile(r"'((?:[^']|'')+\.parquet)'")
 
 
 def past_sources(folder: Path, found: Sequence[Segment]) -> dict[str, dict[str, str]]:
@@ -49,12 +56,16 @@ def span_us(bucket: str) -> tuple[int, int]:
 
 def _source(folder: Path, group: Iterable[Segment]) -> str:
     files = list(group)
-    names = ", ".join(quoted(str((folder / one.path).absolute())) for one in files)
+    names = ", ".join(quoted(str(_place(folder, one))) for one in files)
     first, last = min(one.first_us for one in files), max(one.last_us for one in files)
     return (
         f"read_parquet([{names}]) "
         f"WHERE time >= TIMESTAMP '{_time(first)}' AND time <= TIMESTAMP '{_time(last)}'"
     )
+
+
+def _place(folder: Path, one: Segment) -> Path:
+    return (folder / one.path).absolute()
 
 
 def _time(time_us: int) -> str:
@@ -103,12 +114,33 @@ def rollup_views(
     ]
 
 
-def rollup_views_to_be(table: str) -> list[str]:
-    """Return the SQL that makes them, without a row, where they are not there yet: for macros over them."""
-    return [
-        f'CREATE VIEW IF NOT EXISTS rollups."{table}_{grain}" AS {body}'
-        for grain, body in _rollups(Path(), table, ()).items()
-    ]
+def put_rollup_views_right(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+    """Make the rollup views that are not there, and those of BOUND_AT_START that name other files than can be read.
+
+    Those of other tables `House.look_through` makes anew: a fleet's year are too many files for a start to open.
+    """
+    there = _named_files(connection)
+    rolled = {one.table for grain in (MINUTE, HOUR) for one in recorded(connection, grain)}
+    for table in sorted(rolled | set(BOUND_AT_START)):
+        named = [there.get(f"{table}_{grain}") for grain in (MINUTE, HOUR)]
+        if table not in BOUND_AT_START and None not in named:
+            continue
+        found = [one for one in recorded(connection, table=table) if one.grain in (MINUTE, HOUR)]
+        found = readable(folder, found)
+        of_grain = [{str(_place(folder, o)) for o in found if o.grain == g} for g in (MINUTE, HOUR)]
+        if named != of_grain:
+            for statement in rollup_views(folder, table, found):
+                connection.execute(statement)
+
+
+def _named_files(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]:
+    """Return view of `rollups` -> the files that it reads."""
+    rows = connection.execute(
+        "SELECT view_name, sql FROM duckdb_views() WHERE schema_name = 'rollups'"
+    ).fetchall()
+    return {
+        name: {path.replace("''", "'") for path in _PARQUET.findall(text)} for name, text in rows
+    }
 
 
 def _rollups(folder: Path, table: str, found: Sequence[Segment]) -> dict[str, str]:

@@ -34,6 +34,9 @@ from .sessions import Session, Sessions
 
 #: Event ids remembered to tell an agent that it sent one twice; the store looks at all.
 EVENT_IDS_MAX = 100_000
+#: What a frame may take in a commit: one whole host's takes less than a hundredth. A few cells of very many devices,
+#: in which a megabyte on the wire is 400 here, are no host's.
+COMMIT_BYTES_MAX = 64 << 20
 
 
 class OfBoot(Protocol):
@@ -56,6 +59,11 @@ class Accepted:
     def rows(self) -> int:
         """How many rows it has, of all tables."""
         return self.frame.rows
+
+    @property
+    def cost_rows(self) -> int:
+        """What it costs, in rows."""
+        return self.frame.rows + self.frame.looked_up
 
 
 @dataclass(slots=True)
@@ -187,6 +195,11 @@ class Ingest:
         if frame.sequence != message.sequence:
             raise FrameError(
                 f"the frame says sequence {frame.sequence}, the message {message.sequence}"
+            )
+        if frame.size_bytes > COMMIT_BYTES_MAX:
+            raise FrameError(
+                f"its {frame.rows} rows take {frame.size_bytes >> 20} MiB in a commit, at most "
+                f"{COMMIT_BYTES_MAX >> 20}: fewer devices a frame"
             )
         session.heard_ns = now_ns
         self.frames += 1

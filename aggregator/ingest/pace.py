@@ -20,6 +20,8 @@ BURST_FRAMES = 8
 WAITING_FRAMES_MAX = 64
 #: Of the memory for what waits for a commit (`queue_bytes_max`), late frames that wait for their turn have one part in:
 WAITING_BYTES_SHARE = 4
+#: So many streams find room to wait, however large their frames: one is not all that comes late. Each may have this much.
+STREAMS_MIN, STREAM_BYTES_MIN = 16, 1 << 20
 #: Late frames that a host may have on their way; and while many hosts catch up at once.
 BACKLOG_FRAMES, BACKLOG_FRAMES_PRESSED = 16, 1
 #: The whole credit of an agent that knows nothing of `backlog_frames`, while many hosts catch up.
@@ -101,6 +103,10 @@ class Lane(Protocol):
         """Take a late frame; False: the store has no room for it now."""
         ...
 
+    def send_again(self, frames: int) -> None:
+        """End, so that so many late frames that were passed over come again."""
+        ...
+
 
 class Late:
     """Late frames that wait for their turn, a queue per stream, taken in rounds: one host is as good as another."""
@@ -109,6 +115,7 @@ class Late:
         """*bytes_max*: what they may take of memory."""
         self._bytes_max = bytes_max
         self._waiting: OrderedDict[Lane, deque[TelemetryBatch]] = OrderedDict()
+        self._passed_over: dict[Lane, int] = {}
         self.fleet = FleetPace(now)
         #: What waits.
         self.waiting_frames = self.waiting_bytes = 0
@@ -124,9 +131,9 @@ class Late:
         """Let a late frame wait. False: there is no room, it is not taken."""
         mine = self._waiting.get(lane)
         size = _size_bytes(message)
-        full = mine is not None and len(mine) >= WAITING_FRAMES_MAX
-        if full or self.waiting_bytes + size > self._bytes_max:
+        if self._full(mine, size) or self.waiting_bytes + size > self._bytes_max:
             self.passed_over_frames += 1
+            self._passed_over[lane] = self._passed_over.get(lane, 0) + 1
             return False
         if mine is None:
             mine = self._waiting[lane] = deque()
@@ -134,12 +141,31 @@ class Late:
         self._count(1, size)
         return True
 
+    def _full(self, mine: deque[TelemetryBatch] | None, size: int) -> bool:
+        """Say whether a stream has its share of what may wait."""
+        if not mine:
+            return False
+        share = max(self._bytes_max // STREAMS_MIN, STREAM_BYTES_MIN)
+        return len(mine) >= WAITING_FRAMES_MAX or sum(map(_size_bytes, mine)) + size > share
+
     def waits(self, lane: Lane) -> bool:
         """Say whether frames of a stream wait."""
         return lane in self._waiting
 
+    def frames_of(self, lane: Lane) -> int:
+        """Return how many late frames of a stream have come and not been taken: they wait, or were passed over."""
+        return len(self._waiting.get(lane, ())) + self._passed_over.get(lane, 0)
+
+    def passed_over(self, streams_max: int) -> list[tuple[Lane, int]]:
+        """Return streams, and of each how many frames were passed over, once there is room for them; each once."""
+        found: list[tuple[Lane, int]] = []
+        while self._passed_over and len(found) < streams_max and not self.pressed:
+            found.append(self._passed_over.popitem())
+        return found
+
     def drop(self, lane: Lane) -> None:
         """Forget what waits of a stream that has ended: its agent has it still."""
+        self._passed_over.pop(lane, None)
         for message in self._waiting.pop(lane, ()):
             self._count(-1, -_size_bytes(message))
 

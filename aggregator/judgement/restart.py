@@ -71,9 +71,10 @@ class Before:
         if not self.scores or now_ns - self.restarted_ns >= _SETTLED_NS:
             return ""
         at = datetime.fromtimestamp(self.restarted_ns // 1_000_000_000, UTC)
+        left = f"{waiting} of them not heard again yet" if waiting else "all of them heard again"
         return (
             f"restarted at {at:%H:%M:%S} UTC: {len(self.scores)} of {hosts} hosts are shown as they "
-            f"were before, {waiting} of them not heard again yet"
+            f"were before, {left}"
         )
 
 

@@ -101,6 +101,7 @@ class Nursery:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
+            _without_stdin()  # the control socket is there too: obituaries are not a query's to write
             self._woken.close()
             self._wake.close()
             confine(self._place.memory_bytes_max, parent)
@@ -140,6 +141,12 @@ class Nursery:
                 "rss_bytes_max": usage.ru_maxrss * 1024,
             }
             self._control.send(json.dumps(obituary).encode())
+
+
+def _without_stdin() -> None:
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
 
 
 def main() -> int:

@@ -25,6 +25,10 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
+#: What of ours a nursery needs to find Python, its libraries and its language. Nothing else goes with it: a token
+#: (GANGLINE_TOKEN), a cloud's keys or a proxy's password would stand in the environment of a stranger's query.
+_KEPT = frozenset(("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SYSTEMROOT"))
+_KEPT_BEGINNINGS = ("PYTHON", "LC_", "LD_", "COV_", "COVERAGE")
 #: A nursery that does not end when its socket closes is killed after so long.
 END_SECONDS = 2.0
 
@@ -72,7 +76,7 @@ class QueryProcesses:
                 [sys.executable, "-m", nursery.__name__, self.place.to_text()],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, **_ENVIRONMENT},
+                env=_environment(),
                 start_new_session=True,  # Ctrl-C on a terminal is for whoever asked
             )
         ours.setblocking(False)
@@ -169,6 +173,16 @@ class QueryProcesses:
         if self._control is not None:
             self._control.shutdown(socket.SHUT_RDWR)
         await asyncio.gather(*self._listening)
+
+
+def _environment() -> dict[str, str]:
+    """Return what a nursery is started with."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _KEPT or name.startswith(_KEPT_BEGINNINGS)
+    }
+    return {**kept, **_ENVIRONMENT}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -28,8 +28,8 @@ class Complaint:
     missing: str
 
 
-def complaint(error: duckdb.Error) -> Complaint:
-    """Return what *error* says; its text is JSON (`errors_as_json`), except for a few kinds."""
+def complaint(error: Exception) -> Complaint:
+    """Return what *error*, of DuckDB or of Arrow that cites it, says; its text is JSON (`errors_as_json`), except for a few kinds."""
     text = str(error)
     try:
         told = json.loads(text[text.index("{") :])

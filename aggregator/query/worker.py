@@ -18,7 +18,7 @@ from . import fences, limits
 from .confine import limit_cpu
 from .history import make_views
 from .limits import Answered, Place, Question
-from .words import Refused, explained, short
+from .words import Refused, complaint, explained, short
 
 #: Rows taken from DuckDB at a time.
 BATCH_ROWS = 2048
@@ -74,7 +74,7 @@ def answered(question: Question, place: Place, stream: Any) -> tuple[str, str]:
     except (BrokenPipeError, ConnectionResetError):
         raise
     except (OSError, pa.ArrowException) as error:
-        return _midway(str(error), question, place)
+        return _midway(complaint(error).text, question, place)
     except duckdb.Error as error:
         if "bad_alloc" in str(error) or "thread constructor failed" in str(error):
             return MEMORY, too_much(place.memory_bytes_max)

@@ -68,9 +68,9 @@ class QueryService(QueryServiceServicer):
         asked = _Asked(self._who(context), request.sql, self._wall_ns(), time.monotonic())
         try:
             await self._answer(request, context, asked)
-            asked.outcome = "ok"
         except asyncio.CancelledError:
-            asked.outcome, asked.words = "cancelled", "the caller closed the stream"
+            if asked.outcome != "ok":
+                asked.outcome, asked.words = "cancelled", "the caller hung up, or its login ended"
             raise
         except Refusal as refusal:
             asked.words = str(refusal)
@@ -136,7 +136,7 @@ class _Asked:
         if isinstance(piece, bytes):
             self.size_bytes += len(piece)
             return query_pb2.QueryResponse(arrow_stream=piece)
-        self.rows = piece.rows
+        self.rows, self.outcome = piece.rows, "ok"  # whole: whoever leaves now has it
         return query_pb2.QueryResponse(summary=_summary(piece))
 
     def entry(self) -> Entry:

@@ -17,7 +17,7 @@ from ..access.door import Pace
 from ..ingest.intake import Accepted, Ingest
 from ..ingest.reading import Incoming
 from ..ingest.sessions import Session
-from ..refusals import NoSession, NotReady, Refusal, StreamRefused
+from ..refusals import NoSession, NotReady, StreamRefused
 from ..store.ledger import RangeSet
 from .errors import pushback
 from .turns import Turns
@@ -130,8 +130,7 @@ class Stream:
         #: How fast the host's late frames are taken.
         self.pace = session.pace
         self._spoke = now
-        self._failure: Refusal | None = None  # of a late frame
-        self._late_passed_over = 0  # for which there was no room to wait
+        self._failure: Exception | None = None  # for which the stream ends
         self._wake = asyncio.Event()
         self._waking = False
         self._durable: deque[int] = deque()  # filled by the writer thread, emptied by the loop
@@ -190,7 +189,7 @@ class Stream:
                 continue
             self.pace.live_frames += 1
             good = self._accept(message)
-            await self._hold_back(message, good.rows if good else 0)
+            await self._hold_back(message, good.cost_rows if good else 0)
             if good is not None and await self._submit(good):
                 self._unreceipted += 1
 
@@ -208,24 +207,30 @@ class Stream:
         """Let a late frame wait for its turn, so that the live ones behind it do not."""
         if message.differences:
             self._refuse(message.sequence, "a late frame goes whole, not as differences")
-        elif not self._turns.late.hold(self, message):
-            self._late_passed_over += 1
-        elif self._late_passed_over and not self._turns.late.pressed:
-            raise self._again(
-                f"{self._late_passed_over} late frames came when no more could wait: send them again"
-            )
+        else:
+            self._turns.late.hold(self, message)
+
+    def send_again(self, frames: int) -> None:
+        """End the stream: its agent waits for receipts of *frames* late frames, and may send no others before."""
+        words = f"{frames} late frames came when no more could wait: send them again"
+        self._fail(self._again(words))
+
+    def _fail(self, why: Exception) -> None:
+        self._failure = why
+        self._wake.set()
 
     def take_late(self, message: wire.TelemetryBatch) -> bool:
         """Take a late frame whose turn it is. False: the store has no room for it now."""
         try:
             good = self._accept(message)
-        except Refusal as refusal:
-            self._failure = refusal
-            self._wake.set()
+        except Exception as error:  # noqa: BLE001 - told to the agent; other streams' turn comes
+            self._fail(error)
             return True
         if good is None:
             return True
         stored = self._ingest.submit(self._session, good, self.durable)
+        if stored and self._allowed is not None:
+            self._allowed.take(0, 0, good.cost_rows)  # what is read next waits the longer for it
         self._unreceipted += stored
         return stored
 
@@ -301,9 +306,12 @@ class Stream:
         )
 
     def _credit_frames(self) -> int:
-        """While nothing is stored, what has no receipt does not count: judging needs live frames."""
+        """While late frames press, those of this stream do not count: live ones do not wait for them. While nothing
+        is stored, nothing that has no receipt counts: judging needs live frames.
+        """
         if self._ingest.storing:
-            return self._turns.credit_frames
+            late_frames = self._turns.late.frames_of(self)
+            return min(self._turns.credit_frames + late_frames, self._ingest.credit_frames)
         return self._unreceipted + self._passed_over + self._ingest.credit_frames_max
 
     def _receipts(self) -> list[wire.SequenceRange]:

@@ -59,6 +59,7 @@ class Turns:
         self.stopping = False
         self._backlog_hertz = float(config.backlog_frames_per_second)
         self._spread = Spread(config.reconnects_per_second)
+        self._sent_away_max = max(1, int(config.reconnects_per_second * TICK_SECONDS))
         self._room: asyncio.Future[None] = self._loop.create_future()
         self._told_credit = self.credit_frames
         self._looked = now
@@ -128,6 +129,8 @@ class Turns:
             before, self._room = self._room, self._loop.create_future()
             before.set_result(None)
         self.late.step(now, lag_seconds, room)
+        for lane, frames in self.late.passed_over(self._sent_away_max):
+            lane.send_again(frames)
         self._tell_credit()
         if now - self._looked >= QUIET_SECONDS_MAX / 4:
             self._looked = now

@@ -27,11 +27,11 @@ SELECT
     h.simulated, greatest(s.heard, r.last_reading) AS heard,
     greatest(0, date_diff('millisecond', greatest(s.heard, r.last_reading), ops.taken())) / 1000.0
         AS silent_seconds,
-    h.agent_version, h.address, h.labels, h.registered
+    c.offset_seconds AS clock_offset_seconds, h.agent_version, h.address, h.labels, h.registered
 FROM main.hosts AS h LEFT JOIN ops.scores_now AS s USING (host)
-LEFT JOIN ops.last_readings AS r USING (host);
+LEFT JOIN ops.last_readings AS r USING (host) LEFT JOIN main.clocks AS c USING (host);
 COMMENT ON VIEW ops.hosts IS
-    'every host with its state, score, and strongest reason: SELECT host, state, agent_version FROM ops.hosts ORDER BY host';
+    'every host with its state, score, strongest reason, and how far its clock is ahead of the aggregator''s: SELECT host, state, agent_version FROM ops.hosts ORDER BY host';
 
 CREATE OR REPLACE MACRO ops.severity(state_name) AS list_position(
     ['UNHEALTHY', 'SUSPECT', 'DEGRADED', 'STALE', 'WATCH', 'PROBATION', 'UNKNOWN', 'MAINTENANCE',

@@ -18,6 +18,10 @@ FROM (
         || if(synchronised_state = 1, '', ', NOT SYNCHRONISED'), time
     FROM latest.clock_10s WHERE host = host_name
     UNION ALL
+    SELECT 5, 1, 'clock', format('{:+.3f} s', offset_seconds), 'ahead of the aggregator''s'
+        || coalesce(format(', give or take {:.3f} s', error_seconds), ''), measured
+    FROM main.clocks WHERE host = host_name
+    UNION ALL
     SELECT 6, score_delta, 'evidence', reason, words, observed FROM ops.explain(host_name)
     UNION ALL
     SELECT 7, 0, 'advice', severity, action, observed
@@ -48,7 +52,7 @@ FROM (
 )
 ORDER BY place, weight, time DESC, what, says;
 COMMENT ON MACRO TABLE ops.host IS
-    'all of one host on one page: state, score, clock, evidence, advice, findings, faults of the last day, jobs, GPUs, ports: FROM ops.host(''sim-006'')';
+    'all of one host on one page: state, score, clock, evidence, advice, findings, faults of the last day, jobs, GPUs, ports; what stands against the aggregator itself: ops.host(''(aggregator)''): FROM ops.host(''sim-006'')';
 
 -- The tables that evidence is mostly made of.
 CREATE OR REPLACE MACRO ops.readings_of(host_name, since, until) AS TABLE

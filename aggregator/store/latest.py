@@ -24,12 +24,14 @@ log = logging.getLogger(__name__)
 DEVICES_PER_HOST_MAX = 1024
 #: Devices not heard of for longer are left out.
 SECONDS_MAX = 86_400
-#: What was read before the file before was written may be committed after: a commit's wait, clocks that differ.
-#: Backlog of longer ago comes after live readings, and is the latest of nobody who still speaks.
+#: What was read before the file before was written may be committed after, by the wait for a commit and by so much
+#: beside: clocks that differ. Of backlog of longer ago, which comes after live readings, a change is found when it
+#: comes again, within FIRST_SECONDS; that of a host that does not speak again is not.
 LATE_SECONDS = 15
 #: At most so many cells: the tables of the largest fleets' links have more, and would take as much memory as all else.
 CELLS_MAX = 30_000_000
-#: How far back is looked when there is no file before: all that travels on change has come again by then.
+#: How far back is looked when there is no file before, or it is not known what waited then: all that travels on change
+#: has come again by then.
 FIRST_SECONDS = 300
 
 Cursor = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
@@ -42,6 +44,7 @@ class Latest:
     connection: duckdb.DuckDBPyConnection
     cursor: Cursor  # on the live file
     now_us: int
+    lag_seconds: float  # so long had readings waited for a commit when the file before was begun
     _since_us: int = 0
     _columns: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
@@ -68,7 +71,8 @@ class Latest:
             return
         for table, column in rows:
             self._columns.setdefault(table, []).append(column)
-        self._since_us = min(self.now_us, taken_us or 0) - LATE_SECONDS * 1_000_000
+        late_us = round((LATE_SECONDS + self.lag_seconds) * 1e6)
+        self._since_us = min(self.now_us, taken_us or 0) - late_us
 
     def insert(self, stored: set[str], devices: Mapping[str, int]) -> list[str]:
         """Fill the tables `latest.*` of the new file, the smallest first; return which have no room.
@@ -86,7 +90,7 @@ class Latest:
             came = table in stored and self._insert_new(table)
             self._insert_old(table, {name for name, _ in layout.columns}, came=came)
             self.connection.unregister("came_since")
-            self._thin_out(table)
+            left_out += self._thin_out(table)
         return left_out
 
     def _insert_new(self, table: str) -> bool:
@@ -117,14 +121,22 @@ class Latest:
                 f"WHERE time > make_timestamp({since_us})) {others}"
             )
 
-    def _thin_out(self, table: str) -> None:
-        counts = f"SELECT count(*) AS n FROM latest.{table} GROUP BY host"
-        ((most,),) = self.connection.execute(f"SELECT max(n) FROM ({counts})").fetchall()
-        if (most or 0) > DEVICES_PER_HOST_MAX:
-            self.connection.execute(
-                f"DELETE FROM latest.{table} WHERE rowid IN (SELECT rowid FROM latest.{table} QUALIFY "
-                f"row_number() OVER (PARTITION BY host ORDER BY time DESC) > {DEVICES_PER_HOST_MAX})"
-            )
+    def _thin_out(self, table: str) -> list[str]:
+        """Leave of each host the devices heard of last; return of which hosts, in words."""
+        rows = self.connection.execute(
+            f"SELECT host FROM latest.{table} GROUP BY host HAVING count(*) > {DEVICES_PER_HOST_MAX} "
+            "ORDER BY host LIMIT 4"
+        ).fetchall()
+        if not rows:
+            return []
+        self.connection.execute(
+            f"DELETE FROM latest.{table} WHERE rowid IN (SELECT rowid FROM latest.{table} QUALIFY "
+            f"row_number() OVER (PARTITION BY host ORDER BY time DESC) > {DEVICES_PER_HOST_MAX})"
+        )
+        hosts = ", ".join([host for (host,) in rows[:3]] + ["..."] * (len(rows) > 3))
+        return [
+            f"latest.{table}: of {hosts} no more than the {DEVICES_PER_HOST_MAX:,} devices heard of last"
+        ]
 
     def _came_since(self, table: str) -> Any:
         new = f"FROM readings.{table} WHERE time > make_timestamp({self._since_us})"

@@ -18,17 +18,14 @@ from typing import Any
 
 import duckdb
 
-from .latest import Cursor, Latest
+from ..history.merging import rollup_view
+from .latest import FIRST_SECONDS, Cursor, Latest
 from .layout import BY_NAME, COLUMNS, definitions
-from .storefile import CONFIG, OPS_FILE, ops_script, script
+from .opscopies import COPIES, STANDING, Copy
+from .storefile import CONFIG, OPS_FILE, cause, ops_script, script
 
 #: Readings this old are left out; what travels on change is little, and tells of trouble for longer.
 READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
-#: Scores, their evidence, and cleared findings this old are left out.
-SCORES_SECONDS = 3600
-EVENTS_SECONDS = 86_400
-#: So are the aggregator's readings of itself: what a night began with is asked in the morning.
-OWN_SECONDS = 6 * 3600
 #: The last reading of a signal that only some agent knows is looked for this far back.
 BY_NAME_SECONDS = 600
 #: What hosts have is the largest part and hardly changes: beyond so many devices it is taken anew at most
@@ -44,38 +41,6 @@ ROLLUPS: dict[str, int] = {
 }
 #: Readings of a fleet so large that there is room for less than so many seconds are left out whole.
 READINGS_SECONDS_MIN = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """What is taken of a table of the live file: the newest *rows_max* of those of the last *seconds*."""
-
-    table: str
-    rows_max: int = 0  # 0: all
-    column: str = ""  # what tells how old a row is
-    seconds: int = 0  # 0: any age
-    also: str = "true"  # a further condition
-
-    def where(self, now_us: int) -> str:
-        """Return the condition as of *now_us*."""
-        since = f"{self.column} > make_timestamp({now_us - self.seconds * 1_000_000})"
-        return f"({since if self.seconds else 'true'}) AND {self.also}"
-
-
-#: Who runs is told again and again by every host: it must not leave a fleet's faults without room.
-_TOLD = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
-#: What the base holds.
-STANDING: tuple[str, ...] = ("devices", "signals", "parts")
-COPIES: tuple[Copy, ...] = (
-    Copy("hosts"),
-    Copy("clocks"),
-    Copy("scores", 1_000_000, "time", SCORES_SECONDS),
-    Copy("evidence", 1_000_000, "time", SCORES_SECONDS),
-    Copy("findings", 100_000, "coalesce(cleared, 'infinity'::TIMESTAMP)", SCORES_SECONDS),
-    Copy("events", 100_000, "received", EVENTS_SECONDS, f"NOT {_TOLD}"),
-    Copy("events", 500_000, "received", EVENTS_SECONDS, _TOLD),
-    Copy("own_health", 200_000, "time", OWN_SECONDS),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +82,22 @@ class OpsFile:
     _base_ns: int = field(default=0, init=False)
     _devices: int = field(default=0, init=False)
     _no_room: list[str] = field(default_factory=list[str], init=False)  # for, in the base
+    _lag_seconds: float = field(default=FIRST_SECONDS, init=False)  # as of the file before
 
-    def write(self, now_ns: int) -> None:
-        """Write the file anew as of *now_ns*. Raises duckdb.Error or OSError; the file before stays."""
+    def write(self, now_ns: int, lag_seconds: float = 0.0) -> None:
+        """Write the file anew as of *now_ns*, when readings have waited so long for a commit.
+
+        Raises duckdb.Error or OSError; the file before stays.
+        """
         target, base = self.folder / OPS_FILE, self.folder / "operators-base.duckdb"
         temporary = target.with_name("operators-new.duckdb")
         left_out = self._renew(base, temporary, now_ns)
         try:
             copyfile(base, temporary)
             with _opened(temporary) as connection:
-                _Filling(self, connection, now_ns // 1000, left_out).fill()
+                _Filling(self, connection, now_ns // 1000, left_out).fill(self._lag_seconds)
             temporary.replace(target)
+            self._lag_seconds = lag_seconds
         except BaseException:
             _remove(temporary)  # on a full disk it would hold the little that is left
             _remove(base)  # nor is a base trusted that a file could not be made of
@@ -198,15 +168,26 @@ class _Base:
         for name, width in self.of.fetch(_ROLLUPS):
             if name in ROLLUPS:
                 span = Span(f"rollups.{name}", ROLLUPS[name], ROLLUPS_CELLS_MAX // width)
-                where = span.fitting(self.of, self.now_us, self.no_room)
-                self._make(f"rollups.{name}", where, {f"rollups.{name}": _OF_ROLLUPS})
+                self._put(f"rollups.{name}", self._rollup(name, span), _OF_ROLLUPS)
+
+    def _rollup(self, name: str, span: Span) -> Any:
+        """Return what is copied of a rollup; nothing of one with a file that is damaged: all else is needed now."""
+        try:
+            where = span.fitting(self.of, self.now_us, self.no_room)
+            return self.of.read(f"FROM {span.table} {where}")
+        except duckdb.Error as error:
+            words = cause(error, self.of.folder)
+            self.no_room.append(f"{span.table}: all, it cannot be read: {words}")
+            return self.of.read(rollup_view(name.rpartition("_")[0], {}))
 
     def _make(self, name: str, limit: str, comments: dict[str, str | None]) -> int:
-        arrow = self.of.read(f"FROM {name} {limit}")
+        return self._put(name, self.of.read(f"FROM {name} {limit}"), comments.get(name))
+
+    def _put(self, name: str, arrow: Any, comment: str | None) -> int:
         self.connection.register("new_rows", arrow)
         self.connection.execute(f"CREATE TABLE {name} AS FROM new_rows")
         self.connection.unregister("new_rows")
-        quoted = (comments.get(name) or "").replace("'", "''")
+        quoted = (comment or "").replace("'", "''")
         self.connection.execute(f"COMMENT ON TABLE {name} IS '{quoted}'")
         return int(arrow.num_rows)
 
@@ -220,9 +201,9 @@ class _Filling:
     now_us: int
     left_out: list[str]
 
-    def fill(self) -> None:
-        """Put in all but the base. Raises duckdb.Error."""
-        latest = Latest(self.connection, self.of.cursor, self.now_us)
+    def fill(self, lag_seconds: float) -> None:
+        """Put in all but the base; *lag_seconds*: as of the file before. Raises duckdb.Error."""
+        latest = Latest(self.connection, self.of.cursor, self.now_us, lag_seconds)
         latest.attach(self.of.folder / OPS_FILE)
         stored = {name for (name,) in self.of.fetch(_HOURS)}
         self.connection.execute("BEGIN")

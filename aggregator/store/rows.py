@@ -18,7 +18,8 @@ from ...fingerprints.catalogue import Kind
 from .layout import BY_NAME, LAYOUTS, Layout
 
 Cells = npt.NDArray[np.uint64]
-Valid = npt.NDArray[np.uint8]
+Codes = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,15 @@ def plan(
     layout = LAYOUTS.get(name)
     stored = [layout.index.get(each, -1) if layout else -1 for each in signal_ids]
     number = _NUMBERS[name] if layout else -1
-    return name, signal_ids, number, stored, kept_in, kept, -1 in stored
+    row_bytes = _ROW_BYTES + 8 * len(layout.signals) if layout else 0
+    row_bytes += STRANGE_CELL_BYTES * stored.count(-1)
+    return name, signal_ids, number, stored, kept_in, kept, -1 in stored, row_bytes
 
+
+#: A row's host, device and times.
+_ROW_BYTES = 24
+#: A cell without a column is a row of `by_name`.
+STRANGE_CELL_BYTES = 64
 
 _NUMBERS = {table: number for number, table in enumerate(LAYOUTS)}
 _WIDTHS = [len(layout.signals) for layout in LAYOUTS.values()]
@@ -90,7 +98,7 @@ def batch(frames: Iterable[HostFrame]) -> Batch:
     names = pa.array(list(hosts), pa.string())
     built = zip(LAYOUTS.values(), build(pieces, _WIDTHS), strict=True)
     known = [(layout.table, _arrow(layout, rows, names)) for layout, rows in built if rows]
-    strangers = [piece for one in several if one.frame.strange for piece in _strangers(one)]
+    strangers = (piece for one in several if one.frame.strange for piece in _strangers(one))
     return Batch(known, _by_name(strangers))
 
 
@@ -138,10 +146,16 @@ def _strangers(host_frame: HostFrame) -> Iterable[Piece]:
             yield Piece(host_frame, block)
 
 
-def _matrix(block: Block) -> tuple[Cells, Valid]:
-    shape = (len(block.signal_ids), block.rows)
-    cells = np.frombuffer(block.cells, np.uint64).reshape(shape)
-    return cells, np.frombuffer(block.valid, np.uint8).reshape(shape)
+class Part(NamedTuple):
+    """Cells without a column, of one table of a frame: a value each, but for `time_us`, which is of all."""
+
+    host: int
+    devices: npt.NDArray[np.intp]  # counted from `first_device`
+    first_device: int
+    time_us: int
+    signals: Codes
+    raw: Cells
+    is_float: Flags
 
 
 def _time_ns(host_frame: HostFrame, block: Block) -> int:
@@ -150,34 +164,60 @@ def _time_ns(host_frame: HostFrame, block: Block) -> int:
     return max(0, min(boottime + block.offset_ns + host_frame.time_offset_ns, TIME_NS_MAX))
 
 
-def _by_name(strangers: Sequence[Piece]) -> Any | None:
-    parts = [part for piece in strangers for part in _unknown_columns(*piece)]
-    return pa.concat_tables(parts) if parts else None
-
-
-def _unknown_columns(host_frame: HostFrame, block: Block) -> Iterable[Any]:
-    layout = LAYOUTS.get(block.table)
-    cells, valid = _matrix(block)
-    for column, signal_id in enumerate(block.signal_ids):
-        if layout is None or signal_id not in layout.index:
-            rows = np.flatnonzero(valid[column])
-            foreign = host_frame.foreign.get(signal_id) or Foreign(f"signal.{signal_id}", False)
-            yield _one_signal(host_frame, block, foreign, rows, cells[column][rows])
-
-
-def _one_signal(
-    host_frame: HostFrame, block: Block, foreign: Foreign, rows: npt.NDArray[np.intp], raw: Cells
-) -> Any:
-    count = len(rows)
-    values = pa.array(raw.view(np.float64)) if foreign.is_float else pa.nulls(count, pa.float64())
-    time_us = _time_ns(host_frame, block) // 1000
+def _by_name(strangers: Iterable[Piece]) -> Any | None:
+    """Return the rows of all: made at once, for an agent may have as many signals as it likes."""
+    words: dict[str, int] = {}
+    devices: list[str] = []
+    parts: list[Part] = []
+    for host_frame, block in strangers:
+        parts.append(_unknown_cells(host_frame, block, words, len(devices)))
+        devices += block.devices
+    counts = [len(part.raw) for part in parts]
+    if not sum(counts):
+        return None
+    names = pa.array(list(words), pa.string())
+    is_float = np.concatenate([part.is_float for part in parts])
+    raw = np.concatenate([part.raw for part in parts])
+    times = np.repeat(np.array([part.time_us for part in parts], np.int64), counts)
+    device = np.concatenate([part.first_device + part.devices for part in parts])
     return pa.table(
         {
-            "host": pa.array([host_frame.host] * count, pa.string()),
-            "device": pa.array([block.devices[row] for row in rows], pa.string()),
-            "time": pa.array([time_us] * count, pa.timestamp("us")),
-            "signal": pa.array([foreign.name] * count, pa.string()),
-            "value": values,
-            "raw": pa.nulls(count, pa.uint64()) if foreign.is_float else pa.array(raw),
+            "host": _named(np.repeat([part.host for part in parts], counts), names),
+            "device": _named(device, pa.array(devices, pa.string())),
+            "time": pa.array(times, pa.timestamp("us")),
+            "signal": _named(np.concatenate([part.signals for part in parts]), names),
+            "value": pa.array(raw.view(np.float64), mask=~is_float),
+            "raw": pa.array(raw, mask=is_float),
         }
     )
+
+
+def _named(places: npt.NDArray[Any], names: Any) -> Any:
+    return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), names)
+
+
+def _unknown_cells(
+    host_frame: HostFrame, block: Block, words: dict[str, int], first_device: int
+) -> Part:
+    known = layout.index if (layout := LAYOUTS.get(block.table)) else {}
+    unknown = [at for at, each in enumerate(block.signal_ids) if each not in known]
+    foreign = [_foreign(host_frame, block.signal_ids[at]) for at in unknown]
+    shape = (len(block.signal_ids), block.rows)
+    valid = np.frombuffer(block.valid, np.uint8).reshape(shape)[unknown]
+    columns, rows = np.nonzero(valid)
+    cells = np.frombuffer(block.cells, np.uint64).reshape(shape)[unknown]
+    signals = np.array([words.setdefault(one.name, len(words)) for one in foreign], np.int32)
+    is_float = np.array([one.is_float for one in foreign], np.bool_)
+    return Part(
+        words.setdefault(host_frame.host, len(words)),
+        rows,
+        first_device,
+        _time_ns(host_frame, block) // 1000,
+        signals[columns],
+        cells[columns, rows],
+        is_float[columns],
+    )
+
+
+def _foreign(host_frame: HostFrame, signal_id: int) -> Foreign:
+    return host_frame.foreign.get(signal_id) or Foreign(f"signal.{signal_id}", False)

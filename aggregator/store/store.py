@@ -477,7 +477,7 @@ class Store:
         try:
             begin = time.monotonic()
             with self._ops_writing:
-                self._ops.write(self._wall_ns())
+                self._ops.write(self._wall_ns(), self.lag_seconds)
             self.ops_write_seconds = time.monotonic() - begin
         except Exception as error:  # noqa: BLE001 - the store goes on without it
             words = cause(error, self._folder)

@@ -73,7 +73,8 @@ class Claim:
 def claim(folder: Path) -> Claim:
     """Make *folder* if need be and lock it for this process. Raises StoreError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        # Who may read it reads all: hosts, jobs, users, whatever login the service asks for.
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         new = not (folder / LOCK).exists()
         lock = open(folder / LOCK, "a+", encoding="ascii")  # noqa: SIM115 - held while we live
     except OSError as error:

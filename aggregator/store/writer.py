@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import duckdb
 
 from ...fingerprints.wire.telemetry_pb2 import HealthEvent
-from ..history.views import rollup_views_to_be
+from ..history.views import put_rollup_views_right
 from ..refusals import TooMuch
 from ..verdicts import Finding
 from . import records
@@ -43,6 +43,9 @@ T = TypeVar("T")
 #: The table `received` is rewritten as the fewest rows once it has grown by so many.
 RECEIVED_ROWS_MAX = 100_000
 
+#: A checkpoint compresses anew what it finds of each table, so that one after each commit costs twice what the
+#: commits do. With a longer WAL they are fewer; to read it again at a start takes about a second of CPU.
+CHECKPOINT_WAL = "128MB"
 #: While a backup copies the file, its WAL may grow to this (the service ends the backup before).
 HELD_WAL_BYTES = 1 << 40
 
@@ -83,7 +86,9 @@ class Pending:
         """Return it split: what is of one host together, then what is of none."""
         parts: dict[str, Pending] = {}
         for frame in self.frames:
-            parts.setdefault(frame[0].host, Pending()).frames.append(frame)
+            part = parts.setdefault(frame[0].host, Pending())
+            part.frames.append(frame)
+            part.rows += frame[0].frame.rows
         for event in self.events:
             parts.setdefault(event.host, Pending()).events.append(event)
         for host, record in self.hosts.items():
@@ -131,13 +136,14 @@ class Writer:
 
     def _prepare(self) -> None:
         self._connection.execute(f"SET temp_directory = '{self._path.parent / 'spill'}'")
+        self._connection.execute(f"SET checkpoint_threshold = '{CHECKPOINT_WAL}'")
         self._hour = ""
         self._hours = Hours(self._connection, self._path.parent)
         with self._transaction():
             self._hours.open()
             self._connection.execute(script("live.sql"))
-            for statement in rollup_views_to_be("gpu_1s"):
-                self._connection.execute(statement)
+            self._connection.execute(script("history.sql"))
+            put_rollup_views_right(self._connection, self._path.parent)
             self._connection.execute(ops_script())
             self._put_signals()
         self._load_ledger()

@@ -191,7 +191,7 @@ class Seen:
     def _plan(self, name: str, ids: tuple[int, ...]) -> tuple[Any, ...]:
         known = [signal.signal_id for signal in self.tables[name].signals]
         columns = [known.index(each) for each in ids]
-        return name, ids, -1, [-1] * len(ids), list(self.tables).index(name), columns, False
+        return name, ids, -1, [-1] * len(ids), list(self.tables).index(name), columns, False, 0
 
     def _places(self, host: int, table: int, devices: tuple[str, ...]) -> Indexes:
         return list(self.tables.values())[table].places(host, devices)
@@ -206,7 +206,7 @@ class Seen:
             self.last |= dict(rows_of(block))[name] or {}
         self.identity.advance()
         for table in self.tables.values():
-            table.advance()
+            table.advance(table.waiting())
         table = self.tables["net_1s"]
         heard = table.heard(np.array([1], dtype=np.int32), np.array([now]))
         return float(table.recent("transmitted_packets", heard)[0])

@@ -18,6 +18,7 @@ from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest.findings import Findings
 from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.judgement.judge import Judgement, judge
+from gangline.aggregator.store.hostclocks import ClockRecord, put
 from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.records import HostRecord
 from gangline.aggregator.store.scorelog import ScoreLog
@@ -64,6 +65,13 @@ OWN = [
         ("lag_seconds", 12.5 if 90 <= second < 120 else 0.5),
         ("queue_ratio", 0.31 if 90 <= second < 120 else 0.0),
     )
+]
+
+
+#: What was measured of hosts' clocks: one is behind.
+CLOCKS = [
+    ClockRecord(name, -3.2 if name == WRONG_CLOCK else 0.004, 0.03, START_NS + 90 * SECOND_NS)
+    for name in (f"sim-{number:03}" for number in range(HOSTS))
 ]
 
 
@@ -228,6 +236,7 @@ def night(folder: Path) -> Iterator[Night]:
         one.run()
         clock_ns[0] = START_NS + SECONDS * SECOND_NS + SECOND_NS // 2
         store.submit_own(OWN)
+        store.in_transaction(lambda live: put(live, CLOCKS))
         store.in_transaction(lambda live: live.execute(ROLLUPS))
         yield one
     finally:

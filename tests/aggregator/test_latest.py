@@ -89,6 +89,33 @@ def test_the_latest_is_the_latest_in_time(fleet: Fleet, turns: list[list[tuple[s
         assert fleet.latest() == newest
 
 
+def test_a_reading_that_waited_long_for_its_commit_is_found(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk stood for 40 s: a link that went down meanwhile was up in the file, until it was told again."""
+    fleet.tell("a", {"G0": 1.0})
+    assert fleet.latest() == {("a", "G0"): 1.0}
+    fleet.now_ns += 40 * SECOND_NS
+    monkeypatch.setattr(Store, "lag_seconds", 39.0)  # the frame of second 2 waits
+    assert fleet.latest() == {("a", "G0"): 1.0}
+    monkeypatch.setattr(Store, "lag_seconds", 0.0)
+    fleet.tell("a", {"G0": 2.0}, -38.0)
+    fleet.now_ns += 5 * SECOND_NS
+    assert fleet.latest() == {("a", "G0"): 2.0}
+
+
+def test_a_restart_finds_what_waited_for_a_commit(tmp_path: Path) -> None:
+    """It was killed while readings waited: agents send them again, as of then."""
+    first = Fleet(tmp_path)
+    first.tell("a", {"G0": 1.0})
+    first.latest()
+    first.store.close()
+    again = Fleet(tmp_path, first.now_ns + 60 * SECOND_NS, sequence=1)
+    again.tell("a", {"G0": 2.0}, -30.0)
+    assert again.latest() == {("a", "G0"): 2.0}
+    again.store.close()
+
+
 def test_a_host_that_invents_devices_is_cut(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes on GPUs: after a thousand of them the file showed those of last month, and no new one."""
     monkeypatch.setattr(latest_module, "DEVICES_PER_HOST_MAX", 4)
@@ -100,6 +127,9 @@ def test_a_host_that_invents_devices_is_cut(fleet: Fleet, monkeypatch: pytest.Mo
     assert found.pop(("b", "G0")) == 0.5
     assert {("a", f"P{n}") for n in (7, 8, 9)} < set(found) and len(found) == 4
     assert found["a", "P9"] == 7.2
+    with duckdb.connect(str(fleet.folder / "operators.duckdb"), read_only=True) as connection:
+        said = connection.execute("SELECT left_out FROM snapshot").fetchall()[0][0]
+    assert said == ["latest.gpu_1s: of a no more than the 4 devices heard of last"]
 
 
 def test_a_file_before_that_cannot_be_read_is_none(

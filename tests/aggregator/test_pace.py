@@ -16,6 +16,7 @@ from gangline.aggregator.ingest.pace import (
     FLEET_HERTZ_MIN,
     LAG_SECONDS_MAX,
     RECONNECT_SECONDS_MAX,
+    STREAMS_MIN,
     TURN_SECONDS,
     WAITING_FRAMES_MAX,
     Admission,
@@ -38,11 +39,15 @@ class Lane:
         self.pace = HostPace(HERTZ, 0.0)
         self.taken: list[int] = []
         self.room = True
+        self.again = 0
 
     def take_late(self, message: TelemetryBatch) -> bool:
         if self.room:
             self.taken.append(message.sequence)
         return self.room
+
+    def send_again(self, frames: int) -> None:
+        self.again = frames
 
 
 def message(sequence: int, size_bytes: int = 100) -> TelemetryBatch:
@@ -120,10 +125,17 @@ def test_late_frames_go_in_rounds_each_in_its_order() -> None:
 
 def test_late_frames_beyond_their_room_are_not_taken_into_memory() -> None:
     """A hostile agent says of all that it sends that it is of yesterday, at full speed."""
-    late, one, other = Late(10_000, 0.0), Lane(), Lane()
-    taken = sum(late.hold(one, message(n)) for n in range(1000))
-    assert taken == 10_000 // (100 + 256) and late.pressed
-    assert late.waiting_bytes <= 10_000 and late.passed_over_frames == 1000 - taken
+    late, one, other = Late(32 << 20, 0.0), Lane(), Lane()
+    large, several = 1 << 19, [Lane() for _ in range(STREAMS_MIN)]
+    assert sum(late.hold(one, message(n, large)) for n in range(100)) == 3  # of 2 MiB
+    taken = 3 + sum(late.hold(lane, message(n, large)) for lane in several for n in range(4))
+    assert late.waiting_frames == taken and late.pressed
+    assert late.waiting_bytes <= 32 << 20
+    assert late.passed_over_frames == 100 + 4 * STREAMS_MIN - taken
+    assert late.frames_of(one) == 100 and not late.passed_over(9)  # nobody comes again yet
+    for lane in several:
+        late.drop(lane)
+    assert late.passed_over(9) == [(one, 97)] and not late.passed_over(9)
     late.drop(one)
     assert (late.waiting_frames, late.waiting_bytes, late.pressed) == (0, 0, False)
     roomy = Late(1 << 30, 0.0)

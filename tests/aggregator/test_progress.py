@@ -42,7 +42,7 @@ def test_lines_in_a_log() -> None:
     assert said.splitlines() == [
         "the store: 10.0 MB",
         "the store: 10.0 MB of 10.0 MB",
-        "nothing: 0 bytes",
+        "nothing ...",
     ]
     assert LINE_SECONDS == 10.0
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,25 @@ def test_a_table_fits_the_terminal() -> None:
     assert lines[1].endswith("…") and "0.123457" in lines[1]
     assert "\x1b" not in lines[2] and " -  short" in lines[2]
     assert sqlforms.table(["a"], [], 10).splitlines() == ["a", "(0 rows)"]
+
+
+def test_a_table_with_more_columns_than_the_terminal_has_room_for() -> None:
+    """Every column was cut alike: `1770000…` for a clock, `2026-11…` for a time, and no word of it was left."""
+    at = datetime(2026, 11, 21, 3, 0, 1)
+    names = ["host", "time", "sm_clock_hertz", "reason", "boottime_ns", "labels"]
+    rows = [("sim-002", at, 1_770_000_000, "its SM clock is held down by heat", 51196130, {"a": 1})]
+    told = sqlforms.table(names, rows, 74)
+    head, line, count, left_out = told.splitlines()
+    assert (
+        "2026-11-21 03:00:01" in line
+        and "1770000000" in line
+        and "its SM clock is hel" in line
+        and "…" in line
+    )
+    assert "sm_cloc" in head and max(map(len, (head, line))) <= 74 and count == "(1 row)"
+    assert left_out.startswith("no room for 1 more: labels (all: ")
+    assert len(sqlforms.table(names, rows, 0).splitlines()) == 3
+    assert sqlforms.table(["words"], [("x" * 99,)], 10).splitlines()[1] == "x" * 9 + "…"
 
 
 #: A process of its own that may not take more address space than this: a mistake must not end the machine.

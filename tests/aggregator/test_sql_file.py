@@ -13,6 +13,7 @@ import pytest
 
 from gangline.aggregator.store import latest, opsfile
 from gangline.aggregator.store.layout import LAYOUTS
+from gangline.aggregator.store.opscopies import COPIES, Copy
 from gangline.aggregator.store.opsfile import OpsFile, pause_seconds
 from gangline.aggregator.store.records import HostRecord
 from gangline.aggregator.store.writer import Pending, Writer
@@ -137,7 +138,7 @@ def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.Monke
     monkeypatch.setattr(latest, "CELLS_MAX", 100)
     live.register("a", gpus=100)
     monkeypatch.setattr(
-        opsfile, "COPIES", [c if c.table != "findings" else opsfile.Copy("findings", 2, "since") for c in opsfile.COPIES]
+        opsfile, "COPIES", [c if c.table != "findings" else Copy("findings", 2, "since") for c in COPIES]
     )  # fmt: skip
     begin = f"make_timestamp({NOW_NS // 1000})"
     live.put(

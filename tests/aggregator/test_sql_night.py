@@ -15,7 +15,7 @@ from gangline.aggregator.store.actions import actions
 from gangline.fingerprints.policy_table import builtin
 from gangline.fingerprints.xid import policy
 from tests.aggregator import sql_page
-from tests.aggregator.night import FLAPPING, REMAPPING, SILENT, Night, night
+from tests.aggregator.night import FLAPPING, REMAPPING, SILENT, WRONG_CLOCK, Night, night
 from tests.aggregator.query.asking import rows_of
 
 Rows = list[dict[str, Any]]
@@ -95,7 +95,7 @@ SHOWN: list[tuple[str, Rows]] = [
         ),
         [
             {"about": "GPU", "n": 8},
-            {"about": "clock", "n": 1},
+            {"about": "clock", "n": 2},
             {"about": "fault", "n": 1},
             {"about": "port", "n": 8},
         ],
@@ -109,6 +109,10 @@ SHOWN: list[tuple[str, Rows]] = [
         [{"host": "sim-006", "reason": "THERMAL_THROTTLE"}],
     ),
     ("SELECT host FROM ops.freshness LIMIT 1", [{"host": SILENT}]),
+    (
+        "SELECT host FROM ops.hosts WHERE abs(clock_offset_seconds) > 1",
+        [{"host": WRONG_CLOCK}],
+    ),
     (
         "SELECT host, what, times_count AS n FROM ops.flapping",
         [

@@ -197,6 +197,7 @@ def test_the_command_of_a_query_is_safe_to_paste(name: str) -> None:
         ("ratio", 0.623, "62 %"),
         ("packets/s", 1419.31, "1,419 packets/s"),
         ("errors in 10 s", 62.2, "62.2 errors in 10 s"),
+        ("errors in 10 s", 1.0, "1 error in 10 s"),
         ("lanes", 8.0, "8 lanes"),
     ],
 )

@@ -20,6 +20,7 @@ from gangline.agent.hardware.kubelet import Allocation
 from gangline.agent.listening import Teller
 from gangline.agent.turn import Outcome, take_turn
 from gangline.aggregator.store import opsfile
+from gangline.aggregator.store.opscopies import COPIES
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 from tests.agent.jobs_host import GPU, OTHER_GPU, POD, POD_CGROUP, SESSION, SLURM, JobsHost
 from tests.aggregator.conftest import Agent
@@ -232,7 +233,7 @@ def test_many_jobs_leave_room_for_faults(
     lab: Any, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operators' file keeps the last 100,000 events, and of a large fleet all of those were jobs."""
-    short = [replace(one, rows_max=1) if one.table == "events" else one for one in opsfile.COPIES]
+    short = [replace(one, rows_max=1) if one.table == "events" else one for one in COPIES]
     monkeypatch.setattr(opsfile, "COPIES", short)
     host = fleet.host("a")
     host.put(wire.HealthEvent(event_id="x", device_kind="gpu", device=GPU, name="gpu.xid", code=79))

@@ -24,6 +24,8 @@ class Faults:
         compiler = shlex.split(os.environ.get("CC", "cc"))
         command = [*compiler, "-O1", "-fPIC", "-shared", "-o", str(library), str(source), "-ldl"]
         subprocess.run(command, check=True)
+        #: The wall clock is always so far ahead.
+        self.ahead_seconds = 0.0
         control.write_bytes(bytes(32))
         with open(control, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), 32)
@@ -37,7 +39,8 @@ class Faults:
         self, mode: int = WELL, *, fsync_milliseconds: int = 0, clock_seconds: float = 0.0
     ) -> None:
         """From now on: how the disk is, how slow, and how far the wall clock is off."""
-        packed = _CONTROL.pack(mode, fsync_milliseconds, int(clock_seconds * 1e9))
+        clock_ns = int((self.ahead_seconds + clock_seconds) * 1e9)
+        packed = _CONTROL.pack(mode, fsync_milliseconds, clock_ns)
         self._map[: _CONTROL.size] = packed
 
 
@@ -59,3 +62,9 @@ def spoil(path: Path, source: random.Random) -> str:
         file.seek(at)
         file.write(bytes(byte ^ 0xFF for byte in data))
     return f"{path.name}: {len(data)} bytes turned over at {at} of {size}"
+
+
+def remove(path: Path, source: random.Random) -> str:
+    """Remove the file; return what was done."""
+    path.unlink()
+    return f"{path.name} is gone"

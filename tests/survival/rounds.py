@@ -22,13 +22,15 @@ from pathlib import Path
 import duckdb
 
 from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
-from tests.survival.faults import FSYNC_FAILS, FULL, READ_ONLY, Faults, cut, spoil
+from tests.survival.faults import FSYNC_FAILS, FULL, READ_ONLY, Faults, cut, remove, spoil
 from tests.survival.fleet import Fleet, Memory
 
 #: A folder is used for so many rounds, then everything begins anew.
 ROUNDS_OF_A_FOLDER = 20
 LOST = "stored readings are gone: "
 STORE, WAL, JOURNAL = "gangline.duckdb", "gangline.duckdb.wal", "events.journal"
+#: A part is closed once so much has passed.
+PART_SECONDS = 306.0
 #: What a refusal to start must name: something to do.
 REMEDY = re.compile(r"gangline admin restore|move it away|--data|remount|make room|start this one")
 
@@ -67,6 +69,11 @@ class World:
         self.fleet = Fleet(self.address, 0, self.source, period_seconds=0.02)
         self.anew()
 
+    def later(self) -> None:
+        """Let five minutes pass: what was stored until now leaves for Parquet."""
+        self.faults.ahead_seconds += PART_SECONDS
+        self.faults.set()
+
     def anew(self) -> None:
         """An empty folder, fresh agents."""
         self.fleet.begin_anew(0)
@@ -74,7 +81,15 @@ class World:
             shutil.rmtree(each) if each.is_dir() else each.unlink()
         shutil.rmtree(self.place / "backups", ignore_errors=True)
         self.data = self.disk / "data"
-        settings = ["commit_seconds=0.05", "ops_seconds=1", "judge_seconds=0.2"]
+        settings = [
+            "commit_seconds=0.05",
+            "ops_seconds=1",
+            "judge_seconds=0.2",
+            "history_seconds=0.1",
+        ]
+        settings.append(
+            "disk_free_share_min=0"
+        )  # no reading goes for want of room: what goes is a fault
         arguments = ["aggregator", "--data", str(self.data), "--listen", self.address]
         arguments += [word for each in settings for word in ("--set", each)]
         self.aggregator = Process(arguments, self.log, environment=self.faults.environment)
@@ -147,6 +162,13 @@ class World:
     def pause(self, seconds_max: float = 0.6) -> None:
         """Let a random time pass: what is cut short by the fault is to be something else each round."""
         time.sleep(self.source.random() * seconds_max)
+
+    def parquet(self) -> list[Path]:
+        """Return the Parquet files that are there."""
+        found = [
+            path for top in ("segments", "rollups") for path in (self.data / top).rglob("*.parquet")
+        ]
+        return sorted(found)
 
     # -- backups ----------------------------------------------------------------------------------
 
@@ -371,13 +393,12 @@ def snapshot_damaged(world: World) -> str:
 
 
 def segment_damaged(world: World) -> str:
-    """A Parquet file lost its end, or some of it."""
+    """A Parquet file, of readings or of a rollup, lost its end or some of it, or is gone."""
+    until(lambda: world.parquet(), f"a Parquet file; see {world.log}")
     world.back_up()
     world.aggregator.kill()
-    found = sorted((world.data / "segments").rglob("*.parquet"))
-    if not found:
-        return ""
-    return world.source.choice((cut, spoil))(world.source.choice(found), world.source)
+    found, harm = world.parquet(), world.source.choice((cut, spoil, remove))
+    return harm(world.source.choice(found), world.source)
 
 
 #: After these nothing that was acknowledged may be missing.
@@ -406,6 +427,7 @@ def round_of(world: World, name: str) -> None:
     begin = time.monotonic()
     world.running()
     world.wait_receipts(20)
+    world.later()
     if name in KEPT:
         try:
             KEPT[name](world)

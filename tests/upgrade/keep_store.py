@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.store.journal import StoredEvent
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.verdicts import Finding
@@ -34,7 +35,7 @@ def frame(sequence: int) -> Any:
     for row in range(len(GPUS)):
         gpus.put_float(0, row, sequence * 10.0 + row)
     stamp = frames.Stamp(RUN_ID, b"boot of the kept", sequence, sequence * 10**9, NOW_NS)
-    return frames.Frame(stamp, (host, gpus))
+    return received(frames.encode(stamp, [host, gpus]))
 
 
 def event(host: str, number: int) -> HealthEvent:

@@ -165,15 +165,17 @@ def flapping_ports(present: Present) -> Iterator[Symptom]:
     downs = present.recent("rdma_1s_changes", "link_downed_events", slow=True)
     for row in np.flatnonzero(downs > 0.6).tolist():  # one event, for five minutes
         host, device = present.name("rdma_1s_changes", row)
+        count = max(1, round(downs[row]))
+        often = "once" if count == 1 else f"{count} times"
         yield Symptom(
             rule=PORT_FLAPS,
             host=host,
             device=device,
             signal="rdma.link_downed_events",
-            value=float(max(1, round(downs[row]))),
+            value=float(count),
             unit=PER_TEN_MINUTES,
             normal="0",
-            words=f"RDMA port {device}: the link went down {max(1, round(downs[row]))} times lately",
+            words=f"RDMA port {device}: the link went down {often} lately",
             sql=present.sql_counted(
                 "rdma_1s_changes", row, "link_downed_events", PER_TEN_MINUTES, 600
             ),

@@ -38,6 +38,10 @@ TAIL_ROWS, TURNS = 50_000, 20
 #: Tables of these schemas only grow or go as a whole; all others are copied while nothing is stored.
 GROWING = ("hours",)
 
+_TABLE = (
+    "SELECT sql, comment, table_oid FROM duckdb_tables() WHERE schema_name = ? AND table_name = ?"
+)
+
 #: Told how many rows are copied, and how many there are to copy as far as is known.
 Told = Callable[[int, int], None]
 
@@ -79,6 +83,7 @@ class Compaction:
         self._told, self._stopped = told, stopped
         self._bytes_before = size_of(self._file) + size_of(wal_of(self._file))
         self._copied: dict[Table, int] = {}  # rows of each table that was made
+        self._made_of: dict[Table, int] = {}  # DuckDB's number of the table that it was made of
         self._rows = self._rows_total = 0
         self._target: duckdb.DuckDBPyConnection | None = None
 
@@ -98,6 +103,7 @@ class Compaction:
         for _ in range(TURNS):
             before = self._rows
             with reading() as source:
+                source.execute("BEGIN")
                 self._rows_total = count(source)
                 growing = [one for one in tables(source) if one[0] in GROWING]
                 made = [one for one in growing if self._make(source, one)]
@@ -148,8 +154,7 @@ class Compaction:
         """
         if each in self._copied:
             return True
-        query = "SELECT sql, comment FROM duckdb_tables() WHERE schema_name = ? AND table_name = ?"
-        found = source.execute(query, list(each)).fetchall()
+        found = source.execute(_TABLE, list(each)).fetchall()
         if not found:
             return False
         row = found[0]
@@ -158,14 +163,20 @@ class Compaction:
         if row[1]:
             words = row[1].replace("'", "''")
             self._into.execute(f"COMMENT ON TABLE {named(*each)} IS '{words}'")
-        self._copied[each] = 0
+        self._copied[each], self._made_of[each] = 0, row[2]
         return True
 
     def _copy_piece(self, reading: Reading, each: Table) -> int:
-        """Copy of the rows that came since the last time; return how many, at most PIECE_ROWS."""
+        """Copy of the rows that came since the last time; return how many, at most PIECE_ROWS.
+
+        0 of a table that has left for Parquet meanwhile: `_complete` drops what was copied of it.
+        """
         done = self._copied[each]
         where = f"WHERE rowid >= {done} AND rowid < {done + PIECE_ROWS}"
         with reading() as source:
+            source.execute("BEGIN")  # what is there stays there until we are done with this cursor
+            if not source.execute(_TABLE, list(each)).fetchall():
+                return 0
             return self._copy(source, each, f"SELECT * FROM {named(*each)} {where}")
 
     def _copy(self, source: Connection, each: Table, query: str) -> int:
@@ -201,8 +212,11 @@ class Compaction:
         """Copy the end of a table that only grew. False: it did something else meanwhile."""
         with reading() as source:
             self._make(source, each)
-            if _columns(source, each) != _columns(self._into, each):
-                return False
+            ((_, _, number),) = source.execute(_TABLE, list(each)).fetchall()
+            if number != self._made_of[each] or _columns(source, each) != _columns(
+                self._into, each
+            ):
+                return False  # another of this name, or another version's
         while self._copy_piece(reading, each) == PIECE_ROWS:
             pass
         with reading() as source:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import duckdb
 
-from ..mark import size_of
+from ...history import segments
+from ...history.segments import RAW, Segment
 from ..storefile import CONFIG, cause, migrations
 from . import parquet
 from .copying import CopyError
@@ -195,40 +196,24 @@ def _readings(connection: duckdb.DuckDBPyConnection, folder: Path) -> dict[str, 
         if schema == "hours":
             sources.setdefault(table.rpartition("__")[0], []).append(named(schema, table))
     for path, one in recorded(connection).items():
-        if one.raw and (folder / path).exists():
+        if one.grain == RAW and (folder / path).exists():
             read = f"read_parquet('{_text(str(folder / path))}', hive_partitioning = false)"
             sources.setdefault(one.table, []).append(read)
     return sources
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A Parquet file as the store has it on record."""
-
-    table: str
-    raw: bool
-    size_bytes: int
-
-
-def recorded(connection: duckdb.DuckDBPyConnection) -> dict[str, Recorded]:
+def recorded(connection: duckdb.DuckDBPyConnection) -> dict[str, Segment]:
     """Return path -> what the store has on record of its Parquet files, but those about to be unlinked."""
     if ("main", "segments") not in tables(connection):
         return {}
-    rows = connection.execute(
-        "SELECT path, table_name, grain = 'raw', bytes FROM main.segments WHERE gone IS NULL"
-    ).fetchall()
-    return {path: Recorded(table, raw, size) for path, table, raw, size in rows}
+    return {one.path: one for one in segments.recorded(connection)}
 
 
 def _recorded(connection: duckdb.DuckDBPyConnection, folder: Path, found: Found) -> None:
-    """Look whether each Parquet file that the store has on record is there."""
+    """Look whether each Parquet file that the store has on record is there, and what was written."""
     for path, one in recorded(connection).items():
-        size = size_of(folder / path)
-        if size != one.size_bytes:
-            found.wrong.append(
-                f"{path} is on record with {one.size_bytes} bytes, and "
-                + (f"has {size}" if size else "is not there")
-            )
+        if words := segments.damage(folder, one):
+            found.wrong.append(f"{path} {words}")
 
 
 def named(schema: str, table: str) -> str:

@@ -62,11 +62,15 @@ def stopped(data: Path) -> Iterator[Still]:
 
 
 def unmoved(file: Path) -> Callable[[], None]:
-    """Return what raises MovedError once a checkpoint has changed *file* since now."""
-    before = header.read(file)
+    """Return what raises MovedError once a checkpoint has changed *file* since now, or another is in its place."""
+
+    def seen() -> tuple[int, header.Header | None]:
+        return file.stat().st_ino, header.read(file)
+
+    before = seen()
 
     def check() -> None:
-        if header.read(file) != before:
+        if seen() != before:
             raise MovedError(f"{file} was written to while it was copied")
 
     return check

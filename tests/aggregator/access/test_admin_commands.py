@@ -17,6 +17,7 @@ from gangline.aggregator.access.authority import Pair
 from gangline.aggregator.access.door import tokens_file
 from gangline.aggregator.access.tokens import read
 from gangline.aggregator.commands import admin_cert, admin_token
+from gangline.aggregator.store.storefile import claim
 from gangline.fingerprints.wire import permit_pb2
 from tests.aggregator.access.secured import Secured, permits, telemetry
 
@@ -157,6 +158,15 @@ def test_without_a_ca_it_says_how_to_make_one(
 
 def token(folder: Path, *arguments: str) -> int:
     return admin_token.main([*arguments, "--data", str(folder)])
+
+
+def test_what_is_made_before_the_aggregator_is_not_open_to_all(tmp_path: Path) -> None:
+    """Its data folder came into being by `token new`, open to everybody, and stayed so with the store in it."""
+    data = tmp_path / "var" / "aggregator"
+    assert admin_token.main(["new", "--role", "operator", "--name", "a", "--data", str(data)]) == 0
+    assert data.stat().st_mode & 0o027 == 0
+    claim(tmp_path / "new").release()
+    assert (tmp_path / "new").stat().st_mode & 0o027 == 0
 
 
 def test_a_token_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,7 +136,26 @@ def test_one_that_ends_soon_is_spoken_of(secured: Secured) -> None:
     assert not certificates.trouble
     now[0] += timedelta(days=20)
     certificates.look()
-    assert "ends in 10.0 days" in certificates.trouble
+    assert "ends in 9 days" in certificates.trouble
+    now[0] += timedelta(days=8)
+    certificates.look()
+    assert "ends in 1 days" in certificates.trouble  # not what was true a week ago
+    now[0] += timedelta(days=3)
+    certificates.look()
+    assert "has run out" in certificates.trouble
+
+
+def test_one_that_may_not_be_read_yet_or_does_not_hold_yet_is_taken_later(
+    secured: Secured, tmp_path: Path
+) -> None:
+    """Root put it there, and gave it to the service a minute later; or the machine that made it was a minute ahead:
+    nothing about the files changes by that."""
+    files, now = secured.server, [datetime.now(UTC)]
+    certificates = Certificates(Files(files.certificate, files.key, None), lambda: now[0])
+    secured.authority(-timedelta(hours=1)).issue_server(["localhost"], 30, force=True)
+    assert not certificates.look() and "holds from" in certificates.trouble
+    now[0] += timedelta(hours=1)
+    assert certificates.look() and not certificates.trouble
 
 
 def test_what_is_in_force_shows_nobody_the_key(secured: Secured) -> None:

@@ -45,6 +45,13 @@ def test_of_one_caller_the_oldest_go() -> None:
     assert ended(*mine, alice=[1, 2], bob=[3, 4]) == set()
 
 
+def test_a_simulated_fleet_comes_by_one_login() -> None:
+    """`gangline simulate --hosts 32` with an admin's token: 24 of its hosts were cut off, in turn, for ever."""
+    mine = [at(number, since=float(number)) for number in range(1, 33)]
+    root = Caller(Role.ADMIN, "root", way="token 3", proof=(1, 1))
+    assert too_many(mine, {one.peer: root for one in mine}, LIMITS, 0.0) == []
+
+
 def test_who_does_not_log_in_goes() -> None:
     """Ten thousand sockets that say nothing: after ten seconds, and from one address no more than two."""
     assert ended(at(1), at(2, since=5.0), now=10.5) == {1}

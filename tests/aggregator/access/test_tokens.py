@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hmac
 import json
 import multiprocessing
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -95,6 +97,39 @@ def test_what_changed_is_in_force_at_the_next_look(tmp_path: Path) -> None:
     assert held.look() and held.find(bob, NOW) and "in force" in held.trouble
     path.unlink()
     assert held.look() and not held.find(bob, NOW) and held.configured and not held.trouble
+
+
+def test_a_revocation_that_could_not_be_read_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was no descriptor left at the one look that saw the file change; the token stayed in force for ever."""
+    path, (alice,) = written(tmp_path, "alice")
+    held = Tokens(path)
+    change(path, lambda _: [])
+
+    def no_descriptor(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("builtins.open", no_descriptor)
+        assert held.look() and held.find(alice, NOW) and "Too many open files" in held.trouble
+    assert held.look() and not held.find(alice, NOW) and not held.trouble
+    assert not held.look()
+
+
+@pytest.mark.parametrize("make_other", [Path.symlink_to, Path.hardlink_to])
+def test_the_lock_is_no_way_to_what_only_root_may_open(tmp_path: Path, make_other: Any) -> None:
+    """The service's user laid `tokens.lock` as a link to /etc/shadow, and root's next `token new` gave that to him."""
+    path, _ = written(tmp_path, "alice")
+    shadow = tmp_path / "shadow"
+    shadow.write_text("root's")
+    shadow.chmod(0o600)
+    lock = path.with_suffix(".lock")
+    lock.unlink()
+    make_other(lock, shadow)
+    with pytest.raises((OSError, TokensError)):
+        _add(path, "bob")
+    assert shadow.read_text() == "root's" and len(read(path)) == 1
 
 
 def test_an_aggregator_does_not_start_on_a_file_it_cannot_read(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import argparse
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from gangline import cli
 from gangline.aggregator.commands.way import CommandError, Way, add_way, way_of
 from gangline.aggregator.server import Aggregator
+from gangline.aggregator.store.storefile import OPS_FILE
 from tests.aggregator.access.secured import Secured
 
 
@@ -148,3 +150,63 @@ def test_a_file_of_settings_that_is_none_is_said(
         assert refused.value.code == cli.USAGE
     file.write_text("ca = 'a'\naggregator = 'head:1'")
     assert way_of(parser.parse_args(["--aggregator", "other:2"])) == Way("other:2", "a")
+
+
+def test_sql_and_admin_go_by_tls_with_certificate_and_token(
+    served: Served, secured: Secured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They dialled by themselves once, in plain text and without a login, and the first token shut them out."""
+    ca = ["--ca", str(secured.ca)]
+    alice, root = secured.certificate("operator", "alice"), secured.certificate("admin", "root")
+    token = tmp_path / "token"
+    token.write_text(secured.token("operator", "bob"))
+    scheduler = tmp_path / "scheduler"
+    scheduler.write_text(secured.token("scheduler", "slurm"))
+    served.do(served.aggregator.door.look())
+    there((secured.data / OPS_FILE).exists)
+    port, by_token = served.aggregator.port, served.aggregator.token_port
+
+    def asked(at: int, *login: str) -> tuple[int, str, str]:
+        question = ["sql", "--csv", "SELECT 6 * 7 AS answer", "--server", f"localhost:{at}"]
+        code = cli.main([*question, *login])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    by_certificate = ["--cert", str(alice.certificate), "--key", str(alice.key)]
+    for at, login in ((port, by_certificate), (by_token, ["--token-file", str(token)])):
+        code, out, err = asked(at, *ca, *login)
+        assert code == cli.OK and "42" in out, err
+    log = secured.data / "queries.log"
+    there(lambda: log.read_text().count("\n") == 2)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [one["who"] for one in lines] == ["alice", "bob"] and lines[0]["role"] == "operator"
+    secrets = (token.read_text(), scheduler.read_text())
+    assert not any(one in log.read_text() for one in secrets)
+
+    code, _, err = asked(by_token, *ca, "--token-file", str(scheduler))
+    assert code == cli.FAILED and "may not call" in err and scheduler.read_text() not in err
+    code, _, err = asked(by_token, *ca)
+    assert code == cli.FAILED and "no token" in err
+    other = Secured(tmp_path / "other", tmp_path / "unused")
+    code, _, err = asked(port, "--ca", str(other.ca))
+    assert code == cli.FAILED and "no CA in" in err, "not: name the CA, which was named"
+
+    there_it_is = ["--data", str(secured.data), "--aggregator", f"localhost:{port}", *ca]
+    as_alice = [*there_it_is, *by_certificate]
+    as_root = [*there_it_is, "--cert", str(root.certificate), "--key", str(root.key)]
+    for command in (["backup", "--to", str(tmp_path / "backups")], ["compact"]):
+        assert cli.main(["admin", *command, *as_alice]) == cli.FAILED
+        assert "it is for admin" in capsys.readouterr().err
+        assert cli.main(["admin", *command, *as_root]) == cli.OK, capsys.readouterr().err
+        capsys.readouterr()
+    copied = [one.name for one in (tmp_path / "backups").rglob("*")]
+    assert "gangline.duckdb" in copied and "tokens.json" not in copied
+    assert not [one for one in copied if one.endswith((".key", ".pem"))]
+
+
+def there(what: Callable[[], bool]) -> None:
+    """Wait until *what* is so."""
+    end = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)

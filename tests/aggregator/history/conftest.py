@@ -13,6 +13,7 @@ import pytest
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.history.history import History
 from gangline.aggregator.history.shelf import Doors
+from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.verdicts import Finding
 from gangline.fingerprints import frames
@@ -21,7 +22,7 @@ from gangline.fingerprints.catalogue import TABLES
 
 NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 SECOND_NS = 1_000_000_000
-BOOTED_NS = NOW_NS - 10**15
+BOOTED_NS = NOW_NS - 10**17
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Past:
         self.history = History(
             self.folder,
             config,
-            Doors(self.store.in_transaction, self.store._cursor),
+            Doors(self.store.in_transaction, self.store.reading),
             self._take,
             free_bytes=lambda: self.disk,
             monotonic_ns=lambda: self.now_ns,
@@ -94,13 +95,13 @@ class Past:
                     (block.put_float if kind == "gauge" else block.put_int)(at, row, value)  # type: ignore[arg-type]
         stamp = frames.Stamp(b"r" * 16, b"b" * 16, self.sequence, time_ns - BOOTED_NS, time_ns)
         done = threading.Event()
-        frame = frames.Frame(stamp, (block,))
+        frame = received(frames.encode(stamp, [block]))
         assert self.store.submit_frame(host, frame, BOOTED_NS, lambda _: done.set())
         self.store.hurry()
         assert done.wait(20)
 
     def ask(self, query: str) -> list[Any]:
-        with self.store._cursor() as cursor:
+        with self.store.reading() as cursor:
             rows: list[Any] = cursor.execute(query).fetchall()
             return rows
 

@@ -114,7 +114,7 @@ def test_late_readings_do_not_widen_a_day(past: Any) -> None:
         (2.0,),
         (3.0,),
     ]
-    assert past.ask("SELECT count(*) FROM rollups.gpu_1s_1m") == [(3,)]
+    assert past.ask("SELECT count(*) FROM rollups.gpu_1s_1m") == [(4,)]
 
 
 def test_age_and_bytes_end_each_kind(make_past: Any, tmp_path: Any) -> None:
@@ -169,10 +169,13 @@ def test_what_expires_is_the_oldest_and_no_more_than_need_be(
 def test_room_is_made_of_the_oldest_readings_first() -> None:
     """The year's rollups went for want of room while last week's raw readings stayed."""
     found = [segment(b, 10, g) for g in ("1h", "1m", "raw") for b in ("2026112011", "2026112010")]
-    assert [one.path for one in retention.for_room(found, 35)] == [
+    assert [one.path for one in retention.for_room(found, 35, 0.2)] == [
         "raw/2026112010", "raw/2026112011", "1m/2026112010", "1m/2026112011",
     ]  # fmt: skip
-    assert retention.for_room(found, 0) == []
+    assert retention.for_room(found, 0, 0.2) == []
+    # a neighbour's log filled the disk: that does not cost the rollups, which are small
+    for free_share, grains in ((0.9, {"raw"}), (0.4, {"raw", "1m"}), (0.2, {"raw", "1m", "1h"})):
+        assert {o.grain for o in retention.for_room(found, 10**9, free_share)} == grains
 
 
 def test_room_is_not_made_again_with_each_segment() -> None:
@@ -202,6 +205,7 @@ def test_a_disk_almost_full_loses_the_oldest_and_says_so_once(past: Any) -> None
     # all there is in Parquet is less than what is wanting: it goes, and the live readings stay
     assert past.ask("SELECT count(*) FROM segments WHERE grain = 'raw'") == [(0,)]
     assert [p for p in past.files() if p.startswith("segments")] == []
+    assert past.ask("SELECT sum(readings_count) FROM rollups.gpu_1s_1m") == [(4,)]
     past.put(values={"power_watts": 9.0})
     assert past.ask("SELECT power_watts FROM readings.gpu_1s") == [(9.0,)]
     assert [(f.name, f.cleared_ns) for f in past.findings] == [("store.disk_almost_full", 0)]

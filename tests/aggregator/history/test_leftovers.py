@@ -62,7 +62,7 @@ def test_a_segment_that_cannot_be_read_costs_only_itself(
     words = next(words for words in done if words.startswith(name))
     assert "1 rows of gpu_1s received 2026112010" in words and "the rest is not touched" in words
     finding = next(one for one in two.findings if one.name == "store.segment_damaged")
-    assert (finding.host, finding.subject, finding.words) == ("aggregator", name, words)
+    assert (finding.host, finding.subject, finding.words) == ("(aggregator)", name, words)
     aside = [one for one in two.files() if one.startswith("aside")]
     assert aside == ([] if harm is Path.unlink else [f"aside/{name.replace('/', '--')}"])
     assert two.ask(POWER) == [(value,) for value in left]

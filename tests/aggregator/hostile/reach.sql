@@ -124,3 +124,11 @@ FROM query_table(['/etc/passwd'])
 FROM json_execute_serialized_sql('{}')
 --# pages of the file -> refused: the function pragma_storage_info in FROM is not allowed
 FROM pragma_storage_info('hosts')
+--# a method of a column named ops that writes the log -> refused: the function write_log is not allowed
+SELECT ops.write_log() FROM (SELECT 'x' AS ops)
+--# a method of a column named ops that sleeps -> refused: the function sleep_ms is not allowed
+SELECT t.ops.sleep_ms() FROM (SELECT 60000 AS ops) t
+--# a method of a lambda's ops that reads a setting -> refused: the function current_setting is not allowed
+SELECT list_transform(['memory_limit'], lambda ops: ops.current_setting())
+--# a table function as one of ours -> refused: does not exist
+FROM ops.read_text('/etc/passwd')

@@ -81,6 +81,29 @@ def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> N
     asyncio.run(way())
 
 
+def test_a_process_has_no_secret_and_no_descriptor_of_others(
+    snapshot: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hole in DuckDB would have told a stranger's statement the token of whoever started the process, and let it
+    write what others' queries end with."""
+    monkeypatch.setenv("GANGLINE_TOKEN", "gangline_000000000000_secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret too")
+
+    async def way() -> None:
+        async with asked(snapshot) as processes:
+            task = asyncio.create_task(ask(processes, ENDLESS))
+            (pid,) = await until(lambda: children(processes.nursery_pid))
+            await until(lambda: limits(pid)["Max cpu time"].isdecimal())
+            for one in (pid, processes.nursery_pid):
+                assert b"secret" not in Path(f"/proc/{one}/environ").read_bytes()
+            open_files = [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()]
+            assert sum(name.startswith("socket:") for name in open_files) == 1
+            os.kill(pid, signal.SIGKILL)
+            await task
+
+    asyncio.run(way())
+
+
 def test_closing_the_answer_ends_the_process(snapshot: Path, until: Until) -> None:
     """An operator who presses Ctrl-C frees the place for the next one, also from a query that is deaf."""
 
@@ -214,6 +237,7 @@ def test_trouble_after_the_first_rows(snapshot: Path) -> None:
     )
     assert isinstance(cast.error, QueryRefused | QueryCutOff)
     assert isinstance(cast.error, QueryCutOff) or "Could not convert" in str(cast.error)
+    assert "exception_type" not in str(cast.error), "words, not DuckDB's JSON"
     for one in (interrupted, deaf):
         assert isinstance(one.error, QueryCutOff) and one.error.of_time, one.error
 

@@ -68,6 +68,12 @@ def test_a_session_at_the_prompt(snapshot: Path, tmp_path: Path) -> None:
         one.type("n := 1);\r")
         assert "silent_seconds" in one.until(r"as of \d+ s ago")
         one.until(prompt)
+        one.type(
+            "select repeat('x', 99) || 'end';\r"
+        )  # wider than a line, and no pager waits for a key
+        one.until("xxend")
+        one.until(r"as of \d+ s ago")
+        one.until(prompt)
         one.type("\\d snapshot\r")
         one.until("readings_since")
         one.until(prompt)
@@ -115,8 +121,10 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"data", "whole.parquet"}
     nobody = run("--server", "127.0.0.1:1", "SELECT 1")
     assert nobody.returncode == cli.NO_ANSWER and b"no aggregator answers" in nobody.stderr
+    assert b"--server" in nobody.stderr and b"--aggregator" not in nobody.stderr
     shown = run("--log", "--data", str(lab.folder))
     assert b"refused" in shown.stdout and b"SELEC 1" in shown.stdout
+    assert shown.stdout.count(b"ok") >= 2 and b"cancelled" not in shown.stdout
 
 
 Asked = Callable[..., tuple[int, bytes, str]]
