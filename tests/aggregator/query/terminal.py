@@ -77,8 +77,9 @@ class Terminal:
 
     def end(self) -> int:
         """Wait for its end; return its exit code."""
-        while self._take():
-            pass
+        begin, deadline = self._seen, time.monotonic() + GUARD_SECONDS
+        while not select.select([self._terminal], [], [], 0.2)[0] or self._take():
+            assert time.monotonic() < deadline, f"no end after {self.said[begin:]!r}"
         return self._process.wait(GUARD_SECONDS)
 
     def __enter__(self) -> Self:

@@ -80,7 +80,10 @@ def test_a_session_at_the_prompt(snapshot: Path, tmp_path: Path) -> None:
         one.type("\\nonsense\r\\?\r")
         one.until("nonsense' is not known")
         one.until("cancel the question")
+        one.until(prompt)
         one.type("not sent\x03")
+        one.until("not sent")
+        one.until(prompt)  # keys that come while a prompt is left are lost
         one.type("\x04")
         assert one.end() == cli.OK
     history = tmp_path / "gangline" / "sql_history"
