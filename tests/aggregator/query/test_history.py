@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import types
@@ -11,6 +10,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from gangline.aggregator.history import views
 from gangline.aggregator.query import fences, worker
 from gangline.aggregator.query.limits import HEAD, SUMMARY, Place, Question
 
@@ -23,14 +23,12 @@ def folder(snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     shutil.copy(snapshot / "operators.duckdb", folder)
     for place in (folder / "segments", tmp_path):
         duckdb.sql(f"COPY (SELECT 7 AS watts) TO '{place / 'a.parquet'}'")
-    views = types.SimpleNamespace(
-        statements=lambda _: [
-            "CREATE SCHEMA IF NOT EXISTS past",
-            f"CREATE OR REPLACE VIEW past.gone AS FROM read_parquet('{tmp_path / 'a.parquet'}')",
-            f"CREATE OR REPLACE VIEW past.gpu AS FROM read_parquet('{folder}/segments/a.parquet')",
-        ]
-    )
-    monkeypatch.setattr(importlib, "import_module", lambda *_: views)
+    made = [
+        "CREATE SCHEMA IF NOT EXISTS past",
+        f"CREATE OR REPLACE VIEW past.gone AS FROM read_parquet('{tmp_path / 'a.parquet'}')",
+        f"CREATE OR REPLACE VIEW past.gpu AS FROM read_parquet('{folder}/segments/a.parquet')",
+    ]
+    monkeypatch.setattr(views, "statements", lambda _: made)
     return folder
 
 
