@@ -106,8 +106,8 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
             await until(lambda: host.spool.unacknowledged_frames == 0)
             disk.open.clear()
             begun, queued = host.spool.next_sequence(), 0
-            for _ in range(300):  # large frames, ten times what the queue takes
-                host.append(gpus=40)
+            for _ in range(100):  # so large that a few fill the queue, whichever way they go
+                host.append(gpus=160)
                 queued = max(queued, aggregator.store._pending.size_bytes)
                 await asyncio.sleep(0)
             assert await asyncio.to_thread(disk.waiting.wait, 20)
