@@ -24,7 +24,7 @@ types: .venv/ready-dev
 	$(BIN)/pyright
 
 unit: .venv/ready-dev
-	$(BIN)/pytest -q -n 2 --dist loadfile
+	$(BIN)/pytest -q -n 3 --dist loadfile
 
 bench: .venv/ready-dev
 	$(BIN)/python -m bench --seed $(SEED)
