@@ -17,6 +17,9 @@ SEED = 5
 LIVES = 3
 SETTINGS = ("commit_seconds=0.03", "ops_seconds=0.5", "backlog_frames_per_second=2000")
 
+#: Late frames an agent has on its way; more have no room, and their stream is ended.
+LATE_FRAMES = 16
+
 
 class Told:
     """What an agent was told is durable, over the aggregator's lives."""
@@ -34,10 +37,14 @@ class Told:
         reading = asyncio.create_task(self._read(connection))
         reporting = asyncio.create_task(self._report(connection))
         try:
-            for sequence in sorted(set(range(1, self.next)) - self.durable):
+            again = sorted(set(range(1, self.next)) - self.durable)[:LATE_FRAMES]
+            waiting = set(again)
+            for sequence in again:
                 await connection.stream.write(self._message(sequence, late=True))
             while True:
-                late = chance.random() < 0.3
+                waiting -= self.durable
+                late = chance.random() < 0.3 and len(waiting) < LATE_FRAMES
+                waiting |= {self.next} if late else set()
                 self.next += 1
                 await connection.stream.write(self._message(self.next - 1, late=late))
                 await asyncio.sleep(0)
