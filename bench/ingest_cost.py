@@ -6,14 +6,16 @@ not on a row's way; so are the limits on who comes back and what comes late. Pee
 8,000 or a row group (122,880) a commit, with as many threads.
 
 Shapes: a live second of eight GPUs as differences, as an agent sends it; ten such seconds in one frame (a
-host's frame of all its tables has as many rows); and backlog as an agent's spool sends it: frames of one
-second each, whole and deflated.
+host's frame of all its tables has as many rows); and backlog, frames of one second each, which the agent's own
+spool and conversation have made messages of: as it sends them now, and one a message, whole and deflated, as agents
+of before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,18 +23,23 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import duckdb
 import grpc
 import numpy as np
 import pyarrow as pa
 
+from gangline.agent.spool.spool import Spool
+from gangline.agent.transport.calls import REGISTER, STREAM, Answer, Ended
+from gangline.agent.transport.conversation import Conversation, QueuedEvents
+from gangline.agent.transport.session import Session
+from gangline.aggregator.ingest.pace import BACKLOG_FRAMES
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block, is_float
 from gangline.fingerprints.catalogue import TABLES, Kind
 from gangline.fingerprints.frames import Stamp
-from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, Sender
+from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, LATE_FRAMES_MAX, Sender
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
 from .measure import Result, cpu_seconds
@@ -47,6 +54,7 @@ THREADS = 1
 #: Frames come faster than they say that they were made: a clock so far off would be a finding with each.
 STEP_NS = 5_000_000
 BOOTED_NS = 1_700_000_000 * 10**9
+CREDIT_FRAMES = 64
 SERVICE = "/gangline.v1.TelemetryService/"
 SETTINGS = (
     "ops_seconds=3600", "judge_seconds=60", "history_on=false", "reconnects_per_second=100000",
@@ -60,14 +68,15 @@ class Shape(NamedTuple):
     name: str
     moments: int  # seconds a frame
     frames: int  # of a stream
-    backlog: bool  # whole, deflated
+    late_frames: int | None = None  # that the agent may send in one message; None: they are live
 
 
-LIVE_SECOND = Shape("1 s of 8 GPUs a frame", 1, 240, False)
+LIVE_SECOND = Shape("1 s of 8 GPUs a frame", 1, 240)
 SHAPES = (
-    Shape("10 s of 8 GPUs a frame", 10, 40, False),
+    Shape("10 s of 8 GPUs a frame", 10, 40),
     LIVE_SECOND,
-    Shape("backlog: 1 s of 8 GPUs a frame, deflated", 1, 240, True),
+    Shape("backlog: 1 s of 8 GPUs a frame, as the agent sends it", 1, 240, LATE_FRAMES_MAX),
+    Shape("backlog: 1 s of 8 GPUs a frame, as agents of before", 1, 240, 0),
 )
 
 
@@ -102,8 +111,14 @@ class Host:
 
     name: str
     run_id: bytes
-    messages: list[bytes]
+    boot_id: bytes
+    messages: list[tuple[int, bytes]]  # frames in it, the message
     durable: int = 0
+
+    @property
+    def frames(self) -> int:
+        """How many it has to send."""
+        return sum(count for count, _ in self.messages)
 
     async def run(self, channel: grpc.aio.Channel) -> None:
         """Register, send everything, return when everything is durable."""
@@ -114,12 +129,13 @@ class Host:
         )
         answer = await register(
             wire.RegisterNodeRequest(
-                protocol_version=1, node=self.name, run_id=self.run_id, boot_id=bytes(16),
+                protocol_version=1, node=self.name, run_id=self.run_id, boot_id=self.boot_id,
                 agent_version="bench", simulated=True, boottime_ns=time.time_ns() - BOOTED_NS,
                 wall_time_ns=time.time_ns(),
             )
         )  # fmt: skip
         assert answer.stream_context_bytes == CONTEXT_BYTES_MAX
+        assert (answer.credit_frames, answer.late_frames_max) == (CREDIT_FRAMES, LATE_FRAMES_MAX)
         self.room = asyncio.Semaphore(answer.credit_frames)
         self.done = asyncio.Event()
         call: Any = channel.stream_stream(
@@ -135,12 +151,13 @@ class Host:
             self.durable += each.last - each.first + 1
             for _ in range(each.first, each.last + 1):
                 self.room.release()
-        if self.durable == len(self.messages):
+        if self.durable == self.frames:
             self.done.set()
 
     async def _messages(self) -> AsyncIterator[bytes]:
-        for message in self.messages:
-            await self.room.acquire()
+        for count, message in self.messages:
+            for _ in range(count):
+                await self.room.acquire()
             yield message
         await self.done.wait()
 
@@ -150,31 +167,103 @@ def _hosts(seed: int, shape: Shape) -> list[Host]:
     wall = time.time_ns()
     templates = [readings(source, f"{at}", shape.moments * shape.frames) for at in range(TEMPLATES)]
     hosts = []
-    for at in range(STREAMS):
-        run_id = source.randbytes(16)
-        stamps = (
-            Stamp(run_id, bytes(16), sequence, wall - BOOTED_NS + sequence * STEP_NS,
-                  wall + sequence * STEP_NS + source.randrange(10**6))
-            for sequence in range(1, shape.frames + 1)
-        )  # fmt: skip
-        blocks = templates[at % TEMPLATES]
-        hosts.append(Host(f"bench-{at}", run_id, list(_messages(stamps, blocks, shape))))
+    with tempfile.TemporaryDirectory() as folder:
+        for at in range(STREAMS):
+            agent = Agent(Path(folder), shape.late_frames or 0)
+            stamps = (
+                Stamp(agent.spool.run_id, bytes(16), sequence, wall - BOOTED_NS + sequence * STEP_NS,
+                      wall + sequence * STEP_NS + source.randrange(10**6))
+                for sequence in range(1, shape.frames + 1)
+            )  # fmt: skip
+            made = _frames(stamps, templates[at % TEMPLATES], shape.moments)
+            messages = _live(made) if shape.late_frames is None else agent.backlog(made)
+            hosts.append(Host(f"bench-{at}", agent.spool.run_id, bytes(16), messages))
+            agent.close()
     return hosts
 
 
-def _messages(stamps: Iterator[Stamp], blocks: list[Block], shape: Shape) -> Iterator[bytes]:
-    encoder, differences = frames.Encoder(), Sender(CONTEXT_BYTES_MAX)
+def _frames(stamps: Iterator[Stamp], blocks: list[Block], moments: int) -> Iterator[bytes]:
+    encoder = frames.Encoder()
     for at, stamp in enumerate(stamps):
-        mine = blocks[at * shape.moments : (at + 1) * shape.moments]
+        mine = blocks[at * moments : (at + 1) * moments]
         for moment, block in enumerate(mine, 1):
             block.offset_ns = (moment - len(mine)) * 10**9
-        frame = encoder.encode(stamp, mine, deflate=shape.backlog)
-        message = wire.TelemetryBatch(sequence=stamp.sequence, backlog=shape.backlog)
-        if shape.backlog:
-            message.frame = frame
-        else:
-            message.differences = differences.encode(frame)
-        yield message.SerializeToString()
+        yield encoder.encode(stamp, mine, deflate=False)
+
+
+def _live(made: Iterator[bytes]) -> list[tuple[int, bytes]]:
+    sender = Sender(CONTEXT_BYTES_MAX)
+    batches = (
+        wire.TelemetryBatch(sequence=sequence, differences=sender.encode(frame))
+        for sequence, frame in enumerate(made, 1)
+    )
+    return [(1, batch.SerializeToString()) for batch in batches]
+
+
+class Agent:
+    """The agent's spool and conversation, on a connection that keeps what it says."""
+
+    unsent_bytes = 0
+    waiting = False  # events
+
+    def __init__(self, folder: Path, late_frames_max: int) -> None:
+        self._folder = folder / "spool"
+        self.spool = Spool.open(self._folder, bytes_max=1 << 30, boot_id=bytes(16), owner="bench")
+        self._late_frames_max = late_frames_max
+        self._said: list[wire.TelemetryBatch] = []
+        self._heard: list[Answer | Ended] = []
+
+    def backlog(self, made: Iterator[bytes]) -> list[tuple[int, bytes]]:
+        """Return what an agent says that finds these frames in its spool when it connects."""
+        for frame in made:
+            self.spool.append(self.spool.next_sequence(), frame)
+        conversation = Conversation(
+            cast(Session, self), wire.RegisterNodeRequest, self.spool, cast(QueuedEvents, self),
+            live_hertz=1.0,
+        )  # fmt: skip
+        conversation.step(0.0)
+        registered = wire.RegisterNodeResponse(
+            session="bench", credit_frames=CREDIT_FRAMES, backlog_frames=BACKLOG_FRAMES,
+            stream_context_bytes=CONTEXT_BYTES_MAX, late_frames_max=self._late_frames_max,
+        )  # fmt: skip
+        self._heard.append(Answer(1, REGISTER, registered))
+        second = 0.0
+        while self.spool.unacknowledged_frames:
+            conversation.receive(b"", second)
+            second += 1.0
+            conversation.step(second)
+            durable = [wire.SequenceRange(first=1, last=self.spool.next_sequence())]
+            ack = wire.IngestAck(durable=durable, backlog_frames=BACKLOG_FRAMES)
+            self._heard.append(Answer(3, STREAM, ack))
+        return [(len(batch.late) or 1, batch.SerializeToString()) for batch in self._said]
+
+    def close(self) -> None:
+        """Leave nothing to the next."""
+        self.spool.close()
+        shutil.rmtree(self._folder)
+
+    # As a Session ----------------------------------------------------------------------------
+
+    def call(self, *_: Any) -> int:
+        """Begin a call of which nothing is kept."""
+        return 1
+
+    def open_stream(self, _: str) -> int:
+        """Begin the stream."""
+        return 3
+
+    def send(self, _: int, message: wire.TelemetryBatch) -> None:
+        """Keep a message."""
+        self._said.append(message)
+
+    def data_to_send(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+    def receive(self, _: bytes) -> list[Answer | Ended]:
+        """Return what the aggregator would have said."""
+        heard, self._heard = self._heard, []
+        return heard
 
 
 def _ours(hosts: list[Host]) -> tuple[float, float]:
@@ -188,7 +277,7 @@ def _ours(hosts: list[Host]) -> tuple[float, float]:
         assert child.stdout
         try:
             address = child.stdout.readline().split("listening on ")[1].split(",")[0]
-            time.sleep(0.5)  # its first judgement, and the operators' file of an empty store
+            _rest(child.pid)  # after its first judgement, and the operators' file of an empty store
             begin, own = cpu_seconds(child.pid), time.process_time()
             asyncio.run(_send(address, hosts))
             return cpu_seconds(child.pid) - begin, time.process_time() - own
@@ -196,6 +285,17 @@ def _ours(hosts: list[Host]) -> tuple[float, float]:
             child.terminate()
             child.wait(30)
             child.stdout.close()
+
+
+def _rest(pid: int) -> None:
+    """Return when a process does next to nothing, after ten seconds at most."""
+    before = -1.0
+    for _ in range(20):
+        time.sleep(0.5)
+        now = cpu_seconds(pid)
+        if now - before < 0.01:
+            return
+        before = now
 
 
 async def _send(address: str, hosts: list[Host]) -> None:
@@ -207,7 +307,7 @@ async def _send(address: str, hosts: list[Host]) -> None:
     )
     await asyncio.gather(*(channel.close() for channel in channels))
     for host in hosts:
-        assert host.durable == len(host.messages), f"{host.name}: {host.durable} durable"
+        assert host.durable == host.frames, f"{host.name}: {host.durable} durable"
 
 
 def _table(seed: int, rows: int) -> Any:
@@ -258,7 +358,7 @@ def cost(seed: int, shape: Shape) -> tuple[float, str]:
     """Return the aggregator's CPU us a row from the wire to durable, and words on what came."""
     hosts = _hosts(seed, shape)
     rows = STREAMS * shape.frames * shape.moments * GPUS
-    sent_bytes = sum(len(message) for host in hosts for message in host.messages)
+    sent_bytes = sum(len(message) for host in hosts for _, message in host.messages)
     ours, own = (seconds / rows * 1e6 for seconds in _ours(hosts))
     return ours, (
         f"{rows} rows, {STREAMS} streams, {sent_bytes / rows:.1f} B a row on the wire; "

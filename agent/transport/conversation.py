@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from ...fingerprints.frames import deflated, inflated, is_plain
-from ...fingerprints.streaming import Sender, StreamError
+from ...fingerprints.streaming import StreamError
 from ...fingerprints.wire.telemetry_pb2 import (
     HealthEvent,
     IngestAck,
     RegisterNodeRequest,
     RegisterNodeResponse,
     ReportEventsRequest,
-    TelemetryBatch,
 )
 from .calls import EVENTS, REGISTER, STREAM, Answer, Ended, SessionError
+from .messages import Messages
 from .outflow import Frames, Outflow, Outgoing, joined
 from .session import Session
 
@@ -30,8 +29,6 @@ RECEIPT_SECONDS_MAX = 30.0
 EVENTS_RETRY_SECONDS_MIN, EVENTS_RETRY_SECONDS_MAX = 1.0, 30.0
 #: Events in one report; after one was refused they go one at a time until one is taken.
 EVENTS_PER_REPORT_MAX = 64
-#: What we remember of a stream at most, however much the aggregator would.
-CONTEXT_BYTES_MAX = 1 << 18
 #: While live frames come at their pace and no more of them than this wait for a receipt, nothing is read:
 #: receipts of several frames are taken with one waking, which the next frame's sending is.
 REST_FRAMES_MAX = 8
@@ -103,7 +100,7 @@ class Conversation:
         differences: bool = True,
         permitted: Permitted = lambda _: None,
     ) -> None:
-        """*differences*: send live frames as such, where the aggregator takes them. *permitted* is
+        """*differences*: send frames as such, where the aggregator takes them. *permitted* is
         shown each message that gives a permit to enforce or, by its absence, takes it back."""
         self.registered = False
         self.proven = False
@@ -121,7 +118,7 @@ class Conversation:
         self._stream = 0
         self._outflow: Outflow | None = None
         self._differences = differences
-        self._sender: Sender | None = None  # of this stream
+        self._messages = Messages()  # of this stream
         self._must_register = True
         self._finishing = False
         self._sent_at = 0.0  # the last live frame
@@ -180,8 +177,12 @@ class Conversation:
         self._session.call(EVENTS, ReportEventsRequest(events=events), self._name)
 
     def _send_frames(self, outflow: Outflow, now: float) -> None:
-        for going in outflow.take(now, with_backlog=not self._finishing):
-            self._send_frame(going, now)
+        going = outflow.take(now, with_backlog=not self._finishing)
+        for one in going:
+            if not one.backlog:
+                self._send_live(one, now)
+        for message in self._messages.late(one for one in going if one.backlog):
+            self._session.send(self._stream, message)
 
     def step_at_rest(self, now: float) -> bytes:
         """Return the bytes of the frame that was added last, if that is all there is to do; none if it is not.
@@ -193,27 +194,16 @@ class Conversation:
             return b""
         if (going := outflow.take_newest(now)) is None:
             return b""
-        self._send_frame(going, now)
+        self._send_live(going, now)
         return self._session.data_to_send()
 
-    def _send_frame(self, going: Outgoing, now: float) -> None:
-        self._session.send(self._stream, self._batch(going))
-        if not going.backlog:
-            self._sent_at = now
-
-    def _batch(self, going: Outgoing) -> TelemetryBatch:
-        """Return a live frame as differences to the one before, if the aggregator takes them."""
-        if self._sender is not None and not going.backlog:
-            frame = going.frame if is_plain(going.frame) else inflated(going.frame)
-            if is_plain(frame):
-                try:
-                    differences = self._sender.encode(frame)
-                except StreamError as error:
-                    raise DifferencesError(f"frame {going.sequence}: {error}") from error
-                return TelemetryBatch(sequence=going.sequence, differences=differences)
-        return TelemetryBatch(
-            sequence=going.sequence, frame=deflated(going.frame), backlog=going.backlog
-        )
+    def _send_live(self, going: Outgoing, now: float) -> None:
+        try:
+            message = self._messages.live(going)
+        except StreamError as error:
+            raise DifferencesError(f"frame {going.sequence}: {error}") from error
+        self._session.send(self._stream, message)
+        self._sent_at = now
 
     def wait_seconds(self, now: float) -> float | None:
         """How long nothing needs to be done unless bytes or frames come; None: for ever."""
@@ -308,9 +298,10 @@ class Conversation:
         if self._outflow is None:
             self._stream = self._session.open_stream(self._name)
             self._outflow = Outflow(self._spool, response.credit_frames, self._live_hertz, now)
-            if self._differences and response.stream_context_bytes:
-                room = min(response.stream_context_bytes, CONTEXT_BYTES_MAX)
-                self._sender = Sender(room)
+            if self._differences:
+                late_frames_max = response.late_frames_max
+                self._messages = Messages(response.stream_context_bytes, late_frames_max)
+                self._outflow.late_frames = self._messages.late_frames
         self._outflow.grant(response.credit_frames, response.backlog_frames)
 
     def _take_receipts(self, outflow: Outflow, ack: IngestAck, now: float) -> list[tuple[int, int]]:

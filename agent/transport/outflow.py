@@ -49,7 +49,7 @@ class Outflow:
     Live is what was appended since this began; everything older is backlog, even the newest of it:
     a reading that is not of now must not pass for one. Live frames go first. Backlog goes oldest
     first, within half of the credit, at no more than twice the rate of live frames or, when those
-    are rarer, of *live_hertz*.
+    are rarer, of *live_hertz*; where several go in one message, once there may be so many.
     """
 
     def __init__(self, frames: Frames, credit_frames: int, live_hertz: float, now: float) -> None:
@@ -61,6 +61,8 @@ class Outflow:
         self._in_flight: set[int] = set()
         self._late_in_flight: set[int] = set()  # those of them that are backlog
         self.backlog_frames = 0
+        #: Late frames that go in one message: fewer are waited with until there are as many.
+        self.late_frames = 0
         self._waiting_since = now  # for a receipt, or a word that there is none yet
         self.credit_frames = CREDIT_FRAMES_DEFAULT
         self.grant(credit_frames)
@@ -149,8 +151,9 @@ class Outflow:
             self._pace_from(now)
             return []
         count = min(self._backlog_room(), self._backlog_allowance(now))
-        if count <= 0:
+        if count <= 0 or (together := self._frames_together()) > count:
             return []
+        count -= count % together
         rows = self._frames.pending(self._backlog_after, count)
         rows = [row for row in rows if row[0] <= self._backlog_last]
         self._backlog_after = rows[-1][0] if rows else self._backlog_last
@@ -163,6 +166,12 @@ class Outflow:
         if self.backlog_frames:
             room = min(room, self.backlog_frames - len(self._late_in_flight))
         return room
+
+    def _frames_together(self) -> int:
+        """Return how many late frames make a message: as many as may, if they are left and may be on their way at once."""
+        left = self._backlog_last - self._backlog_after
+        room = self._backlog_room() + len(self._late_in_flight)
+        return max(1, min(self.late_frames, left, room))
 
     def _backlog_allowance(self, now: float) -> int:
         by_time = (now - self._paced_since) * self._live_hertz

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...ext.intake import Received
 from ...fingerprints.frames import FrameError
@@ -48,8 +48,7 @@ class OfBoot(Protocol):
     def boottime_ns(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(NamedTuple):
     """A frame that is good: what the store needs of it."""
 
     frame: Received
@@ -192,7 +191,7 @@ class Ingest:
                 f"the frame is of run {frame.run_id.hex()}, this session is of run "
                 f"{session.run_id.hex()}: register with the spool's own run id"
             )
-        if frame.sequence != message.sequence:
+        if frame.sequence != incoming.sequence:
             raise FrameError(
                 f"the frame says sequence {frame.sequence}, the message {message.sequence}"
             )

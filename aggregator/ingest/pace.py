@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from ...fingerprints.streaming import LATE_FRAMES_MAX
 from ...fingerprints.wire.telemetry_pb2 import TelemetryBatch
 
 #: Late frames of a host are taken at no more than this many times its live rate.
 BACKLOG_RATE_RATIO = 2
-#: So many late frames of a host are taken at once after a rest: agents pace by their own clocks.
-BURST_FRAMES = 8
+#: So many late frames of a host are taken at once after a rest: agents pace by their own clocks, and send so many in a
+#: message, of which nothing is to be remembered for long.
+BURST_FRAMES = LATE_FRAMES_MAX
 #: Late frames of one stream that wait for their turn; with more the agent is told to send them again.
 WAITING_FRAMES_MAX = 64
 #: Of the memory for what waits for a commit (`queue_bytes_max`), late frames that wait for their turn have one part in:
@@ -57,16 +59,20 @@ class HostPace:
 
     def allows(self, now: float) -> bool:
         """Say whether a late frame may be taken now."""
+        return self.allowed(now) > 0
+
+    def allowed(self, now: float) -> int:
+        """Return how many late frames may be taken now."""
         by_time = max(0.0, now - self._since) * self._hertz
         earned = max(BACKLOG_RATE_RATIO * self.live_frames, by_time)
         if earned - self._used >= BURST_FRAMES:  # what was not used is not saved up
             self._begin(now)
-            return True
-        return earned - self._used >= 1
+            return BURST_FRAMES
+        return int(earned - self._used)
 
-    def take(self) -> None:
-        """Count a late frame that was taken."""
-        self._used += 1
+    def take(self, frames: int = 1) -> None:
+        """Count late frames that were taken."""
+        self._used += frames
 
 
 class FleetPace:
@@ -99,13 +105,25 @@ class Lane(Protocol):
     @property
     def pace(self) -> HostPace: ...
 
-    def take_late(self, message: TelemetryBatch) -> bool:
-        """Take a late frame; False: the store has no room for it now."""
+    def take_late(self, message: TelemetryBatch, frames_max: int) -> int:
+        """Take the next late frames of a message; return how many: for the one after fewer the store has no room now."""
         ...
 
     def send_again(self, frames: int) -> None:
         """End, so that so many late frames that were passed over come again."""
         ...
+
+
+class Waiting:
+    """A message whose frames wait."""
+
+    __slots__ = ("frames", "message", "size_bytes")
+
+    def __init__(self, message: TelemetryBatch) -> None:
+        self.message = message
+        #: Those that were not taken yet.
+        self.frames = len(message.late) or 1
+        self.size_bytes = _size_bytes(message)
 
 
 class Late:
@@ -114,7 +132,7 @@ class Late:
     def __init__(self, bytes_max: int, now: float) -> None:
         """*bytes_max*: what they may take of memory."""
         self._bytes_max = bytes_max
-        self._waiting: OrderedDict[Lane, deque[TelemetryBatch]] = OrderedDict()
+        self._waiting: OrderedDict[Lane, deque[Waiting]] = OrderedDict()
         self._passed_over: dict[Lane, int] = {}
         self.fleet = FleetPace(now)
         #: What waits.
@@ -128,25 +146,28 @@ class Late:
         return 2 * self.waiting_bytes > self._bytes_max
 
     def hold(self, lane: Lane, message: TelemetryBatch) -> bool:
-        """Let a late frame wait. False: there is no room, it is not taken."""
+        """Let a message's late frames wait. False: there is no room, it is not taken."""
         mine = self._waiting.get(lane)
-        size = _size_bytes(message)
-        if self._full(mine, size) or self.waiting_bytes + size > self._bytes_max:
-            self.passed_over_frames += 1
-            self._passed_over[lane] = self._passed_over.get(lane, 0) + 1
+        one = Waiting(message)
+        if self._full(mine, one) or self.waiting_bytes + one.size_bytes > self._bytes_max:
+            self.passed_over_frames += one.frames
+            self._passed_over[lane] = self._passed_over.get(lane, 0) + one.frames
             return False
         if mine is None:
             mine = self._waiting[lane] = deque()
-        mine.append(message)
-        self._count(1, size)
+        mine.append(one)
+        self._count(one.frames, one.size_bytes)
         return True
 
-    def _full(self, mine: deque[TelemetryBatch] | None, size: int) -> bool:
+    def _full(self, mine: deque[Waiting] | None, one: Waiting) -> bool:
         """Say whether a stream has its share of what may wait."""
         if not mine:
             return False
         share = max(self._bytes_max // STREAMS_MIN, STREAM_BYTES_MIN)
-        return len(mine) >= WAITING_FRAMES_MAX or sum(map(_size_bytes, mine)) + size > share
+        return (
+            _frames_of(mine) + one.frames > WAITING_FRAMES_MAX
+            or sum(each.size_bytes for each in mine) + one.size_bytes > share
+        )
 
     def waits(self, lane: Lane) -> bool:
         """Say whether frames of a stream wait."""
@@ -154,7 +175,7 @@ class Late:
 
     def frames_of(self, lane: Lane) -> int:
         """Return how many late frames of a stream have come and not been taken: they wait, or were passed over."""
-        return len(self._waiting.get(lane, ())) + self._passed_over.get(lane, 0)
+        return _frames_of(self._waiting.get(lane, ())) + self._passed_over.get(lane, 0)
 
     def passed_over(self, streams_max: int) -> list[tuple[Lane, int]]:
         """Return streams, and of each how many frames were passed over, once there is room for them; each once."""
@@ -166,42 +187,46 @@ class Late:
     def drop(self, lane: Lane) -> None:
         """Forget what waits of a stream that has ended: its agent has it still."""
         self._passed_over.pop(lane, None)
-        for message in self._waiting.pop(lane, ()):
-            self._count(-1, -_size_bytes(message))
+        for one in self._waiting.pop(lane, ()):
+            self._count(-one.frames, -one.size_bytes)
 
     def step(self, now: float, lag_seconds: float, room: float) -> None:
         """Let go what may go now."""
         may = self.fleet.step(now, lag_seconds, room)
         taken = 0
-        for lane in self._rounds(now):
-            if taken >= may or not self._take(lane):
+        for lane, allowed in self._rounds(now):
+            if taken >= may or not (frames := self._take(lane, min(allowed, may - taken))):
                 break
-            taken += 1
+            taken += frames
         self.fleet.took(taken)
 
-    def _rounds(self, now: float) -> Iterator[Lane]:
-        """Yield streams whose pace allows a frame, each in its turn; who had one goes to the end."""
+    def _rounds(self, now: float) -> Iterator[tuple[Lane, int]]:
+        """Yield streams whose pace allows frames, and how many, each in its turn; who had one goes to the end."""
         idle = 0
         while self._waiting and idle < len(self._waiting):
             lane = next(iter(self._waiting))
-            if lane.pace.allows(now):
+            if (allowed := lane.pace.allowed(now)) > 0:
                 idle = 0
-                yield lane
+                yield lane, allowed
             else:
                 idle += 1
             if lane in self._waiting:
                 self._waiting.move_to_end(lane)
 
-    def _take(self, lane: Lane) -> bool:
-        """Take a frame of *lane*; False: the store is full."""
+    def _take(self, lane: Lane, frames_max: int) -> int:
+        """Take frames of *lane*, of one message; return how many, 0: the store is full."""
         mine = self._waiting[lane]
-        if not lane.take_late(mine[0]):
-            return False
-        lane.pace.take()
-        self._count(-1, -_size_bytes(mine.popleft()))
+        one = mine[0]
+        taken = lane.take_late(one.message, min(frames_max, one.frames))
+        lane.pace.take(taken)
+        one.frames -= taken
+        self.waiting_frames -= taken
+        if not one.frames:
+            mine.popleft()
+            self.waiting_bytes -= one.size_bytes
         if not mine:
             del self._waiting[lane]
-        return True
+        return taken
 
     def _count(self, frames: int, size_bytes: int) -> None:
         self.waiting_frames += frames
@@ -209,7 +234,12 @@ class Late:
 
 
 def _size_bytes(message: TelemetryBatch) -> int:
-    return len(message.frame) + len(message.differences) + 256
+    size = len(message.frame) + len(message.differences) + 256
+    return size + sum(len(each) + 64 for each in message.late)
+
+
+def _frames_of(waiting: Iterable[Waiting]) -> int:
+    return sum(one.frames for one in waiting)
 
 
 def share(host: str) -> float:

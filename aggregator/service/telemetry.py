@@ -6,19 +6,19 @@ import asyncio
 import urllib.parse
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from typing import Any
 
 from ...fingerprints.frames import FrameError
+from ...fingerprints.streaming import LATE_FRAMES_MAX
 from ...fingerprints.wire import telemetry_pb2 as wire
 from ...fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceServicer
 from ..access.caller import Caller, caller
 from ..access.door import Pace
 from ..ingest.intake import Accepted, Ingest
-from ..ingest.reading import Incoming
+from ..ingest.reading import Incoming, check_late
 from ..ingest.sessions import Session
 from ..refusals import NoSession, NotReady, StreamRefused
-from ..store.ledger import RangeSet
+from ..store.ledger import joined
 from .errors import pushback
 from .turns import Turns
 
@@ -57,6 +57,7 @@ class TelemetryService(TelemetryServiceServicer):
         response = self._ingest.register(request, address, caller(context))
         response.reconnect_seconds = self._turns.reconnect_seconds
         response.backlog_frames = self._turns.backlog_frames
+        response.late_frames_max = LATE_FRAMES_MAX
         if permit := self._permit():
             response.permit.CopyFrom(permit)
         return response
@@ -137,6 +138,7 @@ class Stream:
         self._refused: list[wire.RefusedFrame] = []
         self._refused_in_row = 0
         self._incoming = Incoming()
+        self._ready: Accepted | None = None  # a late frame for which the store had no room
         self._unreceipted = 0
         self._passed_over = 0  # judged and not stored, for the disk is full
         self._say_heard = False
@@ -183,7 +185,7 @@ class Stream:
         async for message in requests:
             while len(self._refused) + self._unreceipted >= UNREAD_MAX:
                 await asyncio.sleep(UNREAD_SECONDS)
-            if message.backlog:
+            if message.backlog or message.late:
                 self._hold(message)
                 await self._hold_back(message, 0)
                 continue
@@ -198,13 +200,15 @@ class Stream:
         try:
             good = self._ingest.accept(self._session, message, self._incoming)
         except FrameError as error:
-            self._refuse(message.sequence, str(error))
+            self._refuse(self._incoming.sequence, str(error))
             return None
         self._refused_in_row = 0
         return good
 
     def _hold(self, message: wire.TelemetryBatch) -> None:
-        """Let a late frame wait for its turn, so that the live ones behind it do not."""
+        """Let late frames wait for their turn, so that the live ones behind them do not. Raises StreamRefused."""
+        if message.late:
+            check_late(message)
         if message.differences:
             self._refuse(message.sequence, "a late frame goes whole, not as differences")
         else:
@@ -219,15 +223,21 @@ class Stream:
         self._failure = why
         self._wake.set()
 
-    def take_late(self, message: wire.TelemetryBatch) -> bool:
-        """Take a late frame whose turn it is. False: the store has no room for it now."""
-        try:
-            good = self._accept(message)
-        except Exception as error:  # noqa: BLE001 - told to the agent; other streams' turn comes
-            self._fail(error)
-            return True
-        if good is None:
-            return True
+    def take_late(self, message: wire.TelemetryBatch, frames_max: int) -> int:
+        """Take the next late frames of a message, whose turn it is; return how many, fewer if the store has no room."""
+        for taken in range(frames_max):
+            good, self._ready = self._ready, None
+            try:
+                good = good or self._accept(message)
+            except Exception as error:  # noqa: BLE001 - told to the agent; other streams' turn comes
+                self._fail(error)
+                return frames_max
+            if good is not None and not self._submit_late(good):
+                self._ready = good
+                return taken
+        return frames_max
+
+    def _submit_late(self, good: Accepted) -> bool:
         stored = self._ingest.submit(self._session, good, self.durable)
         if stored and self._allowed is not None:
             self._allowed.take(0, 0, good.cost_rows)  # what is read next waits the longer for it
@@ -244,8 +254,8 @@ class Stream:
         """Read no further for as long as the agent has sent more than it may."""
         if self._allowed is None:
             return
-        size_bytes = len(message.frame) + len(message.differences)
-        if wait := self._allowed.take(1, size_bytes, rows):
+        size_bytes = len(message.frame) + len(message.differences) + sum(map(len, message.late))
+        if wait := self._allowed.take(len(message.late) or 1, size_bytes, rows):
             self._ingest.held_back(self._session)
             await asyncio.sleep(wait)
 
@@ -277,12 +287,15 @@ class Stream:
             )
 
     def durable(self, sequence: int) -> None:
-        """Called by the writer thread once a frame is on disk. One wake-up per commit, not per frame."""
+        """Called by the writer thread once a frame is on disk."""
         self._durable.append(sequence)
         if not self._waking:
             self._waking = True
-            with suppress(RuntimeError):  # the loop has ended: nobody is left to tell
-                self._loop.call_soon_threadsafe(self._wake.set)
+            self._turns.receipted(self)
+
+    def wake(self) -> None:
+        """Send the receipts there are."""
+        self._wake.set()
 
     async def _answer(self, context: Any) -> None:
         """Send the receipts and refusals there are."""
@@ -315,13 +328,12 @@ class Stream:
         return self._unreceipted + self._passed_over + self._ingest.credit_frames_max
 
     def _receipts(self) -> list[wire.SequenceRange]:
-        ranges = RangeSet()
+        sequences = []
         while self._durable:
-            sequence = self._durable.popleft()
-            ranges.add(sequence, sequence)
-            self._unreceipted -= 1
-            self._ingest.receipts += 1
-        return [wire.SequenceRange(first=first, last=last) for first, last in ranges]
+            sequences.append(self._durable.popleft())
+        self._unreceipted -= len(sequences)
+        self._ingest.receipts += len(sequences)
+        return [wire.SequenceRange(first=first, last=last) for first, last in joined(sequences)]
 
 
 def _address(peer: str) -> str:

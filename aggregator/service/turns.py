@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from contextlib import suppress
 from typing import Protocol
 
 from ...fingerprints.wire import telemetry_pb2 as wire
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: How often the task looks.
 TICK_SECONDS = 0.1
+#: The streams whose frames a commit made durable are told together, so long after the first of them.
+RECEIPTS_SECONDS = 0.005
 #: An agent that waits for receipts hears from us at least this often: after 30 s without a word it would
 #: take us for dead, come again, and send all again.
 QUIET_SECONDS_MAX = 10.0
@@ -40,6 +44,7 @@ class Stream(Lane, Protocol):
     """What is asked of `telemetry.Stream`."""
 
     def say_heard(self) -> None: ...
+    def wake(self) -> None: ...
     def quiet_since(self, since: float) -> bool: ...
 
 
@@ -61,6 +66,8 @@ class Turns:
         self._spread = Spread(config.reconnects_per_second)
         self._sent_away_max = max(1, int(config.reconnects_per_second * TICK_SECONDS))
         self._room: asyncio.Future[None] = self._loop.create_future()
+        self._receipted: deque[Stream] = deque()  # filled by the writer thread, emptied by the loop
+        self._telling = False
         self._told_credit = self.credit_frames
         self._looked = now
         self._task = asyncio.create_task(self._look_always())
@@ -104,6 +111,26 @@ class Turns:
         """Forget a stream that has ended, and what waits of it."""
         self.streams.discard(stream)
         self.late.drop(stream)
+
+    # Receipts -------------------------------------------------------------------------------
+
+    def receipted(self, stream: Stream) -> None:
+        """Called by the writer thread when a stream has receipts to send.
+
+        The loop is woken once a commit: for each stream it would be as often, and send what is there by then.
+        """
+        self._receipted.append(stream)
+        if not self._telling:
+            self._telling = True
+            with suppress(RuntimeError):  # the loop has ended: nobody is left to tell
+                self._loop.call_soon_threadsafe(
+                    self._loop.call_later, RECEIPTS_SECONDS, self._tell_receipted
+                )
+
+    def _tell_receipted(self) -> None:
+        self._telling = False
+        while self._receipted:
+            self._receipted.popleft().wake()
 
     # The task -------------------------------------------------------------------------------
 

@@ -81,7 +81,19 @@ class Ledger:
 
 def ranges_of(keys: Iterable[tuple[str, bytes, int]]) -> list[Range]:
     """Return frames (host, run id, sequence) as the fewest ranges."""
-    runs: dict[tuple[str, bytes], RangeSet] = {}
+    runs: dict[tuple[str, bytes], list[int]] = {}
     for host, run_id, sequence in keys:
-        runs.setdefault((host, run_id), RangeSet()).add(sequence, sequence)
-    return [(host, run, first, last) for (host, run), s in runs.items() for first, last in s]
+        runs.setdefault((host, run_id), []).append(sequence)
+    found = ((host, run, joined(sequences)) for (host, run), sequences in runs.items())
+    return [(host, run, first, last) for host, run, spans in found for first, last in spans]
+
+
+def joined(sequences: Iterable[int]) -> RangeSet:
+    """Return sequences, in any order, as ranges."""
+    ordered = sorted(sequences)
+    spans, begin = RangeSet(), 0
+    for at, sequence in enumerate(ordered):
+        if at + 1 == len(ordered) or ordered[at + 1] > sequence + 1:
+            spans.add(ordered[begin], sequence)
+            begin = at + 1
+    return spans

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,24 +31,22 @@ class Foreign:
     is_float: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HostFrame:
+#: Of an agent that knows nothing that we do not.
+NONE_FOREIGN: Mapping[int, Foreign] = MappingProxyType({})
+
+
+class HostFrame(NamedTuple):
     """A frame with what the aggregator knows of it. Stored time is boot time plus the offset."""
 
     host: str
     frame: Received
     time_offset_ns: int
-    foreign: Mapping[int, Foreign] = field(default_factory=dict[int, Foreign])
+    foreign: Mapping[int, Foreign] = NONE_FOREIGN
 
     @property
     def key(self) -> tuple[str, bytes, int]:
         """What names the frame for ever: (host, run id, sequence)."""
         return self.host, self.frame.run_id, self.frame.sequence
-
-    @property
-    def size_bytes(self) -> int:
-        """About what it takes in memory."""
-        return self.frame.size_bytes
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from . import records
 from .journal import EventJournal, StoredEvent
 from .opsfile import OpsFile, pause_seconds
 from .records import HostRecord, OwnReading
-from .rows import Foreign, HostFrame
+from .rows import NONE_FOREIGN, Foreign, HostFrame
 from .storefile import FILE, JOURNAL, StoreError, cause, claim, damaged_words, disk_words
 from .trouble import Trouble
 from .writer import OnDurable, Pending, Writer
@@ -201,7 +201,7 @@ class Store:
         frame: Received,
         time_offset_ns: int,
         on_durable: OnDurable,
-        foreign: Mapping[int, Foreign] | None = None,
+        foreign: Mapping[int, Foreign] = NONE_FOREIGN,
     ) -> bool:
         """Queue a frame. False: the queue is full, nothing was taken, try again later.
 
@@ -209,9 +209,8 @@ class Store:
         signals that this version does not know. *on_durable* is called with the frame's sequence
         from the writer thread once its rows are on disk, also when they already were.
         """
-        one = HostFrame(host, frame, time_offset_ns, foreign or {})
-        size = one.size_bytes
-        rows = frame.rows
+        one = HostFrame(host, frame, time_offset_ns, foreign)
+        size, rows = frame.size_bytes, frame.rows
         with self._change:
             pending, due = self._pending, self._config.commit_rows
             waiting = pending.size_bytes + self._committing.size_bytes
@@ -219,8 +218,9 @@ class Store:
                 return False
             # The writer waits for the first frame, then for a commit's worth: to wake it for each
             # in between costs more than to take the frame.
-            first, full = pending.empty, pending.rows < due <= pending.rows + rows
+            first, full = False, pending.rows < due <= pending.rows + rows
             if not pending.frames:
+                first = pending.empty
                 pending.first_seconds = time.monotonic()
             pending.frames.append((one, on_durable))
             pending.size_bytes += size

@@ -285,8 +285,8 @@ class Writer:
 
     def _commit(self, pending: Pending, now_ns: int) -> None:
         new = self._not_yet_received(pending)
-        rows = batch(new)
-        ranges = ranges_of(frame.key for frame in new)
+        rows = batch(new.values())
+        ranges = ranges_of(new)
         with self._transaction():
             self._keep_house(now_ns)
             self._put_readings(rows, now_ns)
@@ -296,13 +296,12 @@ class Writer:
             self._ledger.add(row)
         self._received_rows += len(ranges)
 
-    def _not_yet_received(self, pending: Pending) -> list[HostFrame]:
-        seen: set[tuple[str, bytes, int]] = set()
-        new = []
+    def _not_yet_received(self, pending: Pending) -> dict[tuple[str, bytes, int], HostFrame]:
+        new: dict[tuple[str, bytes, int], HostFrame] = {}
         for frame, _ in pending.frames:
-            if frame.key not in seen and not self._ledger.holds(*frame.key):
-                seen.add(frame.key)
-                new.append(frame)
+            key = frame.key
+            if key not in new and not self._ledger.holds(*key):
+                new[key] = frame
         return new
 
     def _put_readings(self, rows: Batch, now_ns: int) -> None:

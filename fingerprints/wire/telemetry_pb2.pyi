@@ -71,7 +71,7 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., key: _Optional[str] = ..., attributes: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RegisterNodeResponse(_message.Message):
-    __slots__ = ("node", "node_index", "session", "credit_frames", "permit", "reconnect_seconds", "backlog_frames", "stream_context_bytes")
+    __slots__ = ("node", "node_index", "session", "credit_frames", "permit", "reconnect_seconds", "backlog_frames", "late_frames_max", "stream_context_bytes")
     NODE_FIELD_NUMBER: _ClassVar[int]
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class RegisterNodeResponse(_message.Message):
     PERMIT_FIELD_NUMBER: _ClassVar[int]
     RECONNECT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    LATE_FRAMES_MAX_FIELD_NUMBER: _ClassVar[int]
     STREAM_CONTEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
     node: str
     node_index: int
@@ -87,8 +88,9 @@ class RegisterNodeResponse(_message.Message):
     permit: Permit
     reconnect_seconds: int
     backlog_frames: int
+    late_frames_max: int
     stream_context_bytes: int
-    def __init__(self, node: _Optional[str] = ..., node_index: _Optional[int] = ..., session: _Optional[str] = ..., credit_frames: _Optional[int] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ..., reconnect_seconds: _Optional[int] = ..., backlog_frames: _Optional[int] = ..., stream_context_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., node_index: _Optional[int] = ..., session: _Optional[str] = ..., credit_frames: _Optional[int] = ..., permit: _Optional[_Union[Permit, _Mapping]] = ..., reconnect_seconds: _Optional[int] = ..., backlog_frames: _Optional[int] = ..., late_frames_max: _Optional[int] = ..., stream_context_bytes: _Optional[int] = ...) -> None: ...
 
 class Permit(_message.Message):
     __slots__ = ("seconds", "reason")
@@ -99,16 +101,18 @@ class Permit(_message.Message):
     def __init__(self, seconds: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class TelemetryBatch(_message.Message):
-    __slots__ = ("sequence", "frame", "backlog", "differences")
+    __slots__ = ("sequence", "frame", "backlog", "differences", "late")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_FIELD_NUMBER: _ClassVar[int]
     DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     frame: bytes
     backlog: bool
     differences: bytes
-    def __init__(self, sequence: _Optional[int] = ..., frame: _Optional[bytes] = ..., backlog: _Optional[bool] = ..., differences: _Optional[bytes] = ...) -> None: ...
+    late: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, sequence: _Optional[int] = ..., frame: _Optional[bytes] = ..., backlog: _Optional[bool] = ..., differences: _Optional[bytes] = ..., late: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class SequenceRange(_message.Message):
     __slots__ = ("first", "last")

@@ -64,10 +64,15 @@ class Talk:
         while out := self.conversation.step(now):
             self.conversation.receive(self.server.receive(out), now)
 
-    def registered(self, now: float, stream_context_bytes: int = 0) -> None:
+    def registered(
+        self, now: float, stream_context_bytes: int = 0, late_frames_max: int = 0
+    ) -> None:
         self.step(now)
         answer = RegisterNodeResponse(
-            session="s-1", credit_frames=4, stream_context_bytes=stream_context_bytes
+            session="s-1",
+            credit_frames=4 + 8 * late_frames_max,
+            stream_context_bytes=stream_context_bytes,
+            late_frames_max=late_frames_max,
         ).SerializeToString()
         reply = self.server.answer(REGISTRATION, HEAD, framed(answer), OK)
         self.conversation.receive(reply, now)
@@ -272,6 +277,33 @@ def test_live_frames_go_as_differences_and_backlog_whole_between_them(talk: Talk
             restored.append(receiver.decode(batch.differences))
     assert restored == live
     assert whole == [frames.deflated(frame) for frame in old]
+
+
+def test_backlog_goes_several_frames_a_message_where_the_aggregator_takes_that(talk: Talk) -> None:
+    """A minute cut off, made up for in messages of one frame, cost as much as the minutes of three hosts."""
+    old = [talk.append_readings() for _ in range(5)]
+    talk.registered(0.0, stream_context_bytes=1 << 15, late_frames_max=4)
+    talk.append_readings()
+    talk.step(2.0)
+    talk.receipt(1, 6, 2.0, head=True)
+    talk.step(3.0)
+    live, first, second = talk.batches()
+    assert live.differences and not live.backlog and not live.late
+    assert [(each.sequence, len(each.late)) for each in (first, second)] == [(1, 4), (5, 1)]
+    receiver = Receiver()
+    assert [receiver.decode(each) for each in first.late] == old[:4]
+    assert Receiver().decode(second.late[0]) == old[4], "it builds on no message before"
+    assert first.backlog and not first.frame and not first.differences
+    assert talk.spool.unacknowledged_frames == 1
+
+
+def test_after_differences_that_were_not_understood_backlog_goes_whole(talk: Talk) -> None:
+    """A frame that broke a message would break the next one as well: alone it costs itself."""
+    old = [talk.append_readings(), talk.append_readings()]
+    talk.begin(differences=False)
+    talk.registered(0.0, stream_context_bytes=1 << 15, late_frames_max=4)
+    talk.step(1.0)
+    assert [batch.frame for batch in talk.batches()] == [frames.deflated(frame) for frame in old]
 
 
 def test_differences_that_were_not_understood_end_the_connection_as_such(talk: Talk) -> None:

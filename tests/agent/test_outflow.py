@@ -155,13 +155,14 @@ course = st.lists(
 )
 
 
-@given(st.integers(0, 40), st.integers(1, 12), course)
+@given(st.integers(0, 40), st.integers(1, 12), st.sampled_from([0, 1, 2, 16]), course)
 def test_every_frame_goes_once_within_credit_and_live_first(
-    before: int, credit: int, steps: list[str | float | tuple[int, int]]
+    before: int, credit: int, together: int, steps: list[str | float | tuple[int, int]]
 ) -> None:
     """Whatever the course of appends and receipts, nothing is left out and nothing goes twice."""
     frames, now = Memory(before), 0.0
     outflow = Outflow(frames, credit, live_hertz=1.0, now=now)
+    outflow.late_frames = together
     seen: list[tuple[int, bool]] = []
     live_in_all = 0
     for step in [*steps, *[1.0, (1, 1000)] * 200]:
@@ -232,6 +233,38 @@ def test_backlog_keeps_to_what_the_aggregator_grants_it(spool: Spool) -> None:
     assert [s for s, _ in sent(outflow, 33.0)] == [3]
     outflow.grant(64, 0)  # an aggregator that says nothing of it: half of the credit
     assert len(sent(outflow, 34.0)) == 17
+
+
+def test_backlog_waits_until_there_is_a_message_of_it(spool: Spool) -> None:
+    """Each late frame in a message of its own took the aggregator three times what it does among others."""
+    add(spool, 22)
+    outflow = Outflow(spool, 64, live_hertz=1.0, now=0.0)
+    outflow.late_frames = 8
+    outflow.grant(64, 16)
+    assert sent(outflow, 3.0) == []
+    add(spool, 1)
+    assert [s for s, _ in sent(outflow, 4.0)] == [23, *range(1, 9)], (
+        "no later than alone, on average"
+    )
+    assert [s for s, _ in sent(outflow, 8.0)] == list(range(9, 17))
+    assert sent(outflow, 12.0) == [], "as many are on their way as may be"
+    outflow.settle(1, 8, 12.0)
+    assert [s for s, _ in sent(outflow, 12.0)] == list(range(17, 23)), "what is left makes one"
+    assert not outflow.has_backlog
+
+
+def test_who_may_have_one_late_frame_on_its_way_sends_one(spool: Spool) -> None:
+    """While the aggregator is pressed no message would ever be full: its past would have waited for good."""
+    add(spool, 40)
+    outflow = Outflow(spool, 8, live_hertz=1.0, now=0.0)
+    outflow.late_frames = 16
+    outflow.grant(8, 1)
+    assert [s for s, _ in sent(outflow, 30.0)] == [1]
+    outflow.settle(1, 1, 30.0)
+    outflow.grant(8, 16)
+    add(spool, 2)  # half of the credit, less what is live
+    assert [s for s, _ in sent(outflow, 31.0)] == [41, 42, 2, 3]
+    assert sent(outflow, 32.0) == []
 
 
 def test_a_fleet_comes_back_spread_by_its_names() -> None:

@@ -41,10 +41,11 @@ class Lane:
         self.room = True
         self.again = 0
 
-    def take_late(self, message: TelemetryBatch) -> bool:
-        if self.room:
-            self.taken.append(message.sequence)
-        return self.room
+    def take_late(self, message: TelemetryBatch, frames_max: int) -> int:
+        if not self.room:
+            return 0
+        self.taken += [message.sequence] * frames_max
+        return frames_max
 
     def send_again(self, frames: int) -> None:
         self.again = frames
@@ -153,6 +154,25 @@ def test_a_full_store_lets_late_frames_wait() -> None:
     lane.room = True
     late.step(2.0, 0.0, 1.0)
     assert lane.taken == [1, 2]
+
+
+def test_frames_that_come_in_one_message_wait_and_are_taken_as_frames() -> None:
+    """A limit on messages would have let in sixteen times what was meant."""
+    late, lane = Late(1 << 20, 0.0), Lane()
+    batch = TelemetryBatch(sequence=1, late=[bytes(100)] * 16, backlog=True)
+    fit = WAITING_FRAMES_MAX // 16
+    assert [late.hold(lane, batch) for _ in range(fit + 2)] == [True] * fit + [False] * 2
+    assert (late.waiting_frames, late.passed_over_frames) == (16 * fit, 32)
+    assert late.frames_of(lane) == 16 * fit + 32
+    assert 16 * fit * 100 < late.waiting_bytes < 16 * fit * 200
+    late.step(1.0, 0.0, 1.0)
+    late.step(1.1, 0.0, 1.0)
+    assert len(lane.taken) == BURST_FRAMES and late.waiting_frames == 16 * fit - BURST_FRAMES
+    late.fleet.hertz, late.fleet._frames, lane.pace = 35.0, 0.0, HostPace(1000.0, 0.0)
+    late.step(1.2, 0.0, 1.0)  # of the whole fleet so many
+    assert len(lane.taken) == BURST_FRAMES + 8
+    late.drop(lane)
+    assert (late.waiting_frames, late.waiting_bytes) == (0, 0)
 
 
 def test_a_fleet_comes_back_within_tens_of_seconds_and_one_host_at_once() -> None:

@@ -6,8 +6,11 @@ import random
 import struct
 import zlib
 
+from google.protobuf.message import DecodeError
+
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.reading import CATALOGUE
+from gangline.aggregator.ingest.reading import CATALOGUE, Incoming, check_late
+from gangline.aggregator.refusals import DifferencesLost, StreamRefused
 from gangline.aggregator.store.rows import HostFrame, batch
 from gangline.ext.columns import unpack
 from gangline.ext.intake import Reader
@@ -15,7 +18,8 @@ from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import TABLES
 from gangline.fingerprints.frames import FrameError, Stamp
-from gangline.fingerprints.streaming import Receiver, Sender, StreamError
+from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, Receiver, Sender, StreamError
+from gangline.fingerprints.wire.telemetry_pb2 import TelemetryBatch
 from tests.fuzzing.damage import ACCEPTED, REFUSED, flipped
 
 
@@ -116,4 +120,34 @@ def fuzz_streams(source: random.Random) -> str:
     return ACCEPTED
 
 
-TARGETS = {"frames": fuzz_frames, "intake": fuzz_intake, "streams": fuzz_streams}
+def fuzz_late(source: random.Random) -> str:
+    """A damaged message of late frames: each frame comes out as it went in, is refused by words, or ends the stream."""
+    blocks = some_blocks(source)
+    made = [frames.inflated(some_frame(source, blocks)) for _ in range(source.randrange(1, 5))]
+    sender, message = Sender(CONTEXT_BYTES_MAX), TelemetryBatch(sequence=1, backlog=True)
+    stamps = [frames.read_stamp(frame) for frame in made]
+    message.late.extend(b"\0" + sender._encoder.encode(frame) for frame in made)
+    at = source.randrange(len(made))
+    if source.random() < 0.5:
+        message.late[at] = b"\0" + flipped(message.late[at][1:], source)
+    else:  # as a whole: a frame more, a field more
+        try:
+            message = TelemetryBatch.FromString(flipped(message.SerializeToString(), source))
+        except DecodeError:
+            return REFUSED
+    try:
+        check_late(message)
+        incoming = Incoming()
+        for _ in range(len(message.late)):
+            found = incoming.frame(message)
+            stamp = found.run_id, found.boot_id, found.sequence, found.boottime_ns, found.wall_ns
+            assert stamp in stamps and incoming.sequence == found.sequence, (
+                "damage that was not seen"
+            )
+    except (StreamRefused, DifferencesLost, FrameError) as error:
+        assert str(error), "a refusal without words"
+        return REFUSED
+    return ACCEPTED
+
+
+TARGETS = {"late": fuzz_late, "frames": fuzz_frames, "intake": fuzz_intake, "streams": fuzz_streams}
