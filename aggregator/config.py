@@ -170,6 +170,9 @@ class AggregatorConfig:
     query_running_max: int = setting(
         4, low=1, high=64, says="queries that run at once; a further one is told to try again"
     )
+    query_running_per_caller_max: int = setting(
+        2, low=1, high=64, says="of them of one login; a further one is told to wait for its own"
+    )
     query_memory_bytes_max: int = setting(
         2 << 30, low=128 << 20, says="memory of one query; past it the query ends, with words"
     )

@@ -214,7 +214,10 @@ class Aggregator:
 
     def _make_server(self, *, by_token: bool) -> grpc.aio.Server:
         server = grpc.aio.server(
-            interceptors=[Errors(self._calls), Guard(self.door, by_token=by_token)],
+            interceptors=[
+                Errors(self._calls),
+                Guard(self.door, by_token=by_token, denied={f"/{QUERY}/Query": self.query.denied}),
+            ],
             options=[
                 ("grpc.so_reuseport", 0),  # else two aggregators share one port, unnoticed
                 ("grpc.max_receive_message_length", self._config.message_bytes_max),

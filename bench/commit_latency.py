@@ -1,22 +1,27 @@
-"""Commit latency while operators ask, against the same without: in turns, of one aggregator under one load."""
+"""Commits and receipts while operators ask, against the same without: in turns, of one aggregator under one load."""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Callable
 
 from .load.aggregator import Running
 from .load.fleet_run import run as run_load
 from .measure import Result
+from .turns import Sample, Turns, results
 
-HOSTS = 100
-#: Alternating: without, with, and so on. The operators' file is written twice within each turn.
-TURN_SECONDS, TURNS = 8, 4
+#: Some eighth of what this machine sustains (`make load`), so that what is measured is no queue of its own.
+HOSTS = 50
 OPS_SECONDS = 4
 #: More commits than usual, so that a p99 is not of ten.
 COMMIT_SECONDS = 0.1
+#: Before the first turn: the first frames hold all tables.
+WARM_SECONDS = 6
+#: To start and to end what is beside takes no longer than so on a machine that does other things too.
+CHANGE_SECONDS = 8
 
 Buckets = dict[float, float]
 
@@ -34,67 +39,89 @@ def buckets(figures: dict[str, float]) -> Buckets:
     return alone
 
 
-def quantile(counts: Buckets, share: float) -> float:
-    """Return the latency that *share* of the commits took at most, by straight lines within buckets."""
-    wanted, seen, low = share * sum(counts.values()), 0.0, 0.0
+def spread_out(counts: Buckets) -> list[float]:
+    """Return as many seconds as there are commits: those of a bucket evenly within it."""
+    seconds, low = list[float](), 0.0
     for bound in sorted(counts):
-        count = counts[bound]
-        if count and seen + count >= wanted:
-            return low + (bound - low) * (wanted - seen) / count
-        seen, low = seen + count, bound
-    return low
+        count = round(counts[bound])
+        high = low if math.isinf(bound) else bound
+        seconds += [low + (high - low) * (at + 0.5) / count for at in range(count)]
+        low = high
+    return seconds
 
 
-class _Turns:
-    """Starts and stops the one who asks, and takes the histogram at each change."""
+class Beside:
+    """One load, and turns without and with what *start* starts; then what commits and receipts took."""
 
-    def __init__(self) -> None:
-        self.without: Buckets = {}
-        self.asking: Buckets = {}
-        self.asked = 0
+    def __init__(self, start: Callable[[Running], Callable[[], None]], hosts: int = HOSTS) -> None:
+        self.rows = 0.0
+        self._start, self._hosts = start, hosts
+        self._marks: list[Buckets] = []
+        self._receipts: list[Sample] = []
+        self._turns = Turns(lambda: lambda: None)
 
-    def begin(self, running: Running) -> None:
+    def measure(self, seed: int, settings: tuple[str, ...]) -> None:
+        """Run it all."""
+        length = (
+            math.ceil(self._turns.whole_seconds) + WARM_SECONDS + CHANGE_SECONDS * self._turns.pairs
+        )
+        report = run_load(
+            [(self._hosts, length)], seed, probe=False, settings=settings, beside=self._begin
+        )
+        (step,) = report.steps()
+        self.rows = step["rows"]
+        for line in report.seconds:
+            for milliseconds, count in line["receipt_milliseconds"]:
+                self._receipts += [(line["at"], milliseconds / 1e3)] * count
+
+    def _begin(self, running: Running) -> None:
         threading.Thread(target=self._run, args=(running,), daemon=True).start()
 
     def _run(self, running: Running) -> None:
-        time.sleep(TURN_SECONDS / 2)  # the first frames hold all tables
-        before = buckets(running.figures())
-        for turn in range(TURNS):
-            asks = turn % 2 == 1
-            self._turn(running, asks=asks)
-            now = buckets(running.figures())
-            into = self.asking if asks else self.without
-            for bound, count in now.items():
-                into[bound] = into.get(bound, 0.0) + count - before.get(bound, 0.0)
-            before = now
+        threading.Event().wait(WARM_SECONDS)
+        self._turns.start = lambda: self._start(running)
+        self._turns.each = lambda: self._marks.append(buckets(running.figures()))
+        self._turns.run()
 
-    def _turn(self, running: Running, *, asks: bool) -> None:
-        if not asks:
-            time.sleep(TURN_SECONDS)
-            return
+    def results(self, what: str, notes: str) -> list[Result]:
+        """Return them; *what*: what was beside."""
+        turns = self._turns.done
+        assert len(turns) == 2 * self._turns.pairs, "the load was over before the turns were"
+        ends = zip(self._marks[::2], self._marks[1::2], strict=True)
+        commits = [spread_out({b: two[b] - one.get(b, 0) for b in two}) for one, two in ends]
+        receipts = [turn.of(self._receipts) for turn in turns]
+        return [
+            *results(f"a commit {what}", self._turns, commits, notes),
+            *results(f"a receipt {what}", self._turns, receipts),
+        ]
+
+
+class _Operator:
+    """Who asks, by turns."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def start(self, running: Running) -> Callable[[], None]:
         child = subprocess.Popen(
             [sys.executable, "-m", "bench.load.asking", str(running.folder)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        time.sleep(TURN_SECONDS)
-        said, _ = child.communicate("stop\n")
-        self.asked += int(said)
+
+        def end() -> None:
+            said, _ = child.communicate("stop\n")
+            self.asked += int(said)
+
+        return end
 
 
 def run(seed: int) -> list[Result]:
-    """Measure p50 and p99."""
-    turns = _Turns()
-    length = TURN_SECONDS * TURNS + TURN_SECONDS // 2 + 2
-    settings = (f"ops_seconds={OPS_SECONDS}", f"commit_seconds={COMMIT_SECONDS}")
-    report = run_load([(HOSTS, length)], seed, probe=False, settings=settings, beside=turns.begin)
-    (step,) = report.steps()
+    """Measure commits and receipts."""
+    operator = _Operator()
+    beside = Beside(operator.start)
+    beside.measure(seed, (f"ops_seconds={OPS_SECONDS}", f"commit_seconds={COMMIT_SECONDS}"))
     notes = (
-        f"{sum(turns.asking.values()):.0f} and {sum(turns.without.values()):.0f} commits at "
-        f"{step['rows']:.0f} rows/s of all tables; {turns.asked} questions over the operators' file, which "
-        f"is written anew each {OPS_SECONDS} s throughout"
+        f"{HOSTS} hosts, {beside.rows:.0f} rows/s of all tables; {operator.asked} questions over the "
+        f"operators' file, which is written anew each {OPS_SECONDS} s throughout"
     )
-    return [
-        Result(f"commit p{share * 100:.0f} while operators ask", quantile(turns.asking, share) * 1e3,
-               "ms", "the same without", quantile(turns.without, share) * 1e3, notes)
-        for share in (0.5, 0.99)
-    ]  # fmt: skip
+    return beside.results("while operators ask", notes)

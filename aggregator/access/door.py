@@ -29,6 +29,8 @@ FOLDER = "access"
 #: Who is refused more often (20 s' worth at once) has each further refusal after HOLD_SECONDS.
 REFUSALS_PER_SECOND_MAX = 5.0
 HOLD_SECONDS = 5.0
+#: What an event costs beside a reading's row: it is judged, synced to the journal, and looked for in the store.
+EVENT_COST_ROWS = 10
 #: After a look that ended more connections than this the next look comes sooner.
 PRESSED_CONNECTIONS, PRESSED_SECONDS = 100, 0.5
 
@@ -126,23 +128,28 @@ class Door:
                 wait,
             )
         size = request.ByteSize() if hasattr(request, "ByteSize") else 0
-        if size and (wait := self.pace(caller).take(0, size, 0)):
+        if size and (wait := self.pace(caller).take(0, size, _cost_rows(request))):
             raise TooMuch(
-                f"{caller} sends more than {config.agent_bytes_per_second_max:g} bytes a second "
-                f"(agent_bytes_per_second_max): come again in {wait:.1f} s",
+                f"{caller} sends more than {config.agent_bytes_per_second_max:g} bytes or "
+                f"{config.agent_rows_per_second_max:g} rows a second (agent_bytes_per_second_max, "
+                f"agent_rows_per_second_max; a device costs as a row does, an event as {EVENT_COST_ROWS}): come "
+                f"again in {wait:.1f} s",
                 wait,
             )
 
-    async def hold(self, caller: Caller | None, peer: str) -> None:
+    async def hold(self, caller: Caller | None, peer: str) -> bool:
         """Let a refusal wait, of who is refused again and again: to refuse costs us as much as to ask costs him.
 
         The calls of a connection, and the connections of a caller or an address, are so many: this bounds how often.
+        Return whether it waited.
         """
         self.refused_count += 1
         at = where(peer)
         key = (caller.role, caller.name) if caller is not None and caller.known else at and at[0]
-        if self._refusals.ask(key):
-            await asyncio.sleep(HOLD_SECONDS)
+        if not self._refusals.ask(key):
+            return False
+        await asyncio.sleep(HOLD_SECONDS)
+        return True
 
     def pace(self, caller: Caller) -> Pace:
         """Return how fast an agent may send: one for its name, however often it connects."""
@@ -196,6 +203,12 @@ class Pace:
             self._bytes.take(size_bytes, now),
             self._rows.take(rows, now),
         )
+
+
+def _cost_rows(request: Any) -> int:
+    """Return what a message costs beyond its bytes: 3000 devices are 0.3 MB, and 11 ms of the loop."""
+    devices, events = (getattr(request, name, ()) for name in ("devices", "events"))
+    return len(devices) + EVENT_COST_ROWS * len(events)
 
 
 def _certificates(config: AggregatorConfig) -> Certificates | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .door import Door
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
+#: Told of a call that its caller's role may not make: who, gRPC's name of the peer, the request.
+Denied = Callable[["Caller", str, Any], Awaitable[None]]
 #: How gRPC names a handler, by (does the request stream, does the response).
 KINDS = {
     (False, False): "unary_unary",
@@ -59,9 +61,12 @@ def _writing(behaviour: Any) -> Behaviour:
 class Guard(grpc.aio.ServerInterceptor):
     """Lets a call in, or raises the Refusal that `service/errors.py` turns into a status."""
 
-    def __init__(self, door: Door, *, by_token: bool = False) -> None:
-        """*by_token*: no certificate is asked for on its port."""
-        self._door, self._by_token = door, by_token
+    def __init__(
+        self, door: Door, *, by_token: bool = False, denied: Mapping[str, Denied] | None = None
+    ) -> None:
+        """*by_token*: no certificate is asked for on its port. *denied*: by method, who is to hear of calls of a wrong
+        role; not of each of a caller that is refused again and again."""
+        self._door, self._by_token, self._denied = door, by_token, denied or {}
 
     async def intercept_service(
         self,
@@ -89,8 +94,11 @@ class Guard(grpc.aio.ServerInterceptor):
                         allowed = ", ".join(sorted(roles)) or "nobody"
                         raise NotAllowed(f"{caller} may not call {method}: it is for {allowed}")
                     self._door.count(caller, request)
-                except Refusal:
-                    await self._door.hold(caller, peer)
+                except Refusal as refusal:
+                    held = await self._door.hold(caller, peer)
+                    tell = self._denied.get(method) if isinstance(refusal, NotAllowed) else None
+                    if tell is not None and caller is not None and not held:
+                        await tell(caller, peer, request)
                     raise
                 answer_for(caller)
                 return await self._door.calls.answer(

@@ -30,7 +30,7 @@ from .clocks import HostClock
 from .findings import Findings
 from .reading import Incoming
 from .registration import check_events, check_request
-from .sessions import Session, Sessions
+from .sessions import Session, Sessions, check_name
 
 #: Event ids remembered to tell an agent that it sent one twice; the store looks at all.
 EVENT_IDS_MAX = 100_000
@@ -128,6 +128,7 @@ class Ingest:
         self, request: wire.RegisterNodeRequest, address: str, caller: Caller = LOCAL
     ) -> wire.RegisterNodeResponse:
         """Answer RegisterNode. Raises Invalid, NotAllowed, NameTaken, TooMuch."""
+        check_name(caller, request.node)  # first: who lies about its name is not worth the rest
         foreign = check_request(request)
         now_ns, host = self._wall_ns(), request.node
         session = self.sessions.register(

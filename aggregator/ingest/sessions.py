@@ -15,6 +15,8 @@ from .pace import HostPace
 #: After so long without a word of the incumbent, its name is free.
 SILENT_SECONDS = 60
 _SILENT_NS = SILENT_SECONDS * 1_000_000_000
+#: Of a name that is refused, which may be a megabyte, so much is shown: it is not looked at any further.
+NAME_CHARACTERS_SHOWN = 253
 
 
 @dataclass(slots=True)
@@ -74,11 +76,7 @@ class Sessions:
 
         Raises NotAllowed where *caller* may not write as *host*, NameTaken or TooMuch, with words for the newcomer.
         """
-        if not caller.writes_as(host):
-            raise NotAllowed(
-                f"{caller} writes as its own host only, not as {host!r}: the agent's setting host, or "
-                "the machine's name, must be the name that its certificate or token was made for"
-            )
+        check_name(caller, host)
         new = Session(host, run_id, boot_id, address, now_ns, secrets.token_hex(16), caller)
         incumbent = self._by_host.get(host)
         if incumbent is not None and _is_same(incumbent, new):
@@ -187,6 +185,15 @@ class Sessions:
             self._findings.find(
                 one.host, "identity.cloned_image", words, now_ns, subject=two.host, expires=True
             )
+
+
+def check_name(caller: Caller, host: str) -> None:
+    """Raise NotAllowed, with words, where *caller* may not write as *host*."""
+    if not caller.writes_as(host):
+        raise NotAllowed(
+            f"{caller} writes as its own host only, not as {host[:NAME_CHARACTERS_SHOWN]!r}: the agent's setting host, "
+            "or the machine's name, must be the name that its certificate or token was made for"
+        )
 
 
 def _machine(session: Session) -> str:

@@ -1,8 +1,8 @@
 """`python -m gangline.aggregator.query.nursery PLACE`: forks a process per question, ends those that overstay.
 
 It has loaded DuckDB and Arrow, runs no query itself and has one thread, so that a fork of it is safe and
-takes milliseconds: it is the warm spare. It stands outside the aggregator's process, which has threads, and
-outside its priority: a question that will not end is killed though the aggregator is busy.
+takes milliseconds: it is the warm spare. It stands outside the aggregator's process, which has threads. It leads a
+session that has the least share of the processors, and in it goes before its queries: one that will not end is killed.
 
 Its standard input is a socket of packets in JSON: `{"id": 1, "seconds": 10}` with the question's own socket
 attached, `{"id": 1, "kill": "cancelled"}`; it answers `{"id": 1, "status": -9, ...}` when that process has ended.
@@ -24,7 +24,7 @@ import duckdb
 
 from ...ext import process
 from . import worker
-from .confine import confine
+from .confine import confine, let_session_go_last
 from .limits import KILL_AFTER_SECONDS, Place
 
 #: A packet is shorter than this.
@@ -153,6 +153,7 @@ def main() -> int:
     """Be the nursery of the place in the first argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.name(b"gangline-sql")
+    let_session_go_last()
     duckdb.default_connection().close()  # its thread would be in the way of a fork
     control = socket.socket(fileno=os.dup(0))
     Nursery(control, Place.from_text(sys.argv[1])).run()

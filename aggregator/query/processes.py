@@ -77,7 +77,9 @@ class QueryProcesses:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=_environment(),
-                start_new_session=True,  # Ctrl-C on a terminal is for whoever asked
+                # Ctrl-C on a terminal is for whoever asked; and a session's share of the processors can be made small
+                # (`confine.let_session_go_last`), where queries in ours would use up our own.
+                start_new_session=True,
             )
         ours.setblocking(False)
         self._control = ours

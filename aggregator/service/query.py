@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...fingerprints.wire import query_pb2
 from ...fingerprints.wire.query_pb2_grpc import QueryServiceServicer
-from ..access.caller import caller
+from ..access.caller import Caller, caller
 from ..config import AggregatorConfig
 from ..query import trouble
 from ..query.limits import Answered, Place, Question
@@ -22,20 +23,26 @@ from ..refusals import Invalid, NotReady, Refusal, TookTooLong, TooMuch
 
 #: After so long a place among the queries that run may be free.
 RETRY_SECONDS = 1.0
+#: Of a statement that is not even looked at, for its caller may not ask, so much is logged.
+DENIED_CHARACTERS_MAX = 200
 
 
 class Asker(NamedTuple):
-    """Who asks, as what, from where."""
+    """Who asks, as what, from where. *known*: it has proved that."""
 
     name: str
     role: str
     peer: str
+    known: bool = False
 
 
 def asker(context: Any) -> Asker:
     """Return who calls, which the guard has let in."""
-    one = caller(context)
-    return Asker(one.name, one.role, str(context.peer()))
+    return _asker(caller(context), str(context.peer()))
+
+
+def _asker(one: Caller, peer: str) -> Asker:
+    return Asker(one.name, one.role, peer, one.known)
 
 
 class QueryService(QueryServiceServicer):
@@ -53,6 +60,7 @@ class QueryService(QueryServiceServicer):
         self._config = config
         self._wall_ns = wall_ns
         self._who = who
+        self._running: Counter[tuple[str, str]] = Counter()  # by role and name
 
     def start(self) -> None:
         """Have a process ready for the first question. Raises OSError."""
@@ -79,17 +87,42 @@ class QueryService(QueryServiceServicer):
             line = asked.entry()
             await asyncio.shield(asyncio.to_thread(self.log.append, line))
 
+    async def denied(self, one: Caller, peer: str, request: Any) -> None:
+        """Log a query of who may not ask, which the guard has refused."""
+        sql = str(getattr(request, "sql", ""))[:DENIED_CHARACTERS_MAX]
+        words = f"a caller of role {one.role} may not ask"
+        asked = _Asked(_asker(one, peer), sql, self._wall_ns(), time.monotonic(), "denied", words)
+        await asyncio.to_thread(self.log.append, asked.entry())
+
     async def _answer(self, request: query_pb2.QueryRequest, context: Any, asked: _Asked) -> None:
         asked.outcome = "refused"
         question = self._question(request, context)
         try:
-            answer = self.processes.ask(question, asked.cost)
-            async with contextlib.aclosing(answer):
-                async for piece in answer:
-                    await context.write(asked.counted(piece))
+            with self._place(asked.who):
+                answer = self.processes.ask(question, asked.cost)
+                async with contextlib.aclosing(answer):
+                    async for piece in answer:
+                        await context.write(asked.counted(piece))
         except trouble.QueryError as error:
             asked.outcome, refusal = _refusal(error)
             raise refusal from error
+
+    @contextlib.contextmanager
+    def _place(self, who: Asker) -> Iterator[None]:
+        """Count a query of *who* until its process is gone. Raises TooManyQueries when it has its share of them."""
+        key, most = (who.role, who.name), self._config.query_running_per_caller_max
+        if who.known and self._running[key] >= most:
+            raise trouble.TooManyQueries(
+                f"{most} queries of {who.role} {who.name!r} run, and no more of one caller may at once "
+                "(query_running_per_caller_max), so that others can ask: wait for one of them, or end it"
+            )
+        self._running[key] += 1
+        try:
+            yield
+        finally:
+            self._running[key] -= 1
+            if not self._running[key]:
+                del self._running[key]
 
     def _question(self, request: query_pb2.QueryRequest, context: Any) -> Question:
         if request.format not in query_pb2.QueryFormat.values():
@@ -142,7 +175,9 @@ class _Asked:
     def entry(self) -> Entry:
         return Entry(
             self.wall_ns,
-            *self.who,
+            self.who.name,
+            self.who.role,
+            self.who.peer,
             self.sql,
             round(time.monotonic() - self.begin, 4),
             self.rows,

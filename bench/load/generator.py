@@ -219,6 +219,7 @@ class Generator:
             "flying": sum(len(host.flying) for host in self.hosts),
             "held": sum(len(host.held) for host in self.hosts),
             "receipt": self.span_receipts.told(),
+            "receipt_milliseconds": self.span_receipts.counts(),
             "words": self.words,
             **counts,
         }

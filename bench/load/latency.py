@@ -40,3 +40,7 @@ class Latencies:
             "p99": self.share(0.99),
             "max": round(self.max, 3),
         }
+
+    def counts(self) -> list[tuple[int, int]]:
+        """Return (whole milliseconds, how many) of those that there are."""
+        return [(at, count) for at, count in enumerate(self._counts) if count]

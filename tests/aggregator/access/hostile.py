@@ -260,14 +260,38 @@ async def giants(one: Hostile) -> None:
     """Messages as long as may be, and longer."""
     async with one.channel() as channel:
         stub: Any = TelemetryServiceStub(channel)  # type: ignore[no-untyped-call]
-        devices_ = [wire.Device(kind="gpu", key=f"{n:0200}") for n in range(15_000)]
+        devices_ = [wire.Device(kind="gpu", key=f"{n:090}") for n in range(50_000)]
 
         async def register() -> None:
             while one.going:
-                request = one.registration(devices=devices_[: one.random.choice((3000, 15_000))])
+                request = one.registration(
+                    devices=devices_[: one.random.choice((3000, 15_000, 50_000))]
+                )
                 await one.called(stub.RegisterNode(request, metadata=one.metadata))
 
         await _until_end(one, *(register() for _ in range(5)))
+
+
+async def events(one: Hostile) -> None:
+    """Events without end, a thousand a call."""
+    async with one.channel() as channel:
+        stub: Any = TelemetryServiceStub(channel)  # type: ignore[no-untyped-call]
+        session = await one.session(stub)
+
+        async def report() -> None:
+            while one.going:
+                one.sequence += 1
+                several = [
+                    wire.HealthEvent(
+                        event_id=f"{one.sequence}-{n}", name="gpu.xid", code=79, boot_id=BOOT
+                    )
+                    for n in range(1000)
+                ]
+                request = wire.ReportEventsRequest(events=several)
+                metadata = (*one.metadata, ("gangline-session", session))
+                await one.called(stub.ReportEvents(request, metadata=metadata))
+
+        await _until_end(one, *(report() for _ in range(5)))
 
 
 async def _until_end(one: Hostile, *work: Coroutine[Any, Any, None]) -> None:
@@ -282,6 +306,7 @@ ATTACKS: dict[str, Callable[[Hostile], Awaitable[None]]] = {
     each.__name__: each
     for each in (
         garbage, flood, devices, odd_values, time_travel, deaf, names, strangers, streams, connections, giants,
+        events,
     )
 }  # fmt: skip
 

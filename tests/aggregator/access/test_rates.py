@@ -84,6 +84,17 @@ def test_an_agents_calls_and_their_bytes_are_counted(tmp_path: Path) -> None:
     assert [world.count(OPERATOR, large) for _ in range(100)] == [""] * 100
 
 
+def test_devices_and_events_cost_more_than_their_bytes(tmp_path: Path) -> None:
+    """3000 devices are 0.3 MB and 11 ms of the loop that all receipts wait for; a thousand events are 40 kB."""
+    world = World(tmp_path, agent_rows_per_second_max=100.0)
+    device = telemetry_pb2.Device(kind="gpu", key="a")
+    inventory = telemetry_pb2.RegisterNodeRequest(devices=[device] * 2001)
+    assert world.count(AGENT, inventory) and "a device costs" in world.count(AGENT, inventory)
+    world.now += 100.0
+    events = telemetry_pb2.ReportEventsRequest(events=[telemetry_pb2.HealthEvent(code=79)] * 100)
+    assert [bool(world.count(AGENT, events)) for _ in range(3)] == [False, False, True]
+
+
 def test_refusals_are_held_back_from_who_wants_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ import pytest
 from gangline.aggregator.query.querylog import Entry, QueryLog
 from gangline.fingerprints.wire import query_pb2, status_pb2
 from gangline.fingerprints.wire.query_pb2_grpc import QueryServiceStub
+from tests.aggregator.access.secured import Secured, bearer, status_of
 from tests.aggregator.query.asking import children
 from tests.aggregator.query.test_processes import DEAF, ENDLESS
 
@@ -151,6 +152,65 @@ def test_as_many_as_may_run(lab: Any, until: Any) -> None:
         "cancelled",
         "ok",
     ]
+
+
+def test_one_operator_leaves_room_for_another(lab: Any, until: Any, secured: Secured) -> None:
+    """One operator's dashboard held all four places, and whoever looked for a fault at night was told to come again."""
+    one, two = (bearer(secured.token("operator", name)) for name in ("alice", "bob"))
+
+    async def way() -> None:
+        settings = secured.settings(client_certificates=False, query_seconds=60.0)
+        async with (
+            lab.aggregator(**settings) as aggregator,
+            secured.channel(aggregator.port) as channel,
+        ):
+            await until((lab.folder / "operators.duckdb").exists)
+            stub: Any = QueryServiceStub(channel)  # type: ignore[no-untyped-call]
+            calls = [stub.Query(query_pb2.QueryRequest(sql=DEAF), metadata=one) for _ in range(2)]
+            tasks = [asyncio.ensure_future(responses(call)) for call in calls]
+            await until(lambda: aggregator.query.processes.running_count == 2)
+            request = query_pb2.QueryRequest(sql="FROM hosts")
+            code, words = await status_of(responses(stub.Query(request, metadata=one)))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "2 queries of operator 'alice' run" in words
+            assert await responses(stub.Query(request, metadata=two))
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await until(lambda: aggregator.query.processes.running_count == 0)
+            assert await responses(stub.Query(request, metadata=one))
+
+    asyncio.run(way())
+    outcomes = [(line["who"], line["outcome"]) for line in log_of(lab.folder)]
+    assert outcomes[0] == ("alice", "busy") and outcomes.count(("alice", "cancelled")) == 2
+
+
+def test_who_may_not_ask_is_in_the_log(lab: Any, until: Any, secured: Secured) -> None:
+    """A stolen scheduler's token tried SQL all night, and the one log of who asked what knew nothing of it; nor may who
+    is refused fill that log and push others' lines out."""
+    token = bearer(secured.token("scheduler", "slurm"))
+
+    async def way() -> None:
+        settings = secured.settings(client_certificates=False)
+        async with (
+            lab.aggregator(**settings) as aggregator,
+            secured.channel(aggregator.port) as channel,
+        ):
+            stub: Any = QueryServiceStub(channel)  # type: ignore[no-untyped-call]
+            request = query_pb2.QueryRequest(sql="FROM hosts -- " + "x" * 1000)
+            code, _ = await status_of(responses(stub.Query(request, metadata=token)))
+            assert code is grpc.StatusCode.PERMISSION_DENIED
+            bucket = aggregator.door._refusals._of["scheduler", "slurm"]
+            bucket._level = -1e9  # as if it had been refused all night
+            held = asyncio.ensure_future(responses(stub.Query(request, metadata=token)))
+            await until(lambda: aggregator.door.refused_count == 2)
+            held.cancel()
+            await asyncio.gather(held, return_exceptions=True)
+
+    asyncio.run(way())
+    (line,) = log_of(lab.folder)
+    assert (line["who"], line["role"], line["outcome"]) == ("slurm", "scheduler", "denied")
+    assert line["sql"].startswith("FROM hosts") and len(line["sql"]) == 200
 
 
 def test_receipts_flow_while_bombs_run(lab: Any, until: Any) -> None:

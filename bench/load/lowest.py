@@ -1,0 +1,39 @@
+"""Runs a module at the lowest priority there is: it stands for somebody on another machine.
+
+    python -m bench.load.lowest MODULE ARGUMENT...
+    python -m bench.load.lowest burn SECONDS         turns in a loop, and says nothing to anybody
+
+To be started as the leader of a session. Prints what the module prints.
+"""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+import time
+
+from gangline.aggregator.query.confine import go_last, let_session_go_last
+
+
+def main() -> None:
+    """Go last, and be that module."""
+    del sys.argv[0]
+    burns = sys.argv[0] == "burn"
+    if not burns:  # what it imports first: on a busy machine that would else take for ever
+        importlib.import_module(sys.argv[0])
+        del sys.modules[sys.argv[0]]
+    let_session_go_last()
+    go_last()
+    if not burns:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        return
+    print("begins", flush=True)
+    end = time.monotonic() + float(sys.argv[1])
+    while time.monotonic() < end:
+        pass
+    print("{}")
+
+
+if __name__ == "__main__":
+    main()

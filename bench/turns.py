@@ -1,0 +1,116 @@
+"""Turns without and with something beside one load, in one run: what the machine does by itself falls on both alike."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .measure import Result, percentile
+
+PAIRS = 3
+TURN_SECONDS = 6.0
+#: After each change so long is of neither: what began before it ends, and what comes has begun.
+SETTLE_SECONDS = 1.5
+SHARES = (0.5, 0.99)
+
+#: Starts what is beside; what it returns ends that.
+Start = Callable[[], Callable[[], None]]
+#: (when it was, by the monotonic clock; how many seconds it took)
+Sample = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """From *begin* to *end* by the monotonic clock. *idle_share*: of all processors' time."""
+
+    begin: float
+    end: float
+    beside: bool
+    idle_share: float
+
+    def of(self, samples: Sequence[Sample]) -> list[float]:
+        """Return the seconds of those within it."""
+        return [seconds for at, seconds in samples if self.begin <= at < self.end]
+
+
+@dataclass
+class Turns:
+    """Runs them: without, with, without, with. *each* is called at the begin and at the end of every turn."""
+
+    start: Start
+    each: Callable[[], None] = lambda: None
+    pairs: int = PAIRS
+    seconds: float = TURN_SECONDS
+    settle_seconds: float = SETTLE_SECONDS
+    done: list[Turn] = field(default_factory=list[Turn])
+
+    @property
+    def whole_seconds(self) -> float:
+        """How long all take, but for what starting and ending takes."""
+        return 2 * self.pairs * (self.seconds + self.settle_seconds)
+
+    def run(self) -> None:
+        """Do them all."""
+        for _ in range(self.pairs):
+            self._turn(beside=False)
+            end = self.start()
+            self._turn(beside=True)
+            end()
+
+    def _turn(self, *, beside: bool) -> None:
+        time.sleep(self.settle_seconds)
+        self.each()
+        begin, before = time.monotonic(), _processors()
+        time.sleep(self.seconds)
+        end, after = time.monotonic(), _processors()
+        self.each()
+        idle, whole = (two - one for one, two in zip(before, after, strict=True))
+        self.done.append(Turn(begin, end, beside, idle / whole))
+
+    def idle_share(self, *, beside: bool) -> float:
+        """Return what of all processors nobody used."""
+        found = [turn.idle_share for turn in self.done if turn.beside == beside]
+        return sum(found) / len(found)
+
+
+def _processors() -> tuple[float, float]:
+    """Return (idle, all) ticks of all processors since the machine started."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
+
+
+def results(
+    name: str,
+    turns: Turns,
+    by_turn: Sequence[Sequence[float]],
+    notes: str = "",
+    shares: Sequence[float] = SHARES,
+) -> list[Result]:
+    """Return a result for each of *shares*, of all turns together; *by_turn*: the seconds found in each.
+
+    The notes say from where to where the ratio went by pair, and how idle the machine was.
+    """
+    without, beside = [list(by_turn[at::2]) for at in (0, 1)]
+    said = (
+        f"{len(without)} pairs; machine {turns.idle_share(beside=False):.0%} idle without, "
+        f"{turns.idle_share(beside=True):.0%} with, load average {os.getloadavg()[0]:.1f}"
+    )
+    found = []
+    for share in shares:
+        pooled = [
+            percentile([v for each in side for v in each], share) for side in (beside, without)
+        ]
+        pairs = sorted(
+            percentile(list(w), share) / percentile(list(o), share)
+            for o, w in zip(without, beside, strict=True)
+        )
+        spread = f"by pair {pairs[0]:.2f} to {pairs[-1]:.2f}, {sum(map(len, without))} and {sum(map(len, beside))}"
+        words = "; ".join(filter(None, (spread, said, notes))) if share == shares[0] else spread
+        found.append(
+            Result(f"{name}, p{share * 100:.0f}", 1e3 * pooled[0], "ms", "the same without",
+                   1e3 * pooled[1], words)
+        )  # fmt: skip
+    return found
