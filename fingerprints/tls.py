@@ -78,7 +78,7 @@ def _of_file(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         if error.reason == "KEY_VALUES_MISMATCH":
             return "the key is not that of the certificate"
-        return f"no PEM as it should be ({error.reason or 'nothing in it'})"
+        return f"no PEM as it should be ({error.reason or 'no certificate or no key in it'})"
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 

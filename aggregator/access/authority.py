@@ -45,6 +45,12 @@ def pair(folder: Path, name: str) -> Pair:
     return Pair(folder / f"{name}.pem", folder / f"{name}.key")
 
 
+def check_days(days: int) -> None:
+    """Raise AuthorityError unless a certificate may hold for so long."""
+    if not 1 <= days <= LEAF_DAYS_MAX:
+        raise AuthorityError(f"{days} days: expected 1 to {LEAF_DAYS_MAX}")
+
+
 def make_authority(folder: Path, trust: str, now: datetime, *, force: bool = False) -> Pair:
     """Make a CA for the trust domain *trust* in *folder*: ca.pem and ca.key. Raises AuthorityError, OSError."""
     key = ec.generate_private_key(ec.SECP256R1())
@@ -129,8 +135,7 @@ class Authority:
         *,
         force: bool,
     ) -> Pair:
-        if not 1 <= days <= LEAF_DAYS_MAX:
-            raise AuthorityError(f"{days} days: expected 1 to {LEAF_DAYS_MAX}")
+        check_days(days)
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = self._certificate.subject
         certificate = (

@@ -69,14 +69,22 @@ def load(files: Files, now: datetime) -> Material:
         raise CertificateError(
             f"{files.key} is not the key of {files.certificate}: were both of them replaced?"
         )
-    until = first.not_valid_after_utc
-    if not first.not_valid_before_utc <= now < until:
+    _check_dates(files.certificate, first, now)
+    return Material(certificate, key, client_ca, first.not_valid_after_utc)
+
+
+def check_dates(path: Path, now: datetime) -> None:
+    """Raise CertificateError unless the certificate at *path* holds now."""
+    _check_dates(path, _certificates(path, _read(path))[0], now)
+
+
+def _check_dates(path: Path, certificate: x509.Certificate, now: datetime) -> None:
+    since, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not since <= now < until:
         raise CertificateError(
-            f"{files.certificate} holds from {first.not_valid_before_utc:%Y-%m-%d %H:%M} to "
-            f"{until:%Y-%m-%d %H:%M} UTC, and this machine's clock says {now:%Y-%m-%d %H:%M}: renew "
-            "it, or set the clock"
+            f"{path} holds from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC, and this machine's "
+            f"clock says {now:%Y-%m-%d %H:%M}: renew it, or set the clock"
         )
-    return Material(certificate, key, client_ca, until)
 
 
 def _read(path: Path) -> bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from ..refusals import NoLogin, NotAllowed, Refusal
-from .caller import Caller, answer_for
+from .caller import GIVEN, Caller, answer_for
 from .methods import OPEN, roles_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 try:
                     caller = caller or self._door.login.by_connection(context, peer)
                     if caller.role not in roles:
-                        allowed = ", ".join(sorted(roles)) or "nobody"
+                        allowed = ", ".join(one for one in GIVEN if one in roles) or "nobody"
                         raise NotAllowed(f"{caller} may not call {method}: it is for {allowed}")
                     self._door.count(caller, request)
                 except Refusal as refusal:

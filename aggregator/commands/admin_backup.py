@@ -47,8 +47,9 @@ def _told(made: Made) -> str:
     of = made.manifest
     return (
         f"{made.folder}: as of {of.as_of}, {of.rows:,} rows in the live file, {len(of.files)} files, "
-        f"{words_of_bytes(of.size_bytes)}, {words_of_bytes(made.copied_bytes)} copied; "
-        f"for {made.stood_still_microseconds / 1000:.1f} ms nothing was stored"
+        f"{words_of_bytes(of.size_bytes)}, {words_of_bytes(made.copied_bytes)} copied"
+        + f"; for {made.stood_still_microseconds / 1000:.1f} ms nothing was stored"
+        * bool(made.stood_still_microseconds)
     )
 
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import argparse
 import socket
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ...cli import FAILED, OK
-from ..access.authority import (
-    LEAF_DAYS,
-    Authority,
-    AuthorityError,
-    Pair,
-    make_authority,
-    pair,
-)
+from ...cli import OK
+from ..access.authority import LEAF_DAYS, Authority, Pair, check_days, make_authority, pair
 from ..access.caller import GIVEN, Role
 from ..access.door import FOLDER
-from ..access.names import check_trust_domain, is_name
+from ..access.names import check_trust_domain
+from .admin_store import add_data_option, caller_name, guarded
 
 PORT = 7600
 TRUST_DEFAULT = "gangline"
@@ -40,17 +33,8 @@ def main(arguments: list[str]) -> int:
     """Make what is asked for and print the settings to paste. 1 with words when it cannot be made."""
     options = _parser().parse_args(arguments)
     folder: Path = options.folder or options.data / FOLDER
-    try:
-        {"init": _init, "server": _server, "issue": _issue, "cluster": _cluster}[options.what](
-            options, folder
-        )
-    except AuthorityError as error:
-        print(f"gangline admin cert: {error}", file=sys.stderr)
-        return FAILED
-    except OSError as error:
-        print(f"gangline admin cert: {error.filename}: {error.strerror}", file=sys.stderr)
-        return FAILED
-    return OK
+    make = {"init": _init, "server": _server, "issue": _issue, "cluster": _cluster}[options.what]
+    return guarded("cert", lambda: make(options, folder) or OK)
 
 
 def _init(options: argparse.Namespace, folder: Path) -> None:
@@ -79,6 +63,7 @@ def _issue(options: argparse.Namespace, folder: Path) -> None:
 def _cluster(options: argparse.Namespace, folder: Path) -> None:
     """Make what is not there yet of a small cluster: CA, server, agents, operators."""
     now = datetime.now(UTC)
+    check_days(options.days)
     if not pair(folder, "ca").certificate.exists():
         make_authority(folder, options.trust, now)
     authority = Authority(folder, now)
@@ -145,36 +130,41 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--data", type=Path, default=Path("var/aggregator"), metavar="DIR")
+    add_data_option(common)
     common.add_argument("--folder", type=Path, metavar="DIR", help=f"default: {FOLDER} in --data")
     common.add_argument("--force", action="store_true", help="overwrite what is there")
-    common.add_argument("--days", type=int, default=LEAF_DAYS, metavar="N", help="default 365")
+    leaf = argparse.ArgumentParser(add_help=False)
+    leaf.add_argument(
+        "--days",
+        type=int,
+        default=LEAF_DAYS,
+        metavar="N",
+        help="it holds so long (default: 365); a CA ten years",
+    )
     trust = argparse.ArgumentParser(add_help=False)
     trust.add_argument(
         "--trust", type=_trust, default=TRUST_DEFAULT, metavar="DOMAIN", help="of a new CA"
     )
-    what = parser.add_subparsers(dest="what", required=True)
+    what = parser.add_subparsers(dest="what", required=True, metavar="{init,server,issue,cluster}")
     what.add_parser("init", parents=[common, trust], help="a CA")
-    server = what.add_parser("server", parents=[common], help="the aggregator's certificate")
+    server = what.add_parser("server", parents=[common, leaf], help="the aggregator's certificate")
     server.add_argument(
         "names", nargs="+", metavar="NAME", help="what clients dial: names, addresses"
     )
-    issue = what.add_parser("issue", parents=[common], help="one caller's certificate")
+    issue = what.add_parser("issue", parents=[common, leaf], help="one caller's certificate")
     issue.add_argument("--role", required=True, choices=[str(role) for role in GIVEN])
     issue.add_argument(
-        "--name", "--host", required=True, type=_name, metavar="NAME", help="agent: its host"
+        "--name", "--host", required=True, type=caller_name, metavar="NAME", help="agent: its host"
     )
-    cluster = what.add_parser("cluster", parents=[common, trust], help="all of it in one command")
+    cluster = what.add_parser(
+        "cluster", parents=[common, leaf, trust], help="all of it in one command"
+    )
     cluster.add_argument("--server", action="append", metavar="NAME", help="what clients dial")
-    cluster.add_argument("--host", action="append", default=[], type=_name, metavar="NAME")
-    cluster.add_argument("--operator", action="append", default=[], type=_name, metavar="NAME")
+    cluster.add_argument("--host", action="append", default=[], type=caller_name, metavar="NAME")
+    cluster.add_argument(
+        "--operator", action="append", default=[], type=caller_name, metavar="NAME"
+    )
     return parser
-
-
-def _name(text: str) -> str:
-    if not is_name(text):
-        raise argparse.ArgumentTypeError(f"{text[:64]!r}: letters, digits, '.', '_' and '-'")
-    return text
 
 
 def _trust(text: str) -> str:

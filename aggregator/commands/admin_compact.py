@@ -15,8 +15,8 @@ from ..store.storefile import FILE
 from ..store.upkeep.compact import compact
 from ..store.upkeep.copying import CopyError, words_of_bytes
 from ..store.upkeep.still import in_use, no_store
-from .admin_store import add_store_options, channel, guarded
-from .client import FAILED, OK, CommandError, Way, translated, way_of
+from .admin_store import add_store_options, channel, guarded, told
+from .client import FAILED, OK, CommandError, Way, way_of
 from .progress import Progress
 
 
@@ -31,8 +31,9 @@ def _run(options: argparse.Namespace) -> int:
         raise CopyError(no_store(options.data))
     progress = Progress(quiet=options.json, said=lambda rows: f"{rows:,} rows")
     progress.begin("copying", 0)
-    if in_use(options.data):
-        done = _running(way_of(options), progress)
+    running = in_use(options.data)
+    if running:
+        done = _running(options.data, way_of(options), progress)
     else:
         done = _stopped(options.data, progress)
     progress.end()
@@ -45,13 +46,13 @@ def _run(options: argparse.Namespace) -> int:
         )
     else:
         print(
-            f"{options.data / FILE}: {words_of_bytes(after)}, was {words_of_bytes(before)}; "
-            f"for {micros / 1e6:.2f} s nothing was stored"
+            f"{options.data / FILE}: {words_of_bytes(after)}, was {words_of_bytes(before)}"
+            + f"; for {micros / 1e6:.2f} s nothing was stored" * running
         )
     return OK
 
 
-def _running(way: Way, progress: Progress) -> tuple[int, int, int]:
+def _running(data: Path, way: Way, progress: Progress) -> tuple[int, int, int]:
     with channel(way) as stub:
         call = stub.CompactStore(admin_pb2.CompactStoreRequest())
         try:
@@ -65,7 +66,7 @@ def _running(way: Way, progress: Progress) -> tuple[int, int, int]:
             words = str(error.details()) if hasattr(error, "details") else ""
             if "compacted" in words:
                 raise CommandError(words, FAILED) from error
-            raise translated(error, way) from error
+            raise told(error, data, way) from error
         finally:
             call.cancel()
     raise CommandError(f"the aggregator at {way.aggregator} did not say how it ended", FAILED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,40 +13,60 @@ import grpc
 from ...fingerprints.settings import SettingsError
 from ...fingerprints.wire import admin_pb2
 from ...fingerprints.wire.admin_pb2_grpc import AdminServiceStub
+from ..access.authority import AuthorityError
+from ..access.names import is_name
+from ..access.tokens import TokensError
 from ..config import AggregatorConfig
 from ..store.storefile import FILE, StoreError
-from ..store.upkeep.copying import CopyError
+from ..store.upkeep.copying import CopyError, why
 from ..store.upkeep.still import Still, in_use, no_store, stopped, unmoved
-from .client import FAILED, translated
-from .way import CommandError, Way, add_way, dialled
+from . import client
+from .client import FAILED, NO_ANSWER, SILENCE, accepts, translated
+from .way import ADDRESS_VARIABLE, CommandError, Way, add_way, dialled
 
 #: The writer ends the commit that is under way first; on a slow disk that takes a while.
 HOLD_SECONDS = 60.0
+#: Who has the files may still not tell the service to hold them.
+LOGIN = (
+    "Log in as an admin: --token-file FILE (gangline admin token new --role admin --name NAME), or --cert and "
+    "--key (gangline admin cert issue --role admin --name NAME)"
+)
 DATA_DEFAULT: Path = AggregatorConfig.__dataclass_fields__["data"].default  # type: ignore[assignment]
 
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
     """Add --data, and the way to the aggregator."""
+    add_data_option(parser)
+    add_way(parser)
+
+
+def add_data_option(parser: argparse.ArgumentParser) -> None:
+    """Add --data."""
     parser.add_argument(
         "--data", type=Path, default=DATA_DEFAULT, metavar="DIR",
         help=f"the aggregator's folder (default: {DATA_DEFAULT})",
     )  # fmt: skip
-    add_way(parser)
+
+
+def caller_name(text: str) -> str:
+    """Return *text* as it is if a caller may be named so. Raises argparse.ArgumentTypeError with words."""
+    if not is_name(text):
+        raise argparse.ArgumentTypeError(f"{text[:64]!r}: letters, digits, '.', '_' and '-'")
+    return text
 
 
 def guarded(command: str, run: Callable[[], int]) -> int:
     """Run it; failures become words on stderr and an exit code. Ctrl-C is 130, after what it began is swept."""
-    try:
-        return run()
-    except CommandError as error:
-        words, code = str(error), error.code
-    except (CopyError, StoreError, SettingsError) as error:
-        words, code = str(error), FAILED
-    except PermissionError as error:
-        words = f"{error.filename}: permission denied; run it as the aggregator's user, or as root"
-        code = FAILED
-    print(f"gangline admin {command}: {words}", file=sys.stderr)
-    return code
+
+    def told() -> int:
+        try:
+            return run()
+        except (CopyError, StoreError, SettingsError, AuthorityError, TokensError) as error:
+            raise CommandError(str(error), FAILED) from error
+        except OSError as error:
+            raise CommandError(f"{error.filename}: {why(error)}", FAILED) from error
+
+    return client.guarded(f"admin {command}", told)
 
 
 def still(data: Path, way: Way) -> AbstractContextManager[Still]:
@@ -78,7 +97,7 @@ def held(data: Path, way: Way) -> Iterator[Still]:
                 file = message.file if message.HasField("file") else None
             yield _still(data, way, call, file, bytes(journal))
         except grpc.RpcError as error:
-            raise _told(error, data, way) from error
+            raise told(error, data, way) from error
         finally:
             call.cancel()
 
@@ -94,16 +113,24 @@ def _still(data: Path, way: Way, call: Any, file: admin_pb2.HeldFile, journal: b
 
     def check() -> None:
         if not call.is_active():
-            raise _told(call, data, way)
+            raise told(call, data, way)
         unchanged()
 
     micros = file.stood_still_microseconds
     return Still(data, True, file.wal_bytes, file.wall_time_ns, journal, micros, check)
 
 
-def _told(error: Any, data: Path, way: Way) -> Exception:
-    """Return what to say of a hold that ended or never was."""
-    if error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.PERMISSION_DENIED):
+def told(error: Any, data: Path, way: Way) -> CommandError:
+    """Return what to say of a call to the aggregator of *data* that ended or never was."""
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return CommandError(str(error.details()), FAILED)
-    told = translated(error, way)
-    return CommandError(f"{data} is in use by an aggregator, and {told}", told.code)
+    if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+        return CommandError(f"{error.details()}. {LOGIN}", FAILED)
+    if error.code() in SILENCE and not accepts(way.aggregator):
+        return CommandError(
+            f"{data} is in use, and no aggregator answers at {way.aggregator}: name where that of {data} listens "
+            f"with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}",
+            NO_ANSWER,
+        )
+    other = translated(error, way)
+    return CommandError(f"{data} is in use by an aggregator, and {other}", other.code)

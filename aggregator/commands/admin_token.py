@@ -9,12 +9,13 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from ...cli import FAILED, NOT_FOUND, OK
-from ..access.authority import AuthorityError, private_folder, put
+from ...cli import NOT_FOUND, OK
+from ..access.authority import private_folder, put
 from ..access.caller import GIVEN, Role
 from ..access.door import tokens_file
-from ..access.names import is_name
 from ..access.tokens import DAYS_MAX, Token, TokensError, change, make, read
+from ..store.storefile import FILE
+from .admin_store import add_data_option, caller_name, guarded
 
 DAYS_DEFAULT = 365
 
@@ -34,13 +35,8 @@ def main(arguments: list[str]) -> int:
     """Make, list or revoke. 1 with words when the file cannot be read or written, 4 for an unknown token."""
     options = _parser().parse_args(arguments)
     path = tokens_file(options.data)
-    try:
-        return {"new": _new, "list": _list, "revoke": _revoke}[options.what](options, path)
-    except (TokensError, AuthorityError) as error:
-        print(f"gangline admin token: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"gangline admin token: {error.filename}: {error.strerror}", file=sys.stderr)
-    return FAILED
+    work = {"new": _new, "list": _list, "revoke": _revoke}[options.what]
+    return guarded("token", lambda: work(options, path))
 
 
 def _new(options: argparse.Namespace, path: Path) -> int:
@@ -67,6 +63,11 @@ def _new(options: argparse.Namespace, path: Path) -> int:
             "from now on every caller of this aggregator needs a login, on loopback too",
             file=sys.stderr,
         )
+    if not (options.data / FILE).exists():
+        print(
+            f"{options.data} holds no store yet: the token is for an aggregator with --data {options.data}",
+            file=sys.stderr,
+        )
     return OK
 
 
@@ -75,6 +76,7 @@ def _list(options: argparse.Namespace, path: Path) -> int:
         tokens = read(path)
     except FileNotFoundError:
         tokens = []
+        print(f"no token was ever made: there is no {path}", file=sys.stderr)
     now = time.time()
     if options.json:
         shown = [{k: v for k, v in asdict(each).items() if k != "sha256"} for each in tokens]
@@ -128,11 +130,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--data", type=Path, default=Path("var/aggregator"), metavar="DIR")
-    what = parser.add_subparsers(dest="what", required=True)
+    add_data_option(common)
+    what = parser.add_subparsers(dest="what", required=True, metavar="{new,list,revoke}")
     new = what.add_parser("new", parents=[common], help="make tokens, and show them once")
     new.add_argument("--role", required=True, choices=[str(role) for role in GIVEN])
-    new.add_argument("--name", "--host", required=True, action="append", type=_name, metavar="NAME")
+    new.add_argument(
+        "--name", "--host", required=True, action="append", type=caller_name, metavar="NAME"
+    )
     new.add_argument("--days", type=_days, default=DAYS_DEFAULT, metavar="N", help="default 365")
     new.add_argument(
         "--into", type=Path, metavar="DIR", help="a file each there, and nothing shown"
@@ -145,12 +149,6 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("id", nargs="?", default="", metavar="ID")
     which.add_argument("--name", default="", metavar="NAME")
     return parser
-
-
-def _name(text: str) -> str:
-    if not is_name(text):
-        raise argparse.ArgumentTypeError(f"{text[:64]!r}: letters, digits, '.', '_' and '-'")
-    return text
 
 
 def _days(text: str) -> int:

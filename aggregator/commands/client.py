@@ -120,6 +120,11 @@ def translated(error: Any, way: Way, another: str = ANOTHER) -> CommandError:
             f"another program, or an aggregator that hangs; {another}",
             NO_ANSWER,
         )
+    if code in SILENCE and not _is_known(way.host):
+        return CommandError(
+            f"{way.host!r} is no name that this machine has an address for: mistyped? {another}",
+            NO_ANSWER,
+        )
     if code in SILENCE:
         return CommandError(
             f"no aggregator answers at {address}; start one with: gangline aggregator, or {another}",
@@ -131,6 +136,13 @@ def translated(error: Any, way: Way, another: str = ANOTHER) -> CommandError:
             NO_ANSWER,
         )
     return CommandError(f"the aggregator at {address} answered {code.name}: {details}", FAILED)
+
+
+def _is_known(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except (OSError, UnicodeError):
+        return False
 
 
 def accepts(address: str) -> bool:

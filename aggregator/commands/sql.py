@@ -15,6 +15,7 @@ from pathlib import Path
 from ...cli import FAILED, NO_ANSWER, OK, USAGE
 from ..query import trouble
 from ..query.limits import Answered, Question
+from .client import guarded
 from .sqldoors import FileDoor, Opened, ServerDoor
 from .sqlwrite import ENDINGS, FORMS, STREAMED, write
 from .way import CommandError, add_login, parsed, way_of
@@ -42,7 +43,7 @@ examples:
 What is asked is a file that the aggregator writes every 15 s: the latest of everything, the last five
 minutes of readings, and the last hour of error counters; and the history beside it. Any DuckDB opens it:
 duckdb -readonly var/aggregator/operators.duckdb. With --server an aggregator is asked, within its limits.
-Questions of the night with their answers: docs/sql.md
+Times are UTC. Questions of the night with their answers: docs/sql.md
 
 A table shows the first 1,000 rows (--rows N: other than that), the other forms all of them. A question may
 take 2 GB of memory. A file (--output) is there whole or not at all.
@@ -52,15 +53,15 @@ exit codes: 0 done, 1 failed or cut off, 2 wrong usage or SQL that is refused, 3
 
 WHAT_THERE_IS = """
 FROM (
-SELECT 'ops.' || view_name AS ask, comment AS answers FROM duckdb_views()
-WHERE schema_name = 'ops' AND comment IS NOT NULL
+SELECT schema_name || '.' || view_name AS ask, comment AS answers FROM duckdb_views()
+WHERE schema_name IN ('ops', 'history') AND comment IS NOT NULL
 UNION ALL
-SELECT 'ops.' || function_name || '(' || array_to_string(parameters, ', ') || ')', comment
-FROM duckdb_functions() WHERE schema_name = 'ops' AND comment IS NOT NULL
+SELECT schema_name || '.' || function_name || '(' || array_to_string(parameters, ', ') || ')', comment
+FROM duckdb_functions() WHERE schema_name IN ('ops', 'history') AND comment IS NOT NULL
 UNION ALL
 SELECT if(schema_name = 'main', '', schema_name || '.') || table_name, comment FROM duckdb_tables()
 )
-ORDER BY starts_with(ask, 'ops.') DESC, contains(ask, '.'), ask
+ORDER BY starts_with(ask, 'ops.') DESC, starts_with(ask, 'history.') DESC, contains(ask, '.'), ask
 """
 
 
@@ -84,28 +85,37 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.log is not None:
-        from .sqllog import show_log
-
-        return show_log(options.data, options.log)
+        return _show_log(parser, options)
     form = options.form or (ENDINGS.get(options.output.suffix, "") if options.output else "table")
     if not form:
         parser.error(f"--output {options.output}: say which form with --format {'|'.join(FORMS)}")
     if form == "table" and options.rows > TABLE_ROWS_MAX:
         parser.error(f"--rows: a table has 1 to {TABLE_ROWS_MAX} rows; say --csv for more")
     wanted = Wanted(form, options.output, options.rows, options.timeout)
-    try:
-        door = _door(options)
-    except CommandError as error:
-        sys.stderr.write(f"gangline sql: {error}\n")
-        return error.code
-    with Opened(door) as opened:
+    return guarded("sql", lambda: _run(options, wanted))
+
+
+def _run(options: argparse.Namespace, wanted: Wanted) -> int:
+    with Opened(_door(options)) as opened:
         sql = _query(options)
         if sql is None:
             # prompt_toolkit takes 100 ms, which a question in a script must not.
             from .sqlshell import Shell
 
             return Shell(opened, wanted, width).run()
-        return guarded(lambda: answered(opened, sql, wanted))
+        return answer_or_words(lambda: answered(opened, sql, wanted))
+
+
+def _show_log(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    from .sqllog import LOG_FORMS, show_log
+
+    form = options.form or "table"
+    if options.server or options.query or options.output or form not in LOG_FORMS:
+        parser.error(
+            "--log reads queries.log in --data, on the aggregator's machine, and goes with "
+            f"--format {'|'.join(LOG_FORMS)} only"
+        )
+    return show_log(options.data, options.log, form)
 
 
 def _door(options: argparse.Namespace) -> FileDoor | ServerDoor:
@@ -116,25 +126,16 @@ def _door(options: argparse.Namespace) -> FileDoor | ServerDoor:
     return ServerDoor(way_of(options))
 
 
-def guarded(work: Callable[[], int]) -> int:
-    """Run *work*; what goes wrong becomes words on stderr and an exit code."""
+def answer_or_words(work: Callable[[], int]) -> int:
+    """Return what *work* does. Raises CommandError, of a question without an answer too."""
     try:
         return work()
-    except (CommandError, trouble.QueryError) as error:
-        start = ". Start one (gangline aggregator), or name its data folder with --data"
-        print(
-            f"gangline sql: {error}{start * isinstance(error, trouble.NoSnapshot)}", file=sys.stderr
-        )
-        return exit_code(error)
-
-
-def exit_code(error: CommandError | trouble.QueryError) -> int:
-    """Return what a question ends with that has no answer."""
-    if isinstance(error, CommandError):
-        return error.code
-    if isinstance(error, trouble.QueryRefused):
-        return USAGE
-    return NO_ANSWER if isinstance(error, trouble.NoSnapshot) else FAILED
+    except trouble.NoSnapshot as error:
+        start = "Start one (gangline aggregator), or name its data folder with --data"
+        raise CommandError(f"{error}. {start}", NO_ANSWER) from error
+    except trouble.QueryError as error:
+        refused = isinstance(error, trouble.QueryRefused)
+        raise CommandError(str(error), USAGE if refused else FAILED) from error
 
 
 def answered(opened: Opened, sql: str, wanted: Wanted) -> int:
@@ -256,6 +257,6 @@ def _parser() -> argparse.ArgumentParser:
         type=_count,
         const=20,
         metavar="N",
-        help="who asked the aggregator what: the last N lines (20) of queries.log in --data",
+        help="who asked the aggregator what: the last N lines (20) of queries.log in --data; also --json, --csv",
     )
     return parser

@@ -11,7 +11,7 @@ from prompt_toolkit.document import Document
 
 #: All names in one question: what it is, and the name.
 NAMES = """
-SELECT 'macro', schema_name || '.' || function_name || '(' FROM duckdb_functions() WHERE schema_name = 'ops'
+SELECT 'macro', schema_name || '.' || function_name || '(' FROM duckdb_functions() WHERE schema_name IN ('ops', 'history')
 UNION ALL SELECT 'view', schema_name || '.' || view_name FROM duckdb_views() WHERE NOT internal
 UNION ALL SELECT 'table', if(schema_name = 'main', '', schema_name || '.') || table_name FROM duckdb_tables()
 UNION ALL SELECT DISTINCT 'column', column_name FROM duckdb_columns() WHERE NOT internal

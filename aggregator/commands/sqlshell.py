@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -19,15 +19,15 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
 
 from ...cli import OK
+from ..query.limits import Question
 from ..query.trouble import QueryError
+from ..query.words import visible
 from .client import CommandError
+from .sql import TABLE_ROWS, TABLE_ROWS_MAX, TIMEOUT_SECONDS_MAX, WHAT_THERE_IS, Wanted
 from .sqlcomplete import NAMES, Names, names_of
 from .sqldoors import Opened
 from .sqlvalues import rows as rows_of
 from .sqlwrite import text
-
-if TYPE_CHECKING:
-    from .sql import Wanted
 
 HELP = """\
 A statement ends with ; and may have several lines. Only questions are taken: SELECT, FROM, WITH, EXPLAIN, ..
@@ -45,7 +45,7 @@ class Shell:
 
     def __init__(self, opened: Opened, wanted: Wanted, width: Callable[[], int]) -> None:
         self._opened = opened
-        self._rows = wanted.rows or 1000
+        self._rows = wanted.rows or TABLE_ROWS
         self._seconds = wanted.seconds
         self._width = width
         self._expanded = False
@@ -63,7 +63,7 @@ class Shell:
     def run(self) -> int:
         """Prompt until Ctrl-D or \\q."""
         print(
-            f"Asking {self._opened.door.name}, read-only. \\d: what there is; \\?: help; Ctrl-D: leave"
+            f"Asking {self._opened.door.name}, read-only; times are UTC. \\d: what there is; \\?: help; Ctrl-D: leave"
         )
         self._learn_names()
         while True:
@@ -87,8 +87,6 @@ class Shell:
             print(error, file=sys.stderr)
 
     def _command(self, line: str) -> None:
-        from .sql import WHAT_THERE_IS
-
         word, _, argument = line.rstrip(";").partition(" ")
         argument = argument.strip()
         if word == "\\d":
@@ -96,15 +94,20 @@ class Shell:
         elif word == "\\x":
             self._expanded = not self._expanded
             print("a line per value" if self._expanded else "a table")
-        elif word == "\\rows" and argument.isdecimal() and 0 < int(argument[:9]) <= 100_000:
+        elif word == "\\rows" and argument.isdecimal() and 0 < int(argument[:9]) <= TABLE_ROWS_MAX:
             self._rows = int(argument)
-        elif word == "\\timeout" and argument.isdecimal() and int(argument[:9]) <= 86_400:
+        elif (
+            word == "\\timeout"
+            and argument.isdecimal()
+            and int(argument[:9]) <= TIMEOUT_SECONDS_MAX
+        ):
             self._seconds = float(argument)
         elif word in ("\\?", "\\h", "help"):
             print(HELP.format(rows=self._rows, seconds=self._seconds or "never"), end="")
         else:
             print(
-                f"{line[:60]!r} is not known here, or its number is out of range; \\? helps",
+                f"'{visible(line[:60])}' is not known here, or its number is out of range "
+                f"(\\rows 1 to {TABLE_ROWS_MAX}, \\timeout 0 to {TIMEOUT_SECONDS_MAX:.0f}); \\? helps",
                 file=sys.stderr,
             )
 
@@ -124,8 +127,6 @@ class Shell:
             print(end.history_missing_reason, file=sys.stderr)
 
     def _answer(self, sql: str, rows_max: int) -> tuple[list[str], list[Any], Any]:
-        from ..query.limits import Question
-
         with self._opened.answer(Question(sql, self._seconds, rows_max=rows_max)) as answer:
             reader = pa.ipc.open_stream(answer)
             rows = list(rows_of(reader))

@@ -96,7 +96,7 @@ def caption(listing: Listing, width: int, hidden: int = 0) -> str:
     hours = first.horizon.seconds / 3600
     count = len(listing.scores)
     parts = [
-        f"{count} host{'' if count == 1 else 's'} at {at:%H:%M:%S}: {states}",
+        f"{count} host{'' if count == 1 else 's'} at {at:%H:%M:%S %Z}: {states}",
         "by state, then score",
         f"SCORE: chance of {hours:.0f} h without a fault of the host",
     ]

@@ -8,6 +8,7 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,23 @@ class Way:
         """Return what is wrong with TLS on the way, "" if that is not it."""
         port = int(self.aggregator.rpartition(":")[2])
         if self.files is not None:
-            return diagnosis(self.host, port, self.files, seconds_max)
+            words = diagnosis(self.host, port, self.files, seconds_max)
+            return words + _out_of_date(self.certificate) if words else ""
         if not speaks_tls(self.host, port, seconds_max):
             return ""
         return "it speaks TLS: name the CA of its certificate with --ca (or GANGLINE_CA)"
+
+
+def _out_of_date(certificate: str) -> str:
+    """Return in words that ours does not hold now, "" if it does: the other side hangs up without telling."""
+    from ..access.certificates import CertificateError, check_dates
+
+    try:
+        if certificate:
+            check_dates(Path(certificate), datetime.now(UTC))
+    except CertificateError as error:
+        return f": {error}"
+    return ""
 
 
 def way_of(options: argparse.Namespace) -> Way:
@@ -225,15 +239,19 @@ class _Bearer(
         return continuation(self._with_token(client_call_details), request_iterator)
 
 
-def parsed(address: str) -> str:
+def parsed(address: str, otherwise: str = "") -> str:
     """Return *address* as it is if it can be one. Raises argparse.ArgumentTypeError with words."""
     try:
         check_address(address)
     except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f"{address[:80]!r}: expected {error} (without the option, {ADDRESS_VARIABLE} says it)"
+            f"{address[:80]!r}: expected {error}{otherwise}"
         ) from error
     return address
+
+
+def _parsed(address: str) -> str:
+    return parsed(address, f" (without the option, {ADDRESS_VARIABLE} says it)")
 
 
 def add_way(parser: argparse.ArgumentParser) -> None:
@@ -241,7 +259,7 @@ def add_way(parser: argparse.ArgumentParser) -> None:
     group = add_login(parser)
     group.add_argument(
         "--aggregator",
-        type=parsed,
+        type=_parsed,
         metavar="ADDRESS:PORT",
         default=os.environ.get(ADDRESS_VARIABLE) or None,
         help=f"where it listens (else {ADDRESS_DEFAULT})",

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ..sql import quoted
 from ..store.layout import BY_NAME
 from .export import Range, ranges
 from .merging import merged, rollup_columns
 from .segments import HOUR, MINUTE, RAW, Segment, damage
 from .shelf import Shelf
-from .views import quoted, span_us
+from .views import span_us
 
 #: A bucket is closed so long after its end: what was committed in it has left the live file by then.
 CLOSED_SECONDS = 60

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import duckdb
 import pyarrow as pa
 
+from ..sql import quoted
 from ..store.layout import BY_NAME, COLUMNS, LAYOUTS, typed_empty
 from .parquet import ParquetFile
 from .rollup import IS_TAIL, roll, shapes
 from .segments import MINUTE, RAW, TAIL, fault
 from .shelf import Shelf
-from .views import LATE_SECONDS, quoted, span_us
+from .views import LATE_SECONDS, span_us
 
 #: A device that was not heard of for so long is compared with nothing when it comes back.
 TAIL_SECONDS_MAX = 7 * 86_400

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import duckdb
 
+from ..sql import quoted
 from ..store.layout import COLUMNS, LAYOUTS, typed_empty
 from . import manifest
 from .merging import rollup_view
@@ -70,11 +71,6 @@ def _place(folder: Path, one: Segment) -> Path:
 
 def _time(time_us: int) -> str:
     return (_EPOCH + timedelta(microseconds=time_us)).isoformat(" ")
-
-
-def quoted(text: str) -> str:
-    """Return *text* as a string of SQL."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 # -- for anybody's DuckDB -----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 from ..fleet.arrays import Flags, Floats, Times, Words
 from ..fleet.fleet import Fleet
 from ..fleet.peers import Speeds, relative_speeds
+from ..sql import quoted
 from ..verdicts import SIMULATED_SILENT_SECONDS_MAX
 
 #: A host that said nothing for longer is STALE.
@@ -153,8 +154,3 @@ class Present:
         """Return the time *seconds* from now as SQL."""
         at = datetime.fromtimestamp(self.now_ns // 1_000_000_000 + round(seconds), UTC)
         return f"TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}'"
-
-
-def quoted(text: str) -> str:
-    """Return *text* as a SQL string."""
-    return "'" + text.replace("'", "''") + "'"

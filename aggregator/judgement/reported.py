@@ -6,8 +6,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from ..fleet.occurrences import Occurrence
+from ..sql import quoted
 from ..verdicts import Reason, State
-from .present import Present, quoted
+from .present import Present
 from .symptoms import Rule, Symptom, short
 
 

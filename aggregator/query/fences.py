@@ -10,6 +10,7 @@ from typing import Any
 
 import duckdb
 
+from ..sql import quoted
 from ..store.storefile import OPS_FILE
 from . import functions, history
 from .limits import SQL_BYTES_MAX
@@ -57,7 +58,7 @@ def opened(
     )
     for schema in history.SCHEMAS:
         connection.execute(f"CREATE SCHEMA {schema}")
-    connection.execute(f"ATTACH {_quoted(str(file))} AS {file.stem} (READ_ONLY)")
+    connection.execute(f"ATTACH {quoted(str(file))} AS {file.stem} (READ_ONLY)")
     _fence(connection, file.parent.absolute())
     look_in(connection, file.stem)
     connection.execute("SET lock_configuration = true")
@@ -65,7 +66,7 @@ def opened(
 
 
 def _fence(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
-    reachable = ", ".join(_quoted(str(folder / name)) for name in history.FOLDERS)
+    reachable = ", ".join(quoted(str(folder / name)) for name in history.FOLDERS)
     connection.execute(f"SET allowed_directories = [{reachable}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET TimeZone = 'UTC'")
@@ -76,10 +77,6 @@ def look_in(connection: duckdb.DuckDBPyConnection, database: str) -> None:
     """Have names mean those of the snapshot, then those of the history."""
     path = ",".join([f"{database}.main", *(f"memory.{schema}" for schema in history.SCHEMAS)])
     connection.execute(f"SET search_path = '{path}'")
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def snapshot_of(folder: Path) -> Path:
@@ -108,7 +105,7 @@ def check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     elif kind != "SELECT":
         raise Refused(f"{TAKEN}, not {_first_word(sql)}: {_instead(sql)}")
     for function, where, place in _called(_tree(connection, sql)):
-        if function.get("schema") == functions.OURS and (place or _is_ours(connection, function)):
+        if function.get("schema") in functions.OURS and (place or _is_ours(connection, function)):
             continue
         _check_function(sql, function, where, place)
 
@@ -118,7 +115,7 @@ def _is_ours(connection: duckdb.DuckDBPyConnection, function: dict[str, Any]) ->
     found = connection.execute(
         "SELECT 1 FROM duckdb_functions() WHERE schema_name = ? AND function_name = lower(?) "
         "AND function_type = 'macro'",
-        [functions.OURS, str(function["function_name"])],
+        [function["schema"], str(function["function_name"])],
     )
     return found.fetchone() is not None
 
@@ -185,7 +182,7 @@ def _check_function(
     if name in allowed:
         return
     at = function.get("query_location")
-    words = f"the function {visible(name)[:60]}{place} is not allowed: only what computes, and what is in ops, is"
+    words = f"the function {visible(name)[:60]}{place} is not allowed: only what computes, and what is in ops and history, is"
     raise Refused(located(sql, at if isinstance(at, int) and at < len(sql) * 4 else None, words))
 
 

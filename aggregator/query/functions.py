@@ -99,5 +99,5 @@ FUNCTIONS = frozenset([*_COMPUTING.split(), *_COMPUTING_SINCE_2.split(), *_WORDS
 #: Callable in FROM: what makes rows of its arguments, and what tells which tables there are.
 TABLE_FUNCTIONS = frozenset(_MAKING_ROWS.split())
 
-#: Macros of ours are in this schema, and all of them may be called.
-OURS = "ops"
+#: Macros of ours are in these schemas, and all of them may be called.
+OURS = frozenset({"ops", "history"})

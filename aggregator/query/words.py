@@ -81,10 +81,17 @@ def visible(text: str) -> str:
 def suggested(text: str, missing: str, names: list[str]) -> str:
     """Return *text* with a guess of ours, of *names*, in place of DuckDB's among all of its own."""
     kept = [line for line in text.splitlines() if not line.startswith("Did you mean")]
-    last = {name.rpartition(".")[2]: name for name in reversed(names)}
+    last = {name.partition("(")[0].rpartition(".")[2]: name for name in reversed(names)}
     near = difflib.get_close_matches(missing.rpartition(".")[2].lower(), last, n=1, cutoff=0.7)
-    hint = f"did you mean {last[near[0]]}? " if near else ""
+    hint = _meant(last[near[0]], missing.rpartition(".")[2].lower() == near[0]) if near else ""
     return "\n".join([*kept, f"hint: {hint}{HINT}"])
+
+
+def _meant(name: str, exactly: bool) -> str:
+    """Return the guess *name*; of one that is there *exactly* so: how it is asked, a view or a macro."""
+    return (
+        f"it is asked as FROM {name}; " if exactly else f"did you mean {name.partition('(')[0]}? "
+    )
 
 
 def short(text: str) -> str:

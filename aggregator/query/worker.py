@@ -59,7 +59,7 @@ def answered(question: Question, place: Place, stream: Any) -> tuple[str, str]:
     except FileNotFoundError:
         return NO_SNAPSHOT, f"{file} is not there: no aggregator has written to this folder yet"
     except (duckdb.Error, OSError) as error:
-        return FAILED, f"{file} cannot be opened: {short(str(error))[:400]}"
+        return FAILED, f"{file} cannot be opened: {short(str(error))[:400]}{_remedy(error)}"
     try:
         fences.check(connection, question.sql)
         _run(connection, question, place, stream)
@@ -80,6 +80,12 @@ def answered(question: Question, place: Place, stream: Any) -> tuple[str, str]:
             return MEMORY, too_much(place.memory_bytes_max)
         return REFUSED, explained(error, question.sql, lambda: there_is(connection))
     return "", ""
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, PermissionError) or "Permission denied" in str(error):
+        return ". Ask as the aggregator's user or root, or the aggregator: --server ADDRESS:PORT"
+    return ". An aggregator that runs writes it anew within half a minute; if that does not help, its log says why"
 
 
 def _midway(text: str, question: Question, place: Place) -> tuple[str, str]:
@@ -199,17 +205,18 @@ class _Arrow:
 
 
 def there_is(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Return the names of what can be asked: ops.worst, latest.gpu_1s."""
+    """Return the names of what can be asked: ops.hosts, ops.worst(n), latest.gpu_1s."""
     # Of its own transaction: after an error DuckDB 2.0 takes nothing more in the other.
     rows = connection.cursor().execute(_NAMES).fetchall()
     return [row[0] for row in rows]
 
 
+#: The views first: of two of one name, as `ops.hosts` and `hosts`, one that was made for people is meant.
 _NAMES = """
-SELECT 'ops.' || view_name FROM duckdb_views() WHERE schema_name = 'ops'
-UNION SELECT 'ops.' || function_name FROM duckdb_functions() WHERE schema_name = 'ops'
-UNION SELECT if(schema_name = 'main', '', schema_name || '.') || table_name FROM duckdb_tables()
-ORDER BY ALL
+SELECT schema_name || '.' || view_name FROM duckdb_views() WHERE schema_name IN ('ops', 'history')
+UNION ALL SELECT DISTINCT schema_name || '.' || function_name || '(' || array_to_string(parameters, ', ') || ')'
+FROM duckdb_functions() WHERE schema_name IN ('ops', 'history')
+UNION ALL SELECT if(schema_name = 'main', '', schema_name || '.') || table_name FROM duckdb_tables()
 """
 
 

@@ -1,7 +1,7 @@
 CREATE OR REPLACE VIEW ops.fleet AS
 SELECT
     g.model, h.simulated, count(DISTINCT g.host) AS hosts_count, count(*) AS gpus_count,
-    list_sort(list(DISTINCT g.driver)) AS drivers,
+    list_sort(list(DISTINCT g.driver) FILTER (g.driver IS NOT NULL)) AS drivers,
     median(g.sm_clock_megahertz) AS sm_clock_median_megahertz,
     median(g.power_watts) AS power_median_watts,
     count(DISTINCT g.host) FILTER (h.state = 'HEALTHY') / count(DISTINCT g.host) AS healthy_ratio,

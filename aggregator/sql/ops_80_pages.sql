@@ -4,6 +4,10 @@ FROM (
     SELECT 1 AS place, 0.0 AS weight, 'state' AS about, h.state AS what, h.reason AS says, s.since AS time
     FROM ops.hosts AS h LEFT JOIN ops.state_since AS s USING (host) WHERE host = host_name
     UNION ALL
+    SELECT 1, 1, 'state', 'NOT KNOWN',
+        'no host of this name has registered: SELECT host FROM ops.hosts lists them', NULL
+    WHERE host_name <> '(aggregator)' AND host_name NOT IN (SELECT host FROM main.hosts)
+    UNION ALL
     SELECT 2, 0, 'score', format('{:.6f}', score), format('hazard {:.3f} a day, relative speed {:.2f}',
         hazard_per_hour * 24, relative_speed), time
     FROM ops.scores_now WHERE host = host_name

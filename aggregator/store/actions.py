@@ -8,6 +8,7 @@ from functools import cache
 from ...fingerprints.policy import Row
 from ...fingerprints.policy_table import builtin
 from ...fingerprints.xid import policy, sxid_policy
+from ..sql import quoted
 
 #: name, signal, code (None: any), action, scope, severity, clears, source
 Action = tuple[str, str, int | None, str, str, str, str, str]
@@ -52,4 +53,4 @@ def actions_sql() -> str:
 def _literal(value: object) -> str:
     if value is None:
         return "NULL"
-    return str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
+    return str(value) if isinstance(value, int) else quoted(str(value))

@@ -15,6 +15,7 @@ from typing import Any
 
 import duckdb
 
+from ..sql import quoted
 from .layout import LAYOUTS
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,7 @@ class Latest:
         if not before.exists():
             return
         try:
-            path = str(before).replace("'", "''")
-            self.connection.execute(f"ATTACH '{path}' AS before (READ_ONLY)")
+            self.connection.execute(f"ATTACH {quoted(str(before))} AS before (READ_ONLY)")
             (taken_us,) = self.connection.execute(
                 "SELECT min(epoch_us(taken)) FROM before.snapshot"
             ).fetchone() or (0,)

@@ -19,6 +19,7 @@ from typing import Any
 import duckdb
 
 from ..history.merging import rollup_view
+from ..sql import quoted
 from .latest import FIRST_SECONDS, Cursor, Latest
 from .layout import BY_NAME, COLUMNS, definitions
 from .opscopies import COPIES, STANDING, Copy
@@ -187,8 +188,7 @@ class _Base:
         self.connection.register("new_rows", arrow)
         self.connection.execute(f"CREATE TABLE {name} AS FROM new_rows")
         self.connection.unregister("new_rows")
-        quoted = (comment or "").replace("'", "''")
-        self.connection.execute(f"COMMENT ON TABLE {name} IS '{quoted}'")
+        self.connection.execute(f"COMMENT ON TABLE {name} IS {quoted(comment or '')}")
         return int(arrow.num_rows)
 
 

@@ -116,7 +116,7 @@ def _lock(folder: Path, lock: IO[str]) -> None:
         owner = lock.read(64).strip() or "unknown"
         raise StoreError(
             f"{folder} is in use by another aggregator (process {owner}); stop it, "
-            "or give this one a folder of its own with --data"
+            "or name another folder with --data"
         ) from error
     if not _is_at(folder / LOCK, lock):
         raise StoreError(f"{folder}: another aggregator was just refused it; start this one again")

@@ -142,9 +142,9 @@ class Writer:
         with self._transaction():
             self._hours.open()
             self._connection.execute(script("live.sql"))
-            self._connection.execute(script("history.sql"))
             put_rollup_views_right(self._connection, self._path.parent)
             self._connection.execute(ops_script())
+            self._connection.execute(script("history.sql"))
             self._put_signals()
         self._load_ledger()
 

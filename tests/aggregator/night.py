@@ -15,6 +15,7 @@ from gangline.agent.framing import Framer
 from gangline.agent.simulated import SimulatedFleet, parts
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.history import parts as history_parts
 from gangline.aggregator.ingest.findings import Findings
 from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.judgement.judge import Judgement, judge
@@ -73,6 +74,16 @@ CLOCKS = [
     ClockRecord(name, -3.2 if name == WRONG_CLOCK else 0.004, 0.03, START_NS + 90 * SECOND_NS)
     for name in (f"sim-{number:03}" for number in range(HOSTS))
 ]
+
+
+def _put_parts(live: Any, broken: str) -> None:
+    """Where parts are, and that one GPU was in another host until yesterday."""
+    history_parts.see(live, [f"sim-{number:03}" for number in range(HOSTS)])
+    live.execute(
+        "INSERT INTO main.parts SELECT 'gpu', $1, 'sim-002', '0000:43:00.0', t - INTERVAL 30 DAY, "
+        "t - INTERVAL 19 HOUR, false FROM (SELECT make_timestamp($2) AS t)",
+        [broken, START_NS // 1000],
+    )
 
 
 @dataclass
@@ -238,6 +249,7 @@ def night(folder: Path) -> Iterator[Night]:
         store.submit_own(OWN)
         store.in_transaction(lambda live: put(live, CLOCKS))
         store.in_transaction(lambda live: live.execute(ROLLUPS))
+        store.in_transaction(lambda live: _put_parts(live, one.simulated.truth[2].device))
         yield one
     finally:
         store.close(60.0)

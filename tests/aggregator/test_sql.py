@@ -147,6 +147,10 @@ REFUSED = [
     ("FROM ops.nothing", "hint: `gangline sql '\\d'` lists"),
     ("FROM nosuch", "hint: `gangline sql '\\d'` lists"),
     ("FROM ops.wurst", "hint: did you mean ops.worst?"),
+    ("FROM ops.worst", "hint: it is asked as FROM ops.worst(n); "),
+    ("DESCRIBE ops.explain", "hint: it is asked as FROM ops.explain(host_name); "),
+    ("FROM ops.hosts()", "hint: it is asked as FROM ops.hosts; "),
+    ("FROM history.by_prt('x')", "hint: did you mean history.by_part?"),
     ("FROM latest.gpu_2s", "hint: did you mean"),
 ]
 
@@ -192,7 +196,8 @@ def test_no_file_and_an_old_file(
     assert "no aggregator seems to be writing" in capsys.readouterr().err
     (store / "operators.duckdb").write_bytes(b"no database" * 100)
     assert sql.main(["SELECT 1", "--data", str(store)]) == 1
-    assert "cannot be opened" in capsys.readouterr().err
+    words = capsys.readouterr().err
+    assert "cannot be opened" in words and "writes it anew" in words
 
 
 def test_a_table_fits_the_terminal() -> None:

@@ -32,11 +32,13 @@ def passed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Nig
 
 
 def objects(folder: Path, file: str = "operators.duckdb") -> dict[str, str]:
-    """Return ops.NAME -> comment of all views and macros; "" for one without."""
+    """Return ops.NAME, history.NAME -> comment of all views and macros; "" for one without."""
     with duckdb.connect(str(folder / file), read_only=True) as connection:
         rows = connection.execute(
-            "SELECT 'ops.' || view_name, comment FROM duckdb_views() WHERE schema_name = 'ops' UNION ALL "
-            "SELECT 'ops.' || function_name, comment FROM duckdb_functions() WHERE schema_name = 'ops'"
+            "SELECT schema_name || '.' || view_name, comment FROM duckdb_views() "
+            "WHERE schema_name IN ('ops', 'history') UNION ALL "
+            "SELECT schema_name || '.' || function_name, comment FROM duckdb_functions() "
+            "WHERE schema_name IN ('ops', 'history')"
         ).fetchall()
     return {name: comment or "" for name, comment in rows}
 
@@ -76,6 +78,8 @@ def test_the_page_is_what_the_night_answers(passed: tuple[Path, Night]) -> None:
     assert len(queries) == page.count("$ gangline sql ")
     assert sql_page.answered(page, sql_page.asking(passed[0])) == page, "run `make docs`"
 
+
+NOBODY = "no host of this name has registered: SELECT host FROM ops.hosts lists them"
 
 #: Each view with its example's content: a query, and what it must say.
 SHOWN: list[tuple[str, Rows]] = [
@@ -186,6 +190,17 @@ SHOWN: list[tuple[str, Rows]] = [
         [{"n": 5, "slow": True}],
     ),
     ("SELECT readings_count AS n FROM ops.window(minutes := 1)", [{"n": 7 * 8 * 60}]),
+    (
+        "SELECT host, present FROM history.by_part('GPU-7dcf2349')",
+        [{"host": "sim-002", "present": False}, {"host": "sim-000", "present": True}],
+    ),
+    ("SELECT places_count AS n FROM history.moved", [{"n": 2}]),
+    ("SELECT drivers FROM ops.fleet", [{"drivers": ["570.124.06", "580.65.06"]}]),
+    (
+        "SELECT about, what, says FROM ops.host('sim-06')",
+        [{"about": "state", "what": "NOT KNOWN", "says": NOBODY}],
+    ),
+    ("SELECT count(*) AS n FROM ops.host('(aggregator)') WHERE about = 'state'", [{"n": 0}]),
     (
         "SELECT count(*) AS n FROM ops.ports WHERE active AND rate_gigabits_per_second = 400",
         [{"n": 64}],

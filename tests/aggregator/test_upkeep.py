@@ -294,6 +294,22 @@ def in_a_shell(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def test_a_place_that_cannot_be_used_is_said(data: Path, tmp_path: Path) -> None:
+    """`--scratch` mistyped ended in a traceback; of a stopped store it was told for how long nothing was stored."""
+    (tmp_path / "file").touch()
+    where = ["--data", str(data)]
+    for command, words in (
+        (["verify", "--scratch", str(tmp_path / "nowhere")], "nowhere/gangline-verify-"),
+        (["verify", "--scratch", str(tmp_path / "file")], "a file where a folder is expected"),
+        (["backup", "--to", str(tmp_path / "file")], "a file where a folder is expected"),
+    ):
+        code, said = admin(*command, *where)
+        assert code == cli.FAILED and words in said, said
+    for command in (["backup", "--to", str(tmp_path / "to")], ["compact"]):
+        code, said = admin(*command, *where)
+        assert code == cli.OK and "nothing was stored" not in said
+
+
 def test_a_store_is_not_written_over(data: Path, tmp_path: Path) -> None:
     """The wrong folder: only with --force, and then what was there is kept beside it."""
     backed_up(data, tmp_path / "to")

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...fleet.sources import BLIND, ERROR, HUNG
+from ...sql import quoted
 from ...verdicts import Reason, State
-from ..present import Present, quoted
+from ..present import Present
 from ..readings import Standing, above, standing
 from ..symptoms import Rule, Symptom
 from .hangs import DRIVERS, HUNG_HAZARD_FACTORS, RELEASED, WELL

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from ...fleet.arrays import Flags
+from ...sql import quoted
 from ...verdicts import Reason, State
-from ..present import SILENT_SECONDS_MAX, Present, quoted
+from ..present import SILENT_SECONDS_MAX, Present
 from ..symptoms import Rule, Symptom, short
 from .hangs import GPU_LANE, RELEASED, gpu_at
 

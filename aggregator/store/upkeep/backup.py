@@ -6,6 +6,7 @@ event journal, the permit, and the Parquet files; those that the backup before h
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -22,7 +23,7 @@ import duckdb
 from ..mark import size_of
 from ..storefile import FILE, JOURNAL, cause, sync_folder, wal_of
 from . import manifest, parquet, reading
-from .copying import CopyError, checked, copied, free_bytes, words_of_bytes, written
+from .copying import CopyError, checked, copied, free_bytes, why, words_of_bytes, written
 from .manifest import File, Manifest
 from .still import MovedError, Still
 
@@ -231,5 +232,5 @@ def _gangline() -> str:
 
 
 def _why(error: OSError, to: Path) -> str:
-    words = cause(error, to)
+    words = cause(error, to) if error.errno == errno.ENOSPC else why(error)
     return f"{words}; nothing of this backup stays, those before are as they were"

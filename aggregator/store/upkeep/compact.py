@@ -12,10 +12,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 
+from ... import sql
 from ..mark import size_of
 from ..storefile import COMPACTED, CONFIG, FILE, cause, wal_of
 from .copying import CopyError, free_bytes, words_of_bytes
@@ -161,8 +162,7 @@ class Compaction:
         self._into.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(each[0])}")
         self._into.execute(row[0])
         if row[1]:
-            words = row[1].replace("'", "''")
-            self._into.execute(f"COMMENT ON TABLE {named(*each)} IS '{words}'")
+            self._into.execute(f"COMMENT ON TABLE {named(*each)} IS {sql.quoted(row[1])}")
         self._copied[each], self._made_of[each] = 0, row[2]
         return True
 
@@ -194,13 +194,16 @@ class Compaction:
     def _complete(self, reading: Reading) -> None:
         """Make the new file hold what the old one does, whatever happened while it was copied."""
         with reading() as source:
-            there = tables(source)
+            there, as_they_are, as_made = tables(source), _shapes(source), _shapes(self._into)
             for schema in schemas(source):
                 self._into.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
         for each in self._copied.keys() - set(there):
             self._drop(each)
         for each in there:
-            if each[0] in GROWING and self._grows_on(reading, each):
+            number, columns = as_they_are[each]
+            # Of another number it is another of this name, of other columns another version's.
+            kept = self._made_of.get(each) == number and as_made[each][1] == columns
+            if kept and self._grew(reading, each):
                 continue
             with reading() as source:
                 if each in self._copied:
@@ -208,15 +211,8 @@ class Compaction:
                 self._make(source, each)
                 self._copy(source, each, f"SELECT * FROM {named(*each)}")
 
-    def _grows_on(self, reading: Reading, each: Table) -> bool:
+    def _grew(self, reading: Reading, each: Table) -> bool:
         """Copy the end of a table that only grew. False: it did something else meanwhile."""
-        with reading() as source:
-            self._make(source, each)
-            ((_, _, number),) = source.execute(_TABLE, list(each)).fetchall()
-            if number != self._made_of[each] or _columns(source, each) != _columns(
-                self._into, each
-            ):
-                return False  # another of this name, or another version's
         while self._copy_piece(reading, each) == PIECE_ROWS:
             pass
         with reading() as source:
@@ -227,13 +223,13 @@ class Compaction:
         del self._copied[each]
 
 
-def _columns(connection: Connection, each: Table) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = connection.execute(
-        "SELECT column_name, data_type FROM duckdb_columns() "
-        "WHERE schema_name = ? AND table_name = ? ORDER BY column_index",
-        list(each),
+def _shapes(connection: Connection) -> dict[Table, tuple[int, list[Any]]]:
+    """Return DuckDB's number of each table, and its columns with their types: of all at once, for it reads all."""
+    rows = connection.execute(
+        "SELECT schema_name, table_name, table_oid, list((column_name, data_type) ORDER BY column_index) "
+        "FROM duckdb_columns() WHERE NOT internal GROUP BY ALL"
     ).fetchall()
-    return rows
+    return {(schema, name): (number, columns) for schema, name, number, columns in rows}
 
 
 def _count(connection: Connection, each: Table) -> int:

@@ -18,6 +18,15 @@ class CopyError(Exception):
     """A copy cannot be made, or is not what it should be; the words say why and what to do."""
 
 
+def why(error: OSError) -> str:
+    """Return in words what the machine did not let us do to a file, and what to do."""
+    if isinstance(error, PermissionError):
+        return "permission denied; run it as the aggregator's user, or as root"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "there is a file where a folder is expected"
+    return error.strerror or str(error)
+
+
 def copied(source: Path, target: Path, seen: Seen, bytes_max: int | None = None) -> tuple[int, str]:
     """Copy *source*, at most its first *bytes_max* bytes, durably; return (bytes, SHA-256 in hex).
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import duckdb
 
+from ... import sql
 from ...history import segments
 from ...history.segments import RAW, Segment
 from ..storefile import CONFIG, cause, migrations
@@ -45,7 +46,7 @@ def opened(
     try:
         connection.execute("SET enable_progress_bar = false")
         if spill is not None:
-            connection.execute(f"SET temp_directory = '{_text(str(spill))}'")
+            connection.execute(f"SET temp_directory = {sql.quoted(str(spill))}")
         yield connection
     finally:
         connection.close()
@@ -197,7 +198,7 @@ def _readings(connection: duckdb.DuckDBPyConnection, folder: Path) -> dict[str, 
             sources.setdefault(table.rpartition("__")[0], []).append(named(schema, table))
     for path, one in recorded(connection).items():
         if one.grain == RAW and (folder / path).exists():
-            read = f"read_parquet('{_text(str(folder / path))}', hive_partitioning = false)"
+            read = f"read_parquet({sql.quoted(str(folder / path))}, hive_partitioning = false)"
             sources.setdefault(one.table, []).append(read)
     return sources
 
@@ -224,7 +225,3 @@ def named(schema: str, table: str) -> str:
 def quoted(name: str) -> str:
     """Return a name as SQL wants it."""
     return '"' + name.replace('"', '""') + '"'
-
-
-def _text(text: str) -> str:
-    return text.replace("'", "''")

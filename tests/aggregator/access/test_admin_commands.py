@@ -156,6 +156,32 @@ def test_without_a_ca_it_says_how_to_make_one(
     assert words in capsys.readouterr().err
 
 
+def test_a_cluster_that_cannot_be_made_leaves_no_ca(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--days 0` made a CA first, and the next command signed with it."""
+    assert made("cluster", "--days", "0", folder=tmp_path) == cli.FAILED
+    assert "expected 1 to" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_token_where_no_aggregator_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--data` was mistyped: the token opened nothing, and `list` of the right folder showed none."""
+    assert token(tmp_path, "list") == cli.OK
+    assert "no token was ever made" in capsys.readouterr().err
+    assert token(tmp_path, "new", "--role", "operator", "--name", "a") == cli.OK
+    assert "holds no store yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["cert init", "token list", "verify"])
+def test_a_data_folder_that_is_a_file(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words with the file's name, and no traceback."""
+    (tmp_path / "file").touch()
+    assert cli.main(["admin", *command.split(), "--data", str(tmp_path / "file")]) == cli.FAILED
+    assert str(tmp_path) in capsys.readouterr().err
+
+
 def token(folder: Path, *arguments: str) -> int:
     return admin_token.main([*arguments, "--data", str(folder)])
 

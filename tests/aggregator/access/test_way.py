@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -190,13 +191,25 @@ def test_sql_and_admin_go_by_tls_with_certificate_and_token(
     other = Secured(tmp_path / "other", tmp_path / "unused")
     code, _, err = asked(port, "--ca", str(other.ca))
     assert code == cli.FAILED and "no CA in" in err, "not: name the CA, which was named"
+    late = secured.certificate("operator", "late", ago=timedelta(days=40))
+    code, _, err = asked(port, *ca, "--cert", str(late.certificate), "--key", str(late.key))
+    assert code == cli.FAILED and f"{late.certificate} holds from" in err and "renew it" in err
+    code, _, err = asked(port, *ca, "--cert", str(late.certificate))
+    assert code == cli.FAILED and "no certificate or no key in it" in err
+    agent = tmp_path / "agent"
+    agent.write_text(secured.token("agent", "gpu-001"))
+    served.do(served.aggregator.door.look())
+    address = ["--aggregator", f"localhost:{by_token}", *ca, "--token-file", str(agent)]
+    assert cli.main(["hosts", *address]) == cli.FAILED
+    assert "it is for scheduler, operator, admin\n" in capsys.readouterr().err
 
     there_it_is = ["--data", str(secured.data), "--aggregator", f"localhost:{port}", *ca]
     as_alice = [*there_it_is, *by_certificate]
     as_root = [*there_it_is, "--cert", str(root.certificate), "--key", str(root.key)]
     for command in (["backup", "--to", str(tmp_path / "backups")], ["compact"]):
         assert cli.main(["admin", *command, *as_alice]) == cli.FAILED
-        assert "it is for admin" in capsys.readouterr().err
+        words = capsys.readouterr().err
+        assert "it is for admin. Log in as an admin: --token-file" in words
         assert cli.main(["admin", *command, *as_root]) == cli.OK, capsys.readouterr().err
         capsys.readouterr()
     copied = [one.name for one in (tmp_path / "backups").rglob("*")]

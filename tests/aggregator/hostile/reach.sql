@@ -132,3 +132,11 @@ SELECT t.ops.sleep_ms() FROM (SELECT 60000 AS ops) t
 SELECT list_transform(['memory_limit'], lambda ops: ops.current_setting())
 --# a table function as one of ours -> refused: does not exist
 FROM ops.read_text('/etc/passwd')
+--# a table function as one of the history's -> refused: does not exist
+FROM history.read_text('/etc/passwd')
+--# a method of a column named history that writes the log -> refused: the function write_log is not allowed
+SELECT history.write_log() FROM (SELECT 'x' AS history)
+--# a lateral method of a table named history -> refused:
+FROM hosts AS history, history.read_text('/etc/passwd')
+--# a schema named history that is another's -> refused:
+FROM system.history.read_text('/etc/passwd')

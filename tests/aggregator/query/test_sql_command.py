@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import stat
 import subprocess
@@ -128,6 +129,31 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
     shown = run("--log", "--data", str(lab.folder))
     assert b"refused" in shown.stdout and b"SELEC 1" in shown.stdout
     assert shown.stdout.count(b"ok") >= 2 and b"cancelled" not in shown.stdout
+    logged = json.loads(run("--log", "1", "--json", "--data", str(lab.folder)).stdout)
+    assert [one["role"] for one in logged] == ["admin"] and logged[0]["words"]
+    nowhere = run("--server", "no-such-name.invalid:7600", "SELECT 1")
+    assert nowhere.returncode == cli.NO_ANSWER and b"'no-such-name.invalid' is no" in nowhere.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--log"], cli.OK, "nothing is logged: there is no "),
+        (["--log", "--server", "h:1"], cli.USAGE, "on the aggregator's machine"),
+        (["--log", "--format", "parquet"], cli.USAGE, "--format table|csv|json only"),
+        (["--server", "h"], cli.USAGE, "'h': expected ADDRESS:PORT, such as 127.0.0.1:7600\n"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+) -> None:
+    """An empty table was taken for "nobody asked", of a folder that was mistyped."""
+    data = [] if "--server" in arguments else ["--data", str(tmp_path)]
+    try:
+        assert cli.main(["sql", *data, *arguments]) == code
+    except SystemExit as stop:
+        assert stop.code == code
+    assert words in capsys.readouterr().err
 
 
 Asked = Callable[..., tuple[int, bytes, str]]
