@@ -268,7 +268,7 @@ class Aggregator:
         for _ in self.fleet.advance_ahead():
             await asyncio.sleep(0)  # frames and calls that came meanwhile
         now_ns = self._wall_ns()
-        self._ingest.findings.sweep(now_ns)
+        self._ingest.step(now_ns)
         self._clocks.step(now_ns)
         self._tell_of_access(now_ns)
         snapshot = judge(self.fleet, now_ns, self.holder.snapshot)

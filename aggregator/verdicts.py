@@ -11,6 +11,8 @@ from enum import IntEnum
 #: What findings about the aggregator itself have in a host's place: it is none of the fleet's, even where an agent runs
 #: beside it.
 OURSELVES = "(aggregator)"
+#: Finding about ourselves: two hosts that are heard have one GPU; its subject is the one that came later.
+DUPLICATE_GPU = "identity.duplicate_gpu"
 
 
 class State(IntEnum):

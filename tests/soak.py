@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -88,6 +89,9 @@ def main() -> int:
     chosen = [name.strip() for name in options.only.split(",") if name.strip()] or names
     if unknown := set(chosen) - set(names):
         parser.error(f"no fault {', '.join(unknown)}; there are: {', '.join(names)}")
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # or its aggregator and its disk stay behind
     place = Path(tempfile.mkdtemp(prefix="gangline-soak-"))
     try:
         counted = soak(place, options.rounds, options.seed, chosen)

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from ..store.storefile import sync_folder
 from .caller import Role
 from .names import is_name
 
@@ -222,7 +223,8 @@ def _keep(
 
 
 def put(path: Path, data: bytes, mode: int) -> None:
-    """Write a file of *mode* whole, in place of one that may be there. Raises OSError."""
+    """Write a file of *mode* whole, durably, in place of one that may be there: a token that was revoked must not
+    come back with a power cut. Raises OSError."""
     new = path.with_name(path.name + ".new")
     with suppress(FileNotFoundError):
         new.unlink()
@@ -232,6 +234,7 @@ def put(path: Path, data: bytes, mode: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
+    sync_folder(path.parent)
 
 
 def private_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ from .caller import GIVEN, Role
 
 #: A SPIFFE ID has no more (SPIFFE-ID standard, 2.3); no DNS name has as many.
 IDENTITY_CHARACTERS_MAX = 2048
-#: A host's name has no more (`ingest/registration.py`).
+#: No DNS name is longer.
 NAME_CHARACTERS_MAX = 253
 #: A certificate with more names is looked at no further.
 NAMES_MAX = 64

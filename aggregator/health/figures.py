@@ -128,7 +128,7 @@ FIGURES: tuple[Figure, ...] = (
     _gauge("history_waiting", "closed five minutes, of a table each, that are still in the live file", lambda m: m.parts.store.history.waiting_parts),
     _gauge("history_lag_seconds", "how long ago the oldest of them was closed", lambda m: m.parts.store.history.lag_seconds),
     _gauge("history_turn_age_seconds", "how long ago history last looked what is due", lambda m: _since(m.parts.store.history.last_turn_ns, m.now_ns)),
-    _gauge("history_failing", "1 while what history did last has failed; the alarm says why", lambda m: bool(m.parts.store.history.failing)),
+    _gauge("history_failing", "1 while anything of history fails; the alarm says what and why", lambda m: bool(m.parts.store.history.failing)),
     _gauge("store_lost", "1 when the store, as it was opened, lacked what had been receipted", lambda m: bool(m.parts.store.lost_words)),
     _gauge("disk_bytes", "size of the file system that holds the data", lambda m: m.machine.disk_bytes),
     _gauge("disk_free_bytes", "free there", lambda m: m.machine.disk_free_bytes),

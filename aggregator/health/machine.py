@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..store.storefile import FILE, OPS_FILE
+from ..store.storefile import FILE, OPS_FILE, wal_of
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -57,7 +57,7 @@ def _disk(folder: Path) -> tuple[int, int] | None:
 
 def _database_bytes(folder: Path) -> int | None:
     """Return the size of the live file and its WAL."""
-    sizes = [_size(folder / FILE), _size(folder / f"{FILE}.wal")]
+    sizes = [_size(folder / FILE), _size(wal_of(folder / FILE))]
     return None if sizes[0] is None else sum(filter(None, sizes))
 
 

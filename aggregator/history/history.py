@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -43,8 +44,17 @@ JUMP_SECONDS, AGE_RESTS_SECONDS = 3600, 86_400
 _FAILURES = (OSError, duckdb.Error, pa.ArrowException, StoreError, MemoryError, Changed, ValueError)
 
 _LOOKING = "looking through the folder"
+_EXPORTING = "exporting "
+_MAKING_ROOM = "making room on the disk"
 
 Job = Iterator[str]
+
+
+class Failure(NamedTuple):
+    """Why something failed, and when it is tried again."""
+
+    words: str
+    again_us: int
 
 
 class History:
@@ -76,7 +86,7 @@ class History:
         self._standing = Standing(submit_findings)
         self._house = House(folder, config, self._shelf, self._standing)
         self._looked = self._round_over = False
-        self._again_us: dict[str, int] = {}
+        self._failures: dict[str, Failure] = {}  # by what failed, the longest first
         self._jobs: dict[str, Job] = {}
         self._due: list[tuple[str, str]] = []
         self._doing = self._export_name = ""
@@ -95,10 +105,15 @@ class History:
         #: Readings that left the live file since the start, and what that took.
         self.exported_rows = 0
         self.busy_seconds = 0.0
-        #: Why the last job failed, "" when it did not.
-        self.failing = ""
         #: When the last turn ended, or the thread was started: nanoseconds since 1970; 0 without a thread.
         self.last_turn_ns = 0
+
+    @property
+    def failing(self) -> str:
+        """What fails and why, of several the one that has failed the longest; "" when nothing does."""
+        words = [one.words for one in list(self._failures.values())]
+        others = f" (and {len(words) - 1} others)" if len(words) > 1 else ""
+        return f"{words[0]}{others}" if words else ""
 
     @property
     def removed_for_room_count(self) -> int:
@@ -175,10 +190,11 @@ class History:
 
     def _failed(self, error: Exception) -> None:
         words = f"{self._doing}: {cause(error, self._folder)}"
-        if words != self.failing:
+        before = self._failures.get(self._doing)
+        if before is None or before.words != words:
             log.warning("history: %s; tried again in %d s", words, AGAIN_SECONDS)
-        self.failing = words
-        self._again_us[self._doing] = self._shelf.now_us + AGAIN_SECONDS * 1_000_000
+        again_us = self._shelf.now_us + AGAIN_SECONDS * 1_000_000
+        self._failures[self._doing] = Failure(words, again_us)
         self._drop_jobs()
         self._looked = False  # what it left behind is looked for before the next
 
@@ -190,6 +206,8 @@ class History:
         if any(self._is_resting(each) for each in (self._doing, _LOOKING)):
             return False
         self._due = self._closed_parts()
+        self._failures.pop(self._doing, None)
+        self._forget_gone_exports()
         self._round_over = abs(self._shelf.now_us - self._round_us) < ROUND_SECONDS * 1_000_000
         return True
 
@@ -197,7 +215,7 @@ class History:
         """Do a step of the first job that there is. False: nothing is left to do."""
         for name, make in (
             (_LOOKING, self._look_through),
-            ("making room on the disk", self._make_room),
+            (_MAKING_ROOM, self._make_room),
             ("exporting", self._next_export),
             ("keeping house", self._next_round),
         ):
@@ -210,13 +228,18 @@ class History:
             words = next(self._jobs[name], None)
             if words is None:
                 del self._jobs[name]
+                self._failures.pop(self._doing, None)
             elif words:
                 done.append(words)
             return True
         return False
 
     def _is_resting(self, name: str) -> bool:
-        return self._again_us.get(name, 0) > self._shelf.now_us
+        failure = self._failures.get(name)
+        if failure is None:
+            return False
+        rest_us = failure.again_us - self._shelf.now_us
+        return 0 < rest_us <= AGAIN_SECONDS * 1_000_000  # not for hours when the clock is set back
 
     def _mind_the_clock(self) -> None:
         """A wall clock that jumped must not end what is kept by age."""
@@ -248,6 +271,8 @@ class History:
 
     def _make_room(self) -> Job | None:
         chosen = self._house.room_wanting(*self._free_bytes())
+        if not chosen:
+            self._failures.pop(_MAKING_ROOM, None)
         if not chosen or self._room_made_ns == self._now_ns:
             return None
         self._room_made_ns = self._now_ns
@@ -265,10 +290,17 @@ class History:
         self._house.live = live
         return [(table, part) for part, table in closed]
 
+    def _forget_gone_exports(self) -> None:
+        """What was dropped from the live file is not exported any more, and so fails no more."""
+        waiting = {_export_name(*one) for one in self._due}
+        for name in [one for one in self._failures if one.startswith(_EXPORTING)]:
+            if name not in waiting:
+                del self._failures[name]
+
     def _next_export(self) -> Job | None:
         while self._due:
             table, part = self._due.pop(0)
-            self._export_name = f"exporting {table} {part}"
+            self._export_name = _export_name(table, part)
             # It may have been listed while it was being exported, over several turns.
             is_there = (table, part) in self._house.live
             if is_there and not self._is_resting(self._export_name):
@@ -283,7 +315,6 @@ class History:
         self.exported_rows = self._shelf.exported_rows
         self.files_count, self.files_bytes = self._shelf.totals()
         self.waiting_parts = max(0, self.waiting_parts - 1)
-        self.failing = ""
 
     def _next_round(self) -> Job | None:
         if self._round_over or self._is_resting("keeping house"):
@@ -295,8 +326,10 @@ class History:
         yield from self._house.keep(self.failing, by_age=by_age)
         self.files_count, self.files_bytes = self._shelf.totals()
         self._round_over, self._round_us = True, self._shelf.now_us
-        if not self._again_us or max(self._again_us.values()) <= self._shelf.now_us:
-            self.failing = ""
+
+
+def _export_name(table: str, part: str) -> str:
+    return f"{_EXPORTING}{table} {part}"
 
 
 def _disk(folder: Path) -> tuple[int, int]:

@@ -10,16 +10,22 @@ from collections.abc import Mapping
 
 import duckdb
 
+from ..verdicts import DUPLICATE_GPU
+
 #: Stints remembered of one host; beyond, those that ended longest ago go: a host may invent keys for ever.
 STINTS_PER_HOST_MAX = 4096
 
 #: What says where a part sits, the first that it has.
 _SLOT = "coalesce(d.attributes['pci_address'], d.attributes['index'])"
 
+#: Hosts with a GPU that another has too: whose it is, is open (`ingest/gpuowners.py`), and it stays where it was.
+_OPEN = f"SELECT subject FROM main.findings WHERE name = '{DUPLICATE_GPU}' AND cleared IS NULL"
 _NOW = f"""
 SELECT DISTINCT ON (d.kind, d.device) d.kind, d.device, d.host, {_SLOT} AS slot, h.registered
 FROM main.devices AS d JOIN main.hosts AS h USING (host)
 WHERE d.host IN (SELECT unnest($hosts)) AND {_SLOT} IS NOT NULL AND {_SLOT} <> d.device
+    AND NOT (d.host IN ({_OPEN}) AND EXISTS (FROM main.parts AS p
+        WHERE p.present AND p.kind = d.kind AND p.device = d.device AND p.host <> d.host))
 """
 _SAME = "p.kind = n.kind AND p.device = n.device AND p.host = n.host AND p.slot = n.slot"
 _NOT_THERE_NOW = f"""
@@ -41,9 +47,11 @@ WHERE NOT EXISTS (FROM main.parts AS p WHERE p.present AND {_SAME})
 
 
 def registered(cursor: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """Return host -> when it last registered, microseconds since 1970."""
+    """Return host -> when it last registered, or was found to have its GPUs alone: microseconds since 1970."""
     rows: list[tuple[str, int]] = cursor.execute(
-        "SELECT host, epoch_us(registered) FROM main.hosts WHERE registered IS NOT NULL"
+        "SELECT h.host, epoch_us(greatest(registered, max(f.cleared))) FROM main.hosts AS h "
+        f"LEFT JOIN main.findings AS f ON f.subject = h.host AND f.name = '{DUPLICATE_GPU}' "
+        "WHERE registered IS NOT NULL GROUP BY h.host, registered"
     ).fetchall()
     return dict(rows)
 

@@ -111,15 +111,17 @@ def rollup_views(
 
 
 def put_rollup_views_right(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
-    """Make the rollup views that are not there, and those of BOUND_AT_START that name other files than can be read.
+    """Make the rollup views that are not there, those of BOUND_AT_START that name other files than can be read, and all
+    that name files of another folder: the store was restored here.
 
-    Those of other tables `House.look_through` makes anew: a fleet's year are too many files for a start to open.
+    Others that are not right `House.look_through` makes anew: a fleet's year are too many files for each start to open.
     """
-    there = _named_files(connection)
+    there, here = _named_files(connection), f"{folder.absolute()}/"
     rolled = {one.table for grain in (MINUTE, HOUR) for one in recorded(connection, grain)}
     for table in sorted(rolled | set(BOUND_AT_START)):
         named = [there.get(f"{table}_{grain}") for grain in (MINUTE, HOUR)]
-        if table not in BOUND_AT_START and None not in named:
+        moved = any(not path.startswith(here) for paths in named for path in paths or ())
+        if table not in BOUND_AT_START and None not in named and not moved:
             continue
         found = [one for one in recorded(connection, table=table) if one.grain in (MINUTE, HOUR)]
         found = readable(folder, found)

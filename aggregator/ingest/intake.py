@@ -28,6 +28,7 @@ from . import clocks
 from .clocklog import Heard
 from .clocks import HostClock
 from .findings import Findings
+from .gpuowners import GpuOwners
 from .reading import Incoming
 from .registration import check_events, check_request
 from .sessions import Session, Sessions, check_name
@@ -101,6 +102,7 @@ class Ingest:
         self._boots_before: dict[str, bytes] = {}
         self._cleared = store.cleared_findings
         self._remember(store)
+        self._gpu_owners = GpuOwners(self.findings, self.sessions.is_silent, store.known_gpus)
 
     def _remember(self, store: Store) -> None:
         now_ns = self._wall_ns()
@@ -142,6 +144,9 @@ class Ingest:
             devices=request.devices,
             booted_ns=now_ns - request.boottime_ns,
         )
+        gpus = (device.key for device in request.devices if device.kind == "gpu")
+        if self._gpu_owners.register(host, gpus, now_ns):  # on record not later than the host
+            self._store.submit_findings(self.findings.changes(now_ns))
         self._store.submit_host(_record(request, index, address, now_ns), foreign)
         self._observe_clock(host, request, request.wall_time_ns, now_ns)
         self._tell_events_again(host, request.boot_id)
@@ -152,6 +157,11 @@ class Ingest:
             credit_frames=self.credit_frames,
             stream_context_bytes=CONTEXT_BYTES_MAX,
         )
+
+    def step(self, now_ns: int) -> None:
+        """End what no longer is so; called every second or so."""
+        self._gpu_owners.step(now_ns)
+        self.findings.sweep(now_ns)
 
     def _tell_events_again(self, host: str, boot_id: bytes) -> None:
         """After our restart: what happened to the host since it booted still holds, but for what was

@@ -15,12 +15,12 @@ from ...fingerprints.wire.telemetry_pb2 import (
     ReportEventsRequest,
     SignalDefinition,
 )
+from ..access.names import NAME_CHARACTERS_MAX, is_name
 from ..refusals import Invalid
 from ..store.rows import Foreign
 
 #: Protocol versions spoken: two before to one after this version.
 PROTOCOL_VERSION_MIN, PROTOCOL_VERSION_MAX = 1, 2
-NAME_CHARACTERS_MAX = 253
 SIGNALS_MAX = 8192
 SIGNAL_NAME_CHARACTERS_MAX = 128
 DEVICES_MAX = 4096
@@ -45,7 +45,6 @@ ID_BYTES = 16
 #: of 800 signals is a third of what a registration costs. Longer ones are looked at each time.
 REMEMBERED_MAX, REMEMBERED_BYTES_MAX = 32, 1 << 17
 
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SIGNAL = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_]+")
 _KINDS = frozenset(Kind)
 
@@ -58,7 +57,7 @@ def check_request(request: RegisterNodeRequest) -> Mapping[int, Foreign]:
             "protocol_version",
             f"{version}; this aggregator speaks {PROTOCOL_VERSION_MIN} to {PROTOCOL_VERSION_MAX}",
         )
-    if len(request.node) > NAME_CHARACTERS_MAX or not _NAME.fullmatch(request.node):
+    if not is_name(request.node):
         raise Invalid(
             "node",
             f"{request.node[:64]!r} is no host name: letters, digits, '.', '_' and '-', "

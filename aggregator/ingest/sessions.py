@@ -106,6 +106,11 @@ class Sessions:
         """Return when a host that registered last spoke."""
         return self._by_host[host].heard_ns
 
+    def is_silent(self, host: str, now_ns: int) -> bool:
+        """Say whether a host's name is free: it is not known, or has not spoken for SILENT_SECONDS."""
+        session = self._by_host.get(host)
+        return session is None or session.silent(now_ns)
+
     def get(self, token: str, caller: Caller = LOCAL) -> Session:
         """Return the session of *token*, which *caller* must have registered. Raises NoSession."""
         session = self._by_token.get(token)

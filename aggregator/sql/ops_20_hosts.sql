@@ -63,14 +63,16 @@ FROM ops.hosts ORDER BY silent_seconds DESC NULLS FIRST, host;
 COMMENT ON VIEW ops.freshness IS
     'how long each host has been silent, longest first: FROM ops.freshness LIMIT 5';
 
+-- Hosts are judged every five minutes at least: a day of it, so that a year costs no more.
 CREATE OR REPLACE VIEW ops.state_since AS
 SELECT host, state, time AS since, state_before, state_before IS NULL AS or_longer
 FROM (
     SELECT host, time, version, state, lag(state) OVER w AS state_before
-    FROM main.scores WINDOW w AS (PARTITION BY host ORDER BY time, version)
+    FROM main.scores WHERE time > (SELECT max(time) FROM main.scores) - INTERVAL 1 DAY
+    WINDOW w AS (PARTITION BY host ORDER BY time, version)
 )
 WHERE state IS DISTINCT FROM state_before
 QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC, version DESC) = 1
 ORDER BY host;
 COMMENT ON VIEW ops.state_since IS
-    'since when each host is in its state; or_longer: as far back as scores are kept here: FROM ops.state_since WHERE state <> ''HEALTHY''';
+    'since when each host is in its state; or_longer: as far back as is looked, a day, or as scores are kept here: FROM ops.state_since WHERE state <> ''HEALTHY''';

@@ -32,13 +32,22 @@ GROUP BY ALL ORDER BY hosts_count DESC, driver, g.vbios;
 COMMENT ON VIEW ops.versions IS
     'which driver, VBIOS, kernel and agent run on how many hosts: SELECT driver, agent_version, hosts_count, hosts_such_as FROM ops.versions';
 
+-- Of the day before that hour only the last state of each host: a year costs no more.
 CREATE OR REPLACE VIEW ops.changed_last_hour AS
 SELECT time, host, state_before, state, score, reason_words, simulated
 FROM (
-    SELECT *, lag(state) OVER (PARTITION BY host ORDER BY time, version) AS state_before
-    FROM main.scores
+    SELECT
+        s.*,
+        coalesce(lag(state) OVER (PARTITION BY host ORDER BY time, version), state_until) AS state_before
+    FROM main.scores AS s
+    LEFT JOIN (
+        SELECT host, arg_max(state, (time, version)) AS state_until FROM main.scores
+        WHERE time > ops.taken() - INTERVAL 25 HOUR AND time <= ops.taken() - INTERVAL 1 HOUR
+        GROUP BY host
+    ) AS b USING (host)
+    WHERE time > ops.taken() - INTERVAL 1 HOUR
 )
-WHERE state IS DISTINCT FROM state_before AND time > ops.taken() - INTERVAL 1 HOUR
+WHERE state IS DISTINCT FROM state_before
 ORDER BY time DESC, host;
 COMMENT ON VIEW ops.changed_last_hour IS
     'hosts whose state changed within the last hour, newest first; all that changed: ops.changes: SELECT time, host, state_before, state FROM ops.changed_last_hour WHERE state_before IS NOT NULL';

@@ -90,7 +90,10 @@ class EventJournal:
     def _set_aside(path: Path, data: bytes, at: int, later: int) -> str:
         """Keep a damaged journal under another name. Raises OSError."""
         aside = path.with_name(f"{path.name}.damaged")
-        aside.write_bytes(data)
+        with open(aside, "wb") as file:  # durable before the journal is written over
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         return (
             f"{path} is damaged at byte {at}; {later} events after that were read, what stood between is "
             f"gone; it is kept as {aside}"

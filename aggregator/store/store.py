@@ -170,6 +170,7 @@ class Store:
             )
         #: What the store knew when it was opened.
         self.known_hosts = self._writer.known_hosts()
+        self.known_gpus = self._writer.known_gpus()
         self.recent_events = self._writer.recent_events(since_ns, EVENTS_AGAIN_MAX)
         self.recent_events += self._journal.replayed
         self.last_scores = self._writer.last_scores(SCORES_AGAIN_SECONDS)

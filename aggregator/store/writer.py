@@ -21,7 +21,7 @@ from . import records
 from .header import Header
 from .hours import HOUR_NS, Hours, hour_name
 from .journal import StoredEvent
-from .ledger import Ledger, Range, ranges_of
+from .ledger import RUNS_PER_HOST_MAX, Ledger, Range, Run, ranges_of
 from .mark import Marker, forget, lost, size_of
 from .records import HostRecord, LastScore, OwnReading, ScoreOf
 from .rows import Batch, Foreign, HostFrame, batch
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: The table `received` is rewritten as the fewest rows once it has grown by so many.
-RECEIVED_ROWS_MAX = 100_000
+RECEIVED_GROWN_MAX = 100_000
 
 #: A checkpoint compresses anew what it finds of each table, so that one after each commit costs twice what the
 #: commits do. With a longer WAL they are fewer; to read it again at a start takes about a second of CPU.
@@ -153,9 +153,13 @@ class Writer:
         self._insert("signals", records.signals())
 
     def _load_ledger(self) -> None:
-        rows: list[Range] = self._connection.execute("FROM received").fetchall()
+        """Take into memory the runs that hosts have now, and those that take more rows than they need."""
+        rows: list[Range] = self._connection.execute(
+            "FROM received SEMI JOIN (SELECT host, run_id FROM hosts UNION SELECT host, run_id "
+            "FROM received GROUP BY host, run_id HAVING count(*) > 1) USING (host, run_id)"
+        ).fetchall()
         self._ledger = Ledger(rows)
-        self._received_rows = len(rows)
+        self._received_grown = 0
         if len(rows) > len(self._ledger.rows()):
             with self._transaction():
                 self._compact_received()
@@ -164,6 +168,13 @@ class Writer:
         """Return (host, run id, boot id, address) of every host, as it last registered."""
         rows: list[tuple[str, bytes, bytes, str]] = self._connection.execute(
             "SELECT host, run_id, boot_id, address FROM hosts"
+        ).fetchall()
+        return rows
+
+    def known_gpus(self) -> list[tuple[str, str]]:
+        """Return (GPU, host) of those that are in a host, as far as history has followed them."""
+        rows: list[tuple[str, str]] = self._connection.execute(
+            "SELECT device, host FROM parts WHERE present AND kind = 'gpu' ORDER BY last_seen"
         ).fetchall()
         return rows
 
@@ -284,17 +295,20 @@ class Writer:
         return result
 
     def _commit(self, pending: Pending, now_ns: int) -> None:
+        self._take_runs({frame.key[:2] for frame, _ in pending.frames})
         new = self._not_yet_received(pending)
         rows = batch(new.values())
         ranges = ranges_of(new)
+        surplus = self._ledger.surplus()
         with self._transaction():
             self._keep_house(now_ns)
             self._put_readings(rows, now_ns)
-            self._put_ranges(ranges)
+            self._put_ranges(ranges, surplus)
             self._put_records(pending)
         for row in ranges:
             self._ledger.add(row)
-        self._received_rows += len(ranges)
+        self._ledger.forget(surplus)
+        self._received_grown += len(ranges)
 
     def _not_yet_received(self, pending: Pending) -> dict[tuple[str, bytes, int], HostFrame]:
         new: dict[tuple[str, bytes, int], HostFrame] = {}
@@ -308,16 +322,40 @@ class Writer:
         for table, arrow in rows.tables():
             self._insert(self._hours.table_for(table, now_ns), arrow)
 
-    def _put_ranges(self, ranges: list[Range]) -> None:
-        if self._received_rows > RECEIVED_ROWS_MAX:
+    def _put_ranges(self, ranges: list[Range], surplus: list[Run]) -> None:
+        """Note *ranges*; of the runs that leave memory the table keeps the fewest rows."""
+        if self._received_grown > RECEIVED_GROWN_MAX:
             self._compact_received()
+        elif surplus:
+            self._rewrite_received(surplus)
         self._insert_ranges(ranges)
 
     def _compact_received(self) -> None:
-        rows = self._ledger.rows()
-        self._connection.execute("DELETE FROM received")
-        self._insert_ranges(rows)
-        self._received_rows = len(rows)
+        """Write what is in memory as the fewest rows, and let the oldest runs go of a host that had too many."""
+        self._rewrite_received(self._ledger.runs())
+        self._received_grown = 0
+        self._connection.execute(
+            "DELETE FROM received WHERE (host, run_id) IN (SELECT (host, run_id) FROM ("
+            "SELECT host, run_id, max(rowid) AS last FROM received GROUP BY host, run_id) QUALIFY "
+            f"row_number() OVER (PARTITION BY host ORDER BY last DESC) > {RUNS_PER_HOST_MAX})"
+        )
+
+    def _rewrite_received(self, runs: list[Run]) -> None:
+        with self._registered(records.table("host:str run_id:bytes", runs)) as name:
+            self._connection.execute(
+                f"DELETE FROM received USING {name} AS run WHERE received.host = run.host "
+                "AND received.run_id = run.run_id"
+            )
+        self._insert_ranges(self._ledger.rows(runs))
+
+    def _take_runs(self, runs: set[Run]) -> None:
+        """Take the runs into memory that are not there, so that their frames are known."""
+        if lacking := self._ledger.lacking(runs):
+            with self._registered(records.table("host:str run_id:bytes", lacking)) as name:
+                rows: list[Range] = self._connection.execute(
+                    f"SELECT received.* FROM received SEMI JOIN {name} USING (host, run_id)"
+                ).fetchall()
+            self._ledger.take(lacking, rows)
 
     def _insert_ranges(self, ranges: list[Range]) -> None:
         columns = "host:str run_id:bytes first_sequence:int last_sequence:int"

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from pathlib import Path
 
+import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.store import ledger
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.ingest.reading import received
+from gangline.aggregator.store import ledger, writer
 from gangline.aggregator.store.ledger import Ledger, RangeSet, ranges_of
+from gangline.aggregator.store.store import Store
+from gangline.fingerprints import frames
+from gangline.fingerprints.block import Block
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 20)), max_size=60)
 
@@ -54,3 +62,71 @@ def test_runs_are_apart() -> None:
     assert not whole.holds("a", b"2", 2)
     assert not whole.holds("b", b"2", 9)
     assert sorted(whole.rows()) == sorted(rows)
+
+
+NOW_NS = 1_795_168_800 * 10**9
+
+
+def send(store: Store, host: str, run: int, sequence: int) -> None:
+    """Send a frame and wait for its receipt."""
+    block = Block("host_1s", ["host"])
+    block.put_float(0, 0, 1.0)
+    stamp = frames.Stamp(
+        run.to_bytes(16, "big"), b"b" * 16, sequence, run * 10**6 + sequence * 10**9, NOW_NS
+    )
+    done = threading.Event()
+    frame = received(frames.encode(stamp, [block]))
+    assert store.submit_frame(host, frame, NOW_NS, lambda _: done.set())
+    assert done.wait(20)
+
+
+def rows_of(folder: Path) -> tuple[int, int, int]:
+    with duckdb.connect(str(folder / "gangline.duckdb"), read_only=True) as base:
+        ((readings, ranges, runs),) = base.execute(
+            "SELECT (SELECT count(*) FROM readings.host_1s), count(*), count(DISTINCT run_id) FROM received"
+        ).fetchall()
+        return readings, ranges, runs
+
+
+def test_a_run_that_was_long_gone_comes_back(tmp_path: Path) -> None:
+    """Hosts that boot from the network are of a new run each time: a year of them lay in memory, and what comes
+    back of an old disk must still be known, also after a restart."""
+    config = AggregatorConfig(data=tmp_path, commit_seconds=0.001, ops_seconds=3600.0)
+    for _ in range(2):
+        store = Store.open(tmp_path, config, lambda: NOW_NS)
+        for run in range(5):
+            for sequence in (1, 2):
+                send(store, "a", run, sequence)
+        assert len(store._writer._ledger.runs()) <= ledger.RUNS_IN_MEMORY
+        send(store, "a", 0, 2)
+        assert store.close() == ""
+        assert rows_of(tmp_path)[0] == 10
+    store = Store.open(tmp_path, config, lambda: NOW_NS)
+    assert store._writer._ledger.runs() == []  # nobody is registered, and each run is one row
+    store.close()
+    assert rows_of(tmp_path) == (10, 5, 5)
+
+
+def test_a_host_of_endless_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It registers with a new run for each frame: the ledger keeps the last ones of it, and all of the others."""
+    monkeypatch.setattr(writer, "RUNS_PER_HOST_MAX", 3)
+    monkeypatch.setattr(writer, "RECEIVED_GROWN_MAX", 8)
+    config = AggregatorConfig(data=tmp_path, commit_seconds=0.001, ops_seconds=3600.0)
+    store = Store.open(tmp_path, config, lambda: NOW_NS)
+    rewritten = list[int]()
+    honest = writer.Writer._compact_received
+
+    def compacted(self: writer.Writer) -> None:
+        rewritten.append(1)
+        honest(self)
+
+    monkeypatch.setattr(writer.Writer, "_compact_received", compacted)
+    send(store, "b", 1, 1)
+    for run in range(30):
+        send(store, "a", run, 1)
+    send(store, "a", 29, 1)
+    send(store, "b", 1, 1)
+    store.close()
+    readings, ranges, runs = rows_of(tmp_path)
+    assert readings == 31 and ranges == runs <= 3 + 8 + 2
+    assert 2 <= len(rewritten) <= 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -320,3 +321,26 @@ def test_columns_holds_in_a_pipe(
     monkeypatch.setenv("COLUMNS", "40")
     assert sql.main(query) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) == 40
+
+
+def test_what_changed_costs_no_more_in_a_year(store: Path, tmp_path: Path) -> None:
+    """Each question of what changed sorted every score that was kept: in a year that of a year. A day is looked at."""
+    copy = tmp_path / "copy" / "gangline.duckdb"
+    copy.parent.mkdir()
+    shutil.copy(store / "gangline.duckdb", copy)
+    with duckdb.connect(str(copy)) as base:
+        base.execute(
+            "CREATE OR REPLACE TABLE scores AS SELECT * REPLACE (now()::TIMESTAMP - to_hours(hours) AS time, "
+            "hours::UBIGINT AS version, host || n AS host, state_then AS state) FROM (FROM main.scores LIMIT 1), (VALUES "
+            "(1, 72, 'SUSPECT'), (1, 40, 'HEALTHY'), (1, 20, 'HEALTHY'), (1, 0, 'HEALTHY'), "
+            "(2, 40, 'HEALTHY'), (2, 3, 'STALE'), (2, 0, 'HEALTHY')) AS v(n, hours, state_then)"
+        )
+        base.execute("UPDATE scores SET time = time - INTERVAL 1 MINUTE")
+        since = base.execute(
+            "SELECT host, state, date_diff('hour', since, now()::TIMESTAMP), or_longer FROM ops.state_since"
+        ).fetchall()
+        assert [(state, hours, longer) for _, state, hours, longer in since] == [
+            ("HEALTHY", 20, True), ("HEALTHY", 0, False),
+        ]  # fmt: skip
+        changed = base.execute("SELECT state_before, state FROM ops.changed_last_hour").fetchall()
+        assert changed == [("STALE", "HEALTHY")]

@@ -157,6 +157,20 @@ def test_what_the_backup_before_has_is_linked(data: Path, tmp_path: Path) -> Non
     ).wrong == []  # fmt: skip
 
 
+def test_a_name_that_was_given_again_is_another_file(data: Path, tmp_path: Path) -> None:
+    """A segment went, the clock was set back, and another of its name and length came: backups kept the old one."""
+    name = "segments/host_1s/2026112009/0.parquet"
+    backed_up(data, tmp_path / "to")
+    content = (data / name).read_bytes()[::-1]
+    (data / name).unlink()
+    (data / name).write_bytes(content)
+    made = backed_up(data, tmp_path / "to")
+    assert (made.folder / name).read_bytes() == content
+    restore(made.folder, tmp_path / "other", Quiet())
+    again = backed_up(tmp_path / "other", tmp_path / "to")  # of what was restored: the same files
+    assert (again.folder / name).samefile(made.folder / name)
+
+
 def test_beside_ingest_as_of_one_moment(tmp_path: Path) -> None:
     """Frames and events come in all the while: what had its receipt when the hold began is in the copy, once."""
     with opened(tmp_path / "data") as store:

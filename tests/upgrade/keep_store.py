@@ -66,11 +66,11 @@ def main() -> None:
     config = AggregatorConfig(data=folder, commit_seconds=0.01, ops_seconds=3600.0)
     store = Store.open(folder, config, lambda: NOW_NS)
     fill(store)
-    if "--killed" in sys.argv:
-        os._exit(9)  # the WAL stays
-    store.close()
-    for name in ("lock", "operators.duckdb"):
-        (folder / name).unlink(missing_ok=True)
+    if "--killed" not in sys.argv:
+        store.close()
+    for name in ("lock", "operators.duckdb", "operators-base.duckdb", "operators-new.duckdb"):
+        (folder / name).unlink(missing_ok=True)  # made anew by each start
+    os._exit(9 if "--killed" in sys.argv else 0)  # the WAL stays
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ class Backup:
             try:
                 schema = reading.schema_version(connection, file)
                 connection.execute("CHECKPOINT")
-                rows, recorded = reading.count(connection), set(reading.recorded(connection))
+                rows, recorded = reading.count(connection), reading.recorded_paths(connection)
             except duckdb.Error as error:
                 raise CopyError(
                     f"the copy of the store is damaged, and so is the store: {cause(error, part)}; "
@@ -171,10 +171,12 @@ class Backup:
                 self._files[name] = known[name]
                 continue
             try:
-                self._add(name, copied(stage / name, part / name, self._progress.seen))
+                modified_ns = (stage / name).stat().st_mtime_ns
+                size_digest = copied(stage / name, part / name, self._progress.seen)
             except FileNotFoundError:
                 gone.append(name)
                 continue
+            self._files[name] = File(*size_digest, modified_ns)
             self._copied_bytes += self._files[name].size_bytes
         return gone
 
@@ -220,8 +222,16 @@ def _files_of(before: Path | None) -> dict[str, File]:
 
 
 def _same(path: Path, file: File | None) -> bool:
-    """Say whether the backup before has *path*: names are given once, and files never change."""
-    return file is not None and size_of(path) == file.size_bytes
+    """Say whether the backup before has *path*. Files never change, but a name may be given again: once the
+    one before was removed, and the clock was set back or an older store was restored."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return False
+    return file is not None and (stat.st_size, stat.st_mtime_ns) == (
+        file.size_bytes,
+        file.modified_ns,
+    )
 
 
 def _gangline() -> str:

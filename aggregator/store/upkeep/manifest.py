@@ -25,10 +25,14 @@ class NoManifestError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file of a backup: bytes, and SHA-256 in hex (as `sha256sum` prints it)."""
+    """One file of a backup: bytes, SHA-256 in hex (as `sha256sum` prints it), and when the store's was last written.
+
+    `modified_ns` is 0 where that is not known.
+    """
 
     size_bytes: int
     sha256: str
+    modified_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,8 @@ def _file(name: str, each: object) -> File:
     digest = fields.get("sha256")
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise NoManifestError(f"{name[:80]!r}: sha256: expected 64 hexadecimal digits")
-    return File(_number(fields, "size_bytes"), digest)
+    modified_ns = _number(fields, "modified_ns") if "modified_ns" in fields else 0
+    return File(_number(fields, "size_bytes"), digest, modified_ns)
 
 
 def _name(name: str) -> str:

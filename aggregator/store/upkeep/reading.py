@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,10 +11,11 @@ import duckdb
 
 from ... import sql
 from ...history import segments
-from ...history.segments import RAW, Segment
+from ...history.segments import RAW
 from ..storefile import CONFIG, cause, migrations
-from . import parquet
+from . import doubles, parquet
 from .copying import CopyError
+from .doubles import Source
 
 #: Told of each table that is read: its name, which of how many.
 Told = Callable[[str, int, int], None]
@@ -109,7 +110,7 @@ def read_back(file: Path, folder: Path, spill: Path, told: Told) -> Found:
             found.rows += _read_parquet(connection, folder / each, found)
         found.parquet_files = len(paths)
         _recorded(connection, folder, found)
-        _twice(connection, folder, found)
+        _twice(connection, folder, found, told)
     return found
 
 
@@ -166,55 +167,74 @@ def _ledger(connection: duckdb.DuckDBPyConnection, found: Found) -> None:
         )
 
 
-def _twice(connection: duckdb.DuckDBPyConnection, folder: Path, found: Found) -> None:
+def _twice(connection: duckdb.DuckDBPyConnection, folder: Path, found: Found, told: Told) -> None:
     """Look for readings that are stored twice, and for hosts with readings that the ledger does not know."""
-    for table, sources in _readings(connection, folder).items():
-        everything = " UNION ALL BY NAME ".join(f"SELECT * FROM {each}" for each in sources)
-        key = "host, device, time" + (", signal" if table == "by_name" else ", boottime_ns")
-        query = (
-            f"WITH r AS (SELECT {key}, count(*) AS times FROM ({everything}) GROUP BY {key}) "
-            "SELECT coalesce(sum(times - 1), 0)::BIGINT, (SELECT list(DISTINCT host) FROM r WHERE "
-            "host NOT IN (SELECT host FROM received)) FROM r"
-        )
-        try:
-            ((doubled, strangers),) = connection.execute(query).fetchall()
-        except duckdb.Error as error:
-            found.wrong.append(f"{table} cannot be searched for doubles: {cause(error, Path())}")
-            continue
+    known: set[str] | None = None
+    with suppress(duckdb.Error):  # a ledger that cannot be read has been told of
+        rows = connection.execute("SELECT DISTINCT host FROM received").fetchall()
+        known = {host for (host,) in rows}
+    live = [name for schema, name in tables(connection) if schema == "hours"]
+    catalogue = {name.rpartition("__")[0] for name in live} | set(_recorded_tables(connection))
+    for table in sorted(catalogue):
+        sources = [*_live(connection, table, live), *_raw(connection, folder, table)]
+        doubled, strangers = 0, set[str]()
+        for each in doubles.look(connection, table, sources, told):
+            if isinstance(each, duckdb.Error):
+                words = f"{table} cannot be searched for doubles: {cause(each, Path())}"
+                found.wrong += [words] if words not in found.wrong else []
+                continue
+            doubled += each.rows
+            strangers |= each.hosts - (each.hosts if known is None else known)
         if doubled:
             found.wrong.append(f"readings.{table}: {doubled} rows are stored more than once")
         if strangers:
             found.wrong.append(
                 f"readings.{table}: rows of {len(strangers)} hosts whose frames the ledger does not "
-                f"know, such as {strangers[0]}"
+                f"know, such as {min(strangers)}"
             )
 
 
-def _readings(connection: duckdb.DuckDBPyConnection, folder: Path) -> dict[str, list[str]]:
-    """Return catalogue table -> where its raw readings are: tables of hours, and segments."""
-    sources: dict[str, list[str]] = {}
-    for schema, table in tables(connection):
-        if schema == "hours":
-            sources.setdefault(table.rpartition("__")[0], []).append(named(schema, table))
-    for path, one in recorded(connection).items():
-        if one.grain == RAW and (folder / path).exists():
-            read = f"read_parquet({sql.quoted(str(folder / path))}, hive_partitioning = false)"
-            sources.setdefault(one.table, []).append(read)
-    return sources
+def _live(connection: duckdb.DuckDBPyConnection, table: str, live: list[str]) -> Iterator[Source]:
+    """Yield the tables of hours that hold readings of *table*."""
+    for name in live:
+        if name.rpartition("__")[0] != table:
+            continue
+        with suppress(duckdb.Error):  # one that cannot be read has been told of
+            ((first_us, last_us, rows),) = connection.execute(
+                f"SELECT epoch_us(min(time)), epoch_us(max(time)), count(*) FROM {named('hours', name)}"
+            ).fetchall()
+            if rows:
+                yield Source(named("hours", name), False, first_us, last_us, rows)
 
 
-def recorded(connection: duckdb.DuckDBPyConnection) -> dict[str, Segment]:
-    """Return path -> what the store has on record of its Parquet files, but those about to be unlinked."""
+def _raw(connection: duckdb.DuckDBPyConnection, folder: Path, table: str) -> Iterator[Source]:
+    """Yield the segments with readings of *table* that are there."""
+    for one in segments.recorded(connection, table=table):
+        if one.grain == RAW and (folder / one.path).exists():
+            yield Source(str(folder / one.path), True, one.first_us, one.last_us, one.rows)
+
+
+def recorded_paths(connection: duckdb.DuckDBPyConnection) -> set[str]:
+    """Return the paths of all Parquet files that the store has on record, but those about to be unlinked."""
     if ("main", "segments") not in tables(connection):
-        return {}
-    return {one.path: one for one in segments.recorded(connection)}
+        return set()
+    rows = connection.execute("SELECT path FROM main.segments WHERE gone IS NULL").fetchall()
+    return {path for (path,) in rows}
+
+
+def _recorded_tables(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    if ("main", "segments") not in tables(connection):
+        return []
+    query = "SELECT DISTINCT table_name FROM main.segments WHERE gone IS NULL ORDER BY ALL"
+    return [table for (table,) in connection.execute(query).fetchall()]
 
 
 def _recorded(connection: duckdb.DuckDBPyConnection, folder: Path, found: Found) -> None:
     """Look whether each Parquet file that the store has on record is there, and what was written."""
-    for path, one in recorded(connection).items():
-        if words := segments.damage(folder, one):
-            found.wrong.append(f"{path} {words}")
+    for table in _recorded_tables(connection):
+        for one in segments.recorded(connection, table=table):
+            if words := segments.damage(folder, one):
+                found.wrong.append(f"{one.path} {words}")
 
 
 def named(schema: str, table: str) -> str:

@@ -85,6 +85,8 @@ def _copy(folder: Path, made: Manifest, data: Path, progress: Progress) -> Path:
             if got != (file.size_bytes, file.sha256):
                 raise CopyError(f"{folder / name} is not what was backed up: {_not_whole(folder)}")
             shutil.copymode(folder / name, part / name)
+            if file.modified_ns:  # or the next backup would take it for another file
+                os.utime(part / name, ns=(file.modified_ns, file.modified_ns))
         if FILE not in made.files:
             raise CopyError(f"{folder} holds no {FILE}: {_not_whole(folder)}")
         with reading.opened(part / FILE, read_only=True) as connection:

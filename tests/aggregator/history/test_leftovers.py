@@ -137,6 +137,7 @@ def test_a_failed_export_costs_nothing_and_is_done_again(
     monkeypatch.setattr(segments, "finish", honest)
     two.history.turn(two.now_ns, 1e9)
     assert len(two.live_tables()) == 1  # the other table's went; this one's rests for a minute
+    assert two.history.failing.startswith("exporting gpu_1s 202611201010: no space left on")
     two.later(61)
     two.turn()
     assert two.live_tables() == []

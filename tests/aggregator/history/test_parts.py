@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gangline.aggregator.history import parts
 from gangline.aggregator.store.records import HostRecord
+from gangline.aggregator.verdicts import DUPLICATE_GPU, OURSELVES, Finding
 
 SLOTS = ("0000:17:00.0", "0000:65:00.0")
 
@@ -52,6 +54,22 @@ def test_a_gpu_is_followed_over_hosts_and_a_slot_over_gpus(past: Any) -> None:
     register(past, "a", "", "GPU-2")  # taken out; and put back later
     register(past, "a", "GPU-4", "GPU-2")
     assert places(past, "GPU-4") == [("a", SLOTS[0], False), ("a", SLOTS[0], True)]
+
+
+def test_a_gpu_that_two_hosts_have_stays_where_it_was(past: Any) -> None:
+    """A host that said it had its neighbour's GPU took it out of the neighbour's history."""
+    register(past, "a", "GPU-1")
+    open_ns = past.now_ns
+    finding = Finding(OURSELVES, DUPLICATE_GPU, "b", "both have it", open_ns)
+    past.store.submit_findings([finding])
+    register(past, "b", "GPU-1", "GPU-2")
+    assert places(past, "GPU-1") == [("a", SLOTS[0], True)]
+    assert places(past, "GPU-2") == [("b", SLOTS[1], True)]
+    past.later(60)
+    past.store.submit_findings([replace(finding, cleared_ns=past.now_ns)])  # "a" let it go
+    past.store.in_transaction(lambda _: None)
+    past.turn()
+    assert places(past, "GPU-1") == [("a", SLOTS[0], False), ("b", SLOTS[0], True)]
 
 
 def test_a_host_of_another_name_is_the_same_by_its_parts(past: Any) -> None:
