@@ -13,7 +13,9 @@ GRPC := telemetry score nvhcd permit query admin
 run: .venv/ready
 	$(BIN)/gangline run --simulated $(SIMULATED) --seed $(SEED) $(if $(filter 1,$(ONCE)),--once)
 
-test: .venv/ready-dev lint types unit
+# The types beside the tests, which wait for much of their time.
+test: .venv/ready-dev lint
+	@$(MAKE) --no-print-directory --jobs=2 types unit
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check
@@ -24,7 +26,7 @@ types: .venv/ready-dev
 	$(BIN)/pyright
 
 unit: .venv/ready-dev
-	$(BIN)/pytest -q -n 3 --dist loadfile
+	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 bench: .venv/ready-dev
 	$(BIN)/python -m bench --seed $(SEED)

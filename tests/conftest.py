@@ -1,7 +1,10 @@
 """What holds for all tests."""
 
+import faulthandler
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +16,64 @@ from hypothesis import settings
 settings.register_profile("house", deadline=None)
 settings.load_profile("house")
 
+#: A test, or its begin or end, that takes longer than this hangs. The longest takes 45 s, and on a busy machine thrice.
+HANGS_SECONDS = 180.0
+#: These take longest, and most of it they wait: begun first, so that others work beside them and none of them is last.
+LONGEST = (
+    *("test_duckdb2.py", "test_run.py", "test_killed.py", "test_build.py", "test_soak.py"),
+    *("test_survival.py", "test_upgrade.py", "test_stores.py", "test_sick_gpus.py"),
+    *("test_sick_agent.py", "test_soak_gpu.py"),
+)
+_STDERR = pytest.StashKey[int]()
+
 # How wide the terminal is of whoever runs the tests decides no table: pytest-xdist says 80.
 os.environ.pop("COLUMNS", None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the true stderr: while a test runs, descriptor 2 is a file that nobody sees if it hangs."""
+    config.stash[_STDERR] = os.dup(2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest first; with `--no-loadscope-reorder` they are handed out in this order."""
+    at = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: at.get(item.path.name, len(LONGEST)))
+
+
+def _guard(item: pytest.Item) -> None:
+    """What hangs ends this process with the stacks of all threads; pytest-xdist names the test and goes on in another.
+
+    Not pytest's `faulthandler_timeout`: that one guards neither what follows a failure nor the end of the process.
+    """
+    file = item.config.stash[_STDERR]
+    faulthandler.dump_traceback_later(HANGS_SECONDS, exit=True, file=file)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Guard its fixtures."""
+    _guard(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Guard the test."""
+    _guard(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Guard the end of its fixtures, and of the process after the last."""
+    _guard(item)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nobody_outlives_us() -> None:
+    """A run that hung, or was killed, left aggregators behind that held ports and memory: see orphans.py."""
+    os.environ["GANGLINE_TESTS_OF"] = str(os.getpid())
+    program = Path(__file__).with_name("orphans.py")
+    subprocess.run([sys.executable, "-S", program, str(os.getpid())], check=True)
 
 
 @pytest.fixture

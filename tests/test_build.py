@@ -60,12 +60,22 @@ def test_what_is_in_them(built: tuple[Path, Path]) -> None:
     assert not strange
 
 
+def environment(place: Path) -> Path:
+    """A Python that never saw the checkout; returns its folder of programs."""
+    venv.create(place)
+    return place / "bin"
+
+
+def install(binaries: Path, *what: str | Path) -> None:
+    """`pip install` there, with this Python's pip; without bytecode, which would take most of the time."""
+    pip = (sys.executable, "-m", "pip", "--python", binaries / "python", "install", "-q")
+    run(*pip, "--no-compile", *what, cwd=binaries)
+
+
 def test_the_wheel_works_in_a_clean_environment(built: tuple[Path, Path], tmp_path: Path) -> None:
     """`pip install gangline[...]` on a machine that never saw the checkout, run from another folder."""
-    venv.create(tmp_path / "env", with_pip=True)
-    binaries = tmp_path / "env" / "bin"
-    package = f"gangline[agent,aggregator] @ {built[1].as_uri()}"
-    run(binaries / "pip", "install", "-q", "-c", CONSTRAINTS, package, cwd=tmp_path)
+    binaries = environment(tmp_path / "env")
+    install(binaries, "-c", CONSTRAINTS, f"gangline[agent,aggregator] @ {built[1].as_uri()}")
     assert run(binaries / "gangline", "--version", cwd=tmp_path).startswith("gangline ")
     listen = f"127.0.0.1:{free_port()}"
     table = run(
@@ -78,9 +88,8 @@ def test_the_wheel_works_in_a_clean_environment(built: tuple[Path, Path], tmp_pa
 
 def test_a_missing_extra_is_named(built: tuple[Path, Path], tmp_path: Path) -> None:
     """The agent's extra is installed, and somebody asks for the table of hosts."""
-    venv.create(tmp_path / "env", with_pip=True)
-    binaries = tmp_path / "env" / "bin"
-    run(binaries / "pip", "install", "-q", "--no-deps", built[1], cwd=tmp_path)
+    binaries = environment(tmp_path / "env")
+    install(binaries, "--no-deps", built[1])
     done = subprocess.run(
         [binaries / "gangline", "hosts"], capture_output=True, text=True, check=False, cwd=tmp_path
     )

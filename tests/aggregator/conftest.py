@@ -17,6 +17,7 @@ import pytest
 from gangline.agent.framing import dictionary
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.server import Aggregator
+from gangline.aggregator.store.opsfile import OpsFile
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.wire import telemetry_pb2 as wire
@@ -188,6 +189,14 @@ class Lab:
             return connection.execute(query).fetchall()
 
 
+@pytest.fixture(scope="module")
+def without_snapshots() -> Iterator[None]:
+    """For where the operators' file is not what is looked at: to write it is half the cost of a store's life."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OpsFile, "write", lambda *_: None)
+        yield
+
+
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
     """A data folder and all that works on it."""
@@ -206,14 +215,15 @@ def connect() -> type[Connection]:
     return Connection
 
 
+async def wait_until(condition: Callable[[], Any]) -> Any:
+    """Return the first value of *condition* that is true."""
+    async with asyncio.timeout(GUARD_SECONDS):
+        while not (value := condition()):
+            await asyncio.sleep(0.005)
+    return value
+
+
 @pytest.fixture
-def until() -> Iterator[Callable[..., Any]]:
+def until() -> Callable[..., Any]:
     """Wait for a condition: `await until(lambda: ...)`."""
-
-    async def wait(condition: Callable[[], Any]) -> Any:
-        async with asyncio.timeout(GUARD_SECONDS):
-            while not (value := condition()):
-                await asyncio.sleep(0.005)
-        return value
-
-    yield wait
+    return wait_until

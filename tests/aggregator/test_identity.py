@@ -14,6 +14,8 @@ from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import TABLES
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 HOUR_NS = 3600 * 10**9
 FINDINGS = "SELECT host, name, words FROM findings ORDER BY ALL"
 

@@ -20,6 +20,8 @@ from gangline.aggregator.store import journal
 from gangline.aggregator.store.journal import EventJournal, StoredEvent, encode, parse
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 
 def xid(number: int, **more: Any) -> wire.HealthEvent:
     return wire.HealthEvent(

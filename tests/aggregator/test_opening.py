@@ -17,12 +17,13 @@ import pytest
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.store.journal import EventJournal, StoredEvent, encode
-from gangline.aggregator.store.opsfile import OpsFile
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.storefile import StoreError
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+
+pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 FRAMES = 12
@@ -49,14 +50,6 @@ def put(store: Store, sequence: int) -> None:
 
 def event(number: int) -> StoredEvent:
     return StoredEvent("a", NOW_NS, NOW_NS, HealthEvent(event_id=f"e{number}", name="gpu.xid"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_snapshots() -> Iterator[None]:
-    """The operators' file is not what is looked at here, and half the cost of a start."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OpsFile, "write", lambda *_: None)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +270,7 @@ def test_files_of_another_user(name: str, folder: Path) -> None:
 def mounted(place: Path, options: str) -> Iterator[None]:
     """A real filesystem of its own."""
     place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", options, "gangline-test", str(place)]
+    mount = ["mount", "-t", "tmpfs", "-o", options, f"gangline-test-{os.getpid()}", str(place)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("mounting a tmpfs needs root")
     try:

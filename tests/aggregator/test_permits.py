@@ -20,6 +20,8 @@ from gangline.aggregator.verdicts import HostScore, Reason, Snapshot, State
 from gangline.fingerprints.wire import permit_pb2
 from gangline.fingerprints.wire.permit_pb2_grpc import PermitServiceStub
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 GUARD_SECONDS = 60.0
 SECOND = 1_000_000_000
 START = 1_760_000_000 * SECOND

@@ -17,6 +17,8 @@ from gangline.aggregator.ingest.pace import share
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 from tests.aggregator.test_slow_disk import Host
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 #: Connections of one test: some hundreds, each with a socket of its own.
 AGENTS = 300
 

@@ -20,12 +20,14 @@ from gangline.aggregator.commands import sql, sqldoors, sqlforms
 from gangline.aggregator.ingest.findings import Findings
 from gangline.aggregator.query import fences
 from gangline.fingerprints.wire import telemetry_pb2 as wire
+from tests.aggregator.conftest import Lab, wait_until
 from tests.aggregator.query.asking import rows_of
 
 
-@pytest.fixture
-def store(lab: Any, until: Any) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with two hosts, an XID, a finding, and the operators' file over it."""
+    lab = Lab(tmp_path_factory.mktemp("made") / "data")
 
     async def way() -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
@@ -45,10 +47,20 @@ def store(lab: Any, until: Any) -> Path:
             await agent.stub.ReportEvents(request, metadata=agent.metadata)
             now_ns = time.time_ns()
             Findings(aggregator.fleet).find("host-1", "clock.offset", "off", now_ns, expires=False)
-            await until(lambda: _unhealthy(aggregator.holder.snapshot))
+            await wait_until(lambda: _unhealthy(aggregator.holder.snapshot))
 
     asyncio.run(way())
-    return Path(lab.folder)
+    return lab.folder
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> Path:
+    """A copy of it, to do anything with, and as of now: of an older one the command says how old it is."""
+    folder = Path(shutil.copytree(made, tmp_path / "data"))
+    with duckdb.connect(str(folder / "operators.duckdb")) as connection:
+        now_us = time.time_ns() // 1000
+        connection.execute("UPDATE snapshot SET taken = make_timestamp(?)", [now_us])
+    return folder
 
 
 def _who_runs(booted_ns: int) -> list[wire.HealthEvent]:

@@ -20,6 +20,8 @@ from gangline.aggregator.store.storefile import StoreError
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 
 

@@ -13,6 +13,8 @@ from gangline.fingerprints import frames
 from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, Sender
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 
 def difference(sender: Sender, message: wire.TelemetryBatch) -> wire.TelemetryBatch:
     """The same message as a new agent sends it."""

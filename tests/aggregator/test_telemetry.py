@@ -17,6 +17,8 @@ from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import index_of
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 
 def test_a_reading_comes_back_from_the_store(lab: Any) -> None:
     """The whole way: what an agent sent with a receipt is what SQL shows."""

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from gangline.ext import process
 from tests.processes import until
@@ -44,6 +49,55 @@ def test_a_child_dies_with_its_parent() -> None:
     os.close(tell)
 
 
-def test_to_be_small_and_to_trim_break_nothing() -> None:
-    process.be_small()
-    process.trim()
+GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
+
+#: Thirty megabytes that were freed below what is held still: malloc(3) keeps them.
+FREED = """
+from gangline.ext import process
+def resident(): return int(open("/proc/self/statm").read().split()[1])
+blocks = [bytes(1000) for _ in range(30_000)]
+held = bytes(1000)
+del blocks
+before = resident()
+process.trim()
+print(before - resident())
+"""
+
+#: Four threads that allocate at once; an arena is 64 MiB of addresses.
+THREADS = """
+import threading
+from gangline.ext import process
+{first}
+def mapped(): return int(open("/proc/self/statm").read().split()[0])
+threading.stack_size(1 << 18)
+before, met = mapped(), threading.Barrier(5)
+def allocate():
+    held = bytes(1000)
+    met.wait(20)
+    met.wait(20)
+for _ in range(4):
+    threading.Thread(target=allocate).start()
+met.wait(20)
+print(mapped() - before)
+met.wait(20)
+"""
+
+
+def bytes_said(program: str) -> int:
+    """Run it in a process of its own; return the bytes of the pages that it prints."""
+    command = [sys.executable, "-c", program]
+    out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    return int(out.stdout) * os.sysconf("SC_PAGE_SIZE")
+
+
+@GLIBC
+def test_what_was_freed_is_given_back() -> None:
+    """A daemon that read a large inventory once kept its memory for months."""
+    assert bytes_said(FREED) > 20 << 20
+
+
+@GLIBC
+def test_threads_share_an_arena() -> None:
+    """Each thread filled one of its own, and what one freed no other could use."""
+    assert bytes_said(THREADS.format(first="process.be_small()")) < 64 << 20
+    assert bytes_said(THREADS.format(first="")) >= 4 * (64 << 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections import Counter
@@ -167,7 +168,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real filesystem of 256 KiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "gangline-test", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", f"gangline-test-{os.getpid()}", str(folder)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("mounting a small tmpfs needs root")
     yield folder

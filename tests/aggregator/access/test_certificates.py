@@ -18,6 +18,8 @@ from gangline.fingerprints.settings import SettingsError
 from gangline.fingerprints.wire import permit_pb2
 from tests.aggregator.access.secured import Secured, permits, status_of
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 
 def served(port: int) -> int:
     """Return the serial number of the certificate that a port shows."""

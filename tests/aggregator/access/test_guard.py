@@ -22,6 +22,8 @@ from gangline.aggregator.service.errors import retry_status
 from gangline.fingerprints.wire import permit_pb2, score_pb2, telemetry_pb2
 from tests.aggregator.access.secured import Secured, bearer, permits, scores, status_of, telemetry
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 OK = grpc.StatusCode.OK
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 UNKNOWN = grpc.StatusCode.UNAUTHENTICATED

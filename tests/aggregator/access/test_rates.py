@@ -18,6 +18,8 @@ from gangline.aggregator.refusals import TooMuch
 from gangline.fingerprints.wire import telemetry_pb2
 from tests.aggregator.access.secured import Secured, bearer, telemetry
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 AGENT = Caller(Role.AGENT, "a", "a", "token 1", (1, 1))
 OPERATOR = Caller(Role.OPERATOR, "a", way="token 2", proof=(1, 1))
 

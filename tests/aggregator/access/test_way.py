@@ -6,8 +6,7 @@ import argparse
 import asyncio
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from gangline.aggregator.commands.way import CommandError, Way, add_way, way_of
 from gangline.aggregator.server import Aggregator
 from gangline.aggregator.store.storefile import OPS_FILE
 from tests.aggregator.access.secured import Secured
+from tests.processes import until
 
 
 class Served:
@@ -164,7 +164,7 @@ def test_sql_and_admin_go_by_tls_with_certificate_and_token(
     scheduler = tmp_path / "scheduler"
     scheduler.write_text(secured.token("scheduler", "slurm"))
     served.do(served.aggregator.door.look())
-    there((secured.data / OPS_FILE).exists)
+    until((secured.data / OPS_FILE).exists, "the operators' file")
     port, by_token = served.aggregator.port, served.aggregator.token_port
 
     def asked(at: int, *login: str) -> tuple[int, str, str]:
@@ -178,7 +178,7 @@ def test_sql_and_admin_go_by_tls_with_certificate_and_token(
         code, out, err = asked(at, *ca, *login)
         assert code == cli.OK and "42" in out, err
     log = secured.data / "queries.log"
-    there(lambda: log.read_text().count("\n") == 2)
+    until(lambda: log.read_text().count("\n") == 2, "both in the log")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [one["who"] for one in lines] == ["alice", "bob"] and lines[0]["role"] == "operator"
     secrets = (token.read_text(), scheduler.read_text())
@@ -215,11 +215,3 @@ def test_sql_and_admin_go_by_tls_with_certificate_and_token(
     copied = [one.name for one in (tmp_path / "backups").rglob("*")]
     assert "gangline.duckdb" in copied and "tokens.json" not in copied
     assert not [one for one in copied if one.endswith((".key", ".pem"))]
-
-
-def there(what: Callable[[], bool]) -> None:
-    """Wait until *what* is so."""
-    end = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -14,6 +14,8 @@ from gangline.aggregator.history import retention, views
 from gangline.aggregator.history.retention import Fullness, Limit
 from gangline.aggregator.history.segments import Segment
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 HOUR_SECONDS = 3600
 RATE = "SELECT sum(violation_power_nanoseconds_increase), sum(readings_count) FROM rollups"
 

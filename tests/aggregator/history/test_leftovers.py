@@ -11,6 +11,8 @@ import pytest
 
 from gangline.aggregator.history import manifest, segments
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 
 @pytest.fixture
 def two(past: Any) -> Any:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from gangline.aggregator.history import parts
 from gangline.aggregator.store.records import HostRecord
 from gangline.aggregator.verdicts import DUPLICATE_GPU, OURSELVES, Finding
+
+pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 SLOTS = ("0000:17:00.0", "0000:65:00.0")
 
