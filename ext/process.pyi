@@ -12,6 +12,9 @@ def trim() -> None:
 def be_small() -> None:
     """Have threads share one arena of malloc(3) rather than fill one each: few of ours, and they allocate little."""
 
+def keep_large_apart() -> None:
+    """Have malloc(3) keep pieces of 128 KiB and more in mappings of their own, so that they go back when freed."""
+
 class Filling:
     """Holds what was free between the objects of this process, for as long as it lives itself. Before a fork.
 

@@ -22,9 +22,11 @@ cdef extern from *:
     #include <malloc.h>
     static int give_back(void) { return malloc_trim(0); }
     static int one_arena(void) { return mallopt(M_ARENA_MAX, 1); }
+    static int large_apart(void) { return mallopt(M_MMAP_THRESHOLD, 128 * 1024); }
     #else
     static int give_back(void) { return 0; }
     static int one_arena(void) { return 0; }
+    static int large_apart(void) { return 0; }
     #endif
     /* Where the heap ends that was ever given out; NULL: not known. */
     static char *heap_end(void) {
@@ -37,6 +39,7 @@ cdef extern from *:
     """
     int give_back() nogil
     int one_arena() nogil
+    int large_apart() nogil
     char *heap_end() nogil
 
 
@@ -59,6 +62,14 @@ def trim():
 def be_small():
     """Have threads share one arena of malloc(3) rather than fill one each: few of ours, and they allocate little."""
     one_arena()
+
+
+def keep_large_apart():
+    """Have malloc(3) keep pieces of 128 KiB and more in mappings of their own, so that they go back when freed.
+
+    Left to itself it does so until the first of them is freed, and from then on puts them among all others.
+    """
+    large_apart()
 
 
 cdef enum:

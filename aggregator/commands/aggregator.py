@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from ...cli import FAILED, OK, USAGE
+from ...ext.process import keep_large_apart
 from ...fingerprints.settings import SettingsError, describe, load
 from ..config import AggregatorConfig
 from ..server import Aggregator, StartError, serve
@@ -31,6 +32,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = load(AggregatorConfig, options.config, _assignments(options))
         gc.set_threshold(GC_OBJECTS, *GC_LOOKS)
+        keep_large_apart()  # DuckDB's pages: beside the fleet's small objects they would never go back
         unstored = asyncio.run(_serve(config))
     except SettingsError as error:
         print(f"gangline aggregator: {error}", file=sys.stderr)

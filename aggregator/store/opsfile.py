@@ -22,8 +22,9 @@ from ..history.merging import rollup_view
 from ..sql import quoted
 from .latest import FIRST_SECONDS, Cursor, Latest
 from .layout import BY_NAME, COLUMNS, definitions
+from .newfile import NewFile, new_file
 from .opscopies import COPIES, STANDING, Copy
-from .storefile import CONFIG, OPS_FILE, cause, ops_script, script
+from .storefile import OPS_FILE, cause, ops_script, script
 
 #: Readings this old are left out; what travels on change is little, and tells of trouble for longer.
 READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
@@ -42,6 +43,8 @@ ROLLUPS: dict[str, int] = {
 }
 #: Readings of a fleet so large that there is room for less than so many seconds are left out whole.
 READINGS_SECONDS_MIN = 10
+#: What is copied is in memory so many rows at a time.
+BATCH_ROWS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,8 @@ class OpsFile:
         left_out = self._renew(base, temporary, now_ns)
         try:
             copyfile(base, temporary)
-            with _opened(temporary) as connection:
-                _Filling(self, connection, now_ns // 1000, left_out).fill(self._lag_seconds)
+            with new_file(temporary) as file:
+                _Filling(self, file, now_ns // 1000, left_out).fill(self._lag_seconds)
             temporary.replace(target)
             self._lag_seconds = lag_seconds
         except BaseException:
@@ -115,8 +118,8 @@ class OpsFile:
             return self._no_room + old
         try:
             _remove(temporary)
-            with _opened(temporary) as connection:
-                made = _Base(self, connection, now_ns // 1000, [])
+            with new_file(temporary) as file:
+                made = _Base(self, file, now_ns // 1000, [])
                 self._devices = made.make()
             temporary.replace(base)
         except BaseException:
@@ -126,9 +129,15 @@ class OpsFile:
         return list(self._no_room)
 
     def read(self, query: str) -> Any:
-        """Return a query of the live file as a `pyarrow.Table`: one short read."""
+        """Return a query of the live file as a `pyarrow.Table`."""
         with self.cursor() as cursor:
             return cursor.sql(query).to_arrow_table()
+
+    @contextmanager
+    def rows(self, query: str) -> Iterator[Any]:
+        """Yield the rows of a query of the live file as a `pyarrow.RecordBatchReader`: they are read as they are taken."""
+        with self.cursor() as cursor:
+            yield cursor.sql(query).to_arrow_reader(BATCH_ROWS)
 
     def count(self, source: str) -> int:
         """Return how many rows *source* (`FROM ..`) has."""
@@ -145,27 +154,30 @@ class _Base:
     """The base while it is made: every table and view, empty but for what stands."""
 
     of: OpsFile
-    connection: duckdb.DuckDBPyConnection
+    file: NewFile
     now_us: int
     no_room: list[str]
 
     def make(self) -> int:
         """Return how many devices it holds."""
-        self.connection.execute("BEGIN")
-        self.connection.execute(_empty_tables())
+        self.file.begin()
+        execute = self.file.connection.execute
+        execute(_empty_tables())
         comments = dict(self.of.fetch("SELECT table_name, comment FROM duckdb_tables()"))
-        for table in dict.fromkeys(copy.table for copy in COPIES):
-            self._make(table, "LIMIT 0", comments)
-        rows = {table: self._make(table, "", comments) for table in STANDING}
+        for table in dict.fromkeys([*(copy.table for copy in COPIES), *STANDING]):
+            self._put(table, self.of.read(f"FROM {table} LIMIT 0"), comments.get(table))
+        for table in STANDING:
+            with self.of.rows(f"FROM {table}") as rows:
+                self.file.insert(table, rows)
         self._put_rollups()
-        self.connection.execute(ops_script())
-        self.connection.execute(script("history.sql"))
-        self.connection.execute("COMMIT")
-        return rows["devices"]
+        execute(ops_script())
+        execute(script("history.sql"))
+        ((devices,),) = execute("SELECT count(*) FROM devices").fetchall()
+        return int(devices)
 
     def _put_rollups(self) -> None:
         """Copy the rollups that the live file has views of."""
-        self.connection.execute("CREATE SCHEMA rollups")
+        self.file.connection.execute("CREATE SCHEMA rollups")
         for name, width in self.of.fetch(_ROLLUPS):
             if name in ROLLUPS:
                 span = Span(f"rollups.{name}", ROLLUPS[name], ROLLUPS_CELLS_MAX // width)
@@ -181,15 +193,14 @@ class _Base:
             self.no_room.append(f"{span.table}: all, it cannot be read: {words}")
             return self.of.read(rollup_view(name.rpartition("_")[0], {}))
 
-    def _make(self, name: str, limit: str, comments: dict[str, str | None]) -> int:
-        return self._put(name, self.of.read(f"FROM {name} {limit}"), comments.get(name))
-
-    def _put(self, name: str, arrow: Any, comment: str | None) -> int:
-        self.connection.register("new_rows", arrow)
-        self.connection.execute(f"CREATE TABLE {name} AS FROM new_rows")
-        self.connection.unregister("new_rows")
-        self.connection.execute(f"COMMENT ON TABLE {name} IS {quoted(comment or '')}")
-        return int(arrow.num_rows)
+    def _put(self, name: str, arrow: Any, comment: str | None) -> None:
+        """Make a table of *arrow*."""
+        execute = self.file.connection.execute
+        self.file.connection.register("like", arrow)
+        execute(f'CREATE TABLE {name} AS FROM "like" LIMIT 0')
+        self.file.connection.unregister("like")
+        execute(f"COMMENT ON TABLE {name} IS {quoted(comment or '')}")
+        self.file.insert(name, arrow.to_batches())
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,67 +208,53 @@ class _Filling:
     """A copy of the base while it is filled."""
 
     of: OpsFile
-    connection: duckdb.DuckDBPyConnection
+    file: NewFile
     now_us: int
     left_out: list[str]
 
     def fill(self, lag_seconds: float) -> None:
         """Put in all but the base; *lag_seconds*: as of the file before. Raises duckdb.Error."""
-        latest = Latest(self.connection, self.of.cursor, self.now_us, lag_seconds)
+        latest = Latest(self.file, self.of.cursor, self.now_us, lag_seconds)
         latest.attach(self.of.folder / OPS_FILE)
         stored = {name for (name,) in self.of.fetch(_HOURS)}
-        self.connection.execute("BEGIN")
+        self.file.begin()
         self.left_out.extend(latest.insert(stored, dict(self.of.fetch(_DEVICES))))
         for copy in COPIES:
             self._insert(copy.table, self._newest(copy))
         self._put_readings(stored)
         self._tell()
-        self.connection.execute("COMMIT")
 
-    def _newest(self, copy: Copy) -> Any:
+    def _newest(self, copy: Copy) -> str:
         where = f"FROM {copy.table} WHERE {copy.where(self.now_us)}"
         count = self.of.count(where) if copy.rows_max else 0
         if count <= copy.rows_max:
-            return self.of.read(where)
+            return where
         self.left_out.append(f"{copy.table}: the newest {copy.rows_max:,} of {count:,} rows")
-        return self.of.read(f"{where} ORDER BY {copy.column} DESC LIMIT {copy.rows_max}")
+        return f"{where} ORDER BY {copy.column} DESC LIMIT {copy.rows_max}"
 
     def _put_readings(self, stored: set[str]) -> None:
         for table in sorted(COLUMNS.keys() & stored):
             self._insert(f"readings.{table}", self._readings(table))
         if BY_NAME in stored:
             since = self.now_us - BY_NAME_SECONDS * 1_000_000
-            self._insert(f"latest.{BY_NAME}", self.of.read(_LATEST_BY_NAME.format(since)))
+            self._insert(f"latest.{BY_NAME}", _LATEST_BY_NAME.format(since))
 
-    def _readings(self, table: str) -> Any:
+    def _readings(self, table: str) -> str:
         span = Span(f"readings.{table}", _seconds_of(table), self.of.rows_max)
         where = span.fitting(self.of, self.now_us, self.left_out, READINGS_SECONDS_MIN)
-        return self.of.read(f"FROM readings.{table} {where}")
+        return f"FROM readings.{table} {where}"
 
     def _tell(self) -> None:
         since_us = self.now_us - READINGS_SECONDS * 1_000_000
-        self.connection.execute(taken_is(self.now_us))
-        self.connection.execute(
+        self.file.connection.execute(taken_is(self.now_us))
+        self.file.connection.execute(
             "INSERT INTO snapshot VALUES (make_timestamp(?), make_timestamp(?), ?)",
             [self.now_us, since_us, self.left_out],
         )
 
-    def _insert(self, name: str, arrow: Any) -> None:
-        if arrow.num_rows:
-            self.connection.register("new_rows", arrow)
-            self.connection.execute(f"INSERT INTO {name} BY NAME FROM new_rows")
-            self.connection.unregister("new_rows")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection to the file at *path*, all in one file once it is left."""
-    connection = duckdb.connect(str(path), config=CONFIG)
-    try:
-        yield connection
-        connection.execute("CHECKPOINT")
-    finally:
-        connection.close()
+    def _insert(self, name: str, query: str) -> None:
+        with self.of.rows(query) as rows:
+            self.file.insert(name, rows)
 
 
 def taken_is(taken_us: int) -> str:

@@ -60,6 +60,8 @@ def _sums(report: Report) -> list[str]:
         (f"connected: {report.connections} in {report.connect_seconds:.1f} s "
         f"({report.connections / report.connect_seconds:.0f}/s, {report.connect_cpu_seconds:.1f} s of the "
         f"aggregator's CPU), {grown / report.connections / 1024:.0f} KiB of its memory each"),
+        (f"memory: {last['memory_bytes'] / 1e6:.0f} MB at the end, {report.memory_peak_bytes / 1e6:.0f} MB at most (VmHWM), "
+        "the operators' file being written, with its other processes"),
         f"receipt after the reading: {_told(receipts)}",
         f"visible in the API after the reading: {_told(fresh)}; not within 10 s: {report.probe.get('late', 0)}",
         (f"frames sent {last['frames']}, receipted {last['receipted']}, refused {last['refused']}, left out for "

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..measure import cpu_seconds
+from ..measure import cpu_seconds, family, pss_bytes
 
 #: The first start compiles nothing, but a loaded machine is slow.
 START_SECONDS_MAX = 60.0
@@ -38,6 +38,12 @@ class Running:
         """Return its resident set."""
         pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def peak_bytes(self) -> int:
+        """Return the largest resident set it ever had (VmHWM), with what its children have beside (PSS)."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        (peak,) = (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+        return peak + pss_bytes(family(self.pid)[1:])
 
     def figures(self) -> dict[str, float]:
         """Return what it says of itself, by sample."""

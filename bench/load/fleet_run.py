@@ -37,6 +37,7 @@ class Report:
     connections: int = 0
     memory_before_bytes: int = 0
     memory_connected_bytes: int = 0
+    memory_peak_bytes: int = 0
     seconds: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     last: dict[str, Any] = field(default_factory=dict[str, Any])
     probe: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -117,6 +118,7 @@ def run(
                 beside(running)
             _follow(report, running, generator, length, progress)
             report.figures = running.figures()
+            report.memory_peak_bytes = running.peak_bytes()
             if prober is not None:
                 report.probe = _line(prober)
         finally:

@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from gangline.aggregator.store import latest, opsfile
+from gangline.aggregator.store import latest, newfile, opsfile
 from gangline.aggregator.store.layout import LAYOUTS
 from gangline.aggregator.store.opscopies import COPIES, Copy
 from gangline.aggregator.store.opsfile import OpsFile, pause_seconds
@@ -161,6 +161,50 @@ def test_what_there_is_no_room_for_is_said(live: Live, monkeypatch: pytest.Monke
     assert live.asked("SELECT name FROM findings ORDER BY name") == [("n0",), ("n1",)]
     assert live.asked("SELECT count(*) FROM readings.gpu_1s") == [(1000,)]
     assert live.asked("SELECT count(*) FROM readings.host_1s") == [(0,)]
+
+
+def test_no_table_is_in_memory_whole(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand hosts with their links: for as long as the file was written the aggregator took as much again."""
+    hosts, gpus, width = [f"h'{n:02}" for n in range(20)], 4, len(LAYOUTS["gpu_1s"].columns)
+    monkeypatch.setattr(latest, "CELLS_AT_ONCE", 10 * width)
+    monkeypatch.setattr(newfile, "CELLS_WAITING_MAX", 10 * width)
+    pieces, put_down = list[int](), 0
+    came, down = latest.Latest._came_since, newfile.NewFile.put_down
+
+    def spied(self: latest.Latest, table: str, some: str) -> Any:
+        rows = came(self, table, some)
+        pieces.append(rows.num_rows)
+        return rows
+
+    def counted(self: newfile.NewFile) -> None:
+        nonlocal put_down
+        put_down += 1
+        down(self)
+
+    monkeypatch.setattr(latest.Latest, "_came_since", spied)
+    monkeypatch.setattr(newfile.NewFile, "put_down", counted)
+    for host in hosts:
+        live.register(host, gpus)
+    told = dict[str, float]()
+    for turn, some in enumerate((["A", *hosts, "z"], hosts[::2])):  # two that never registered
+        hour = 'hours."gpu_1s__2023111422"'
+        live.put(f"CREATE TABLE IF NOT EXISTS {hour} AS FROM readings.gpu_1s LIMIT 0")
+        live.now_ns += 60 * SECOND_NS
+        for host in some:
+            told[host] = float(turn)
+            values = ", ".join(
+                f"($${host}$$, 'G{gpu}', make_timestamp({live.now_ns // 1000}), {turn})"
+                for gpu in range(gpus)
+            )
+            live.put(f"INSERT INTO {hour} (host, device, time, power_watts) VALUES {values}")
+        pieces.clear()
+        live.write()
+        rows = live.asked(
+            "SELECT host, avg(power_watts), count(*) FROM latest.gpu_1s GROUP BY host"
+        )
+        assert sorted(rows) == [(host, watts, gpus) for host, watts in sorted(told.items())]
+        assert sum(pieces) == len(some) * gpus and max(pieces) <= 20
+    assert live.left_out() == [] and put_down > 10
 
 
 def test_a_damaged_base_costs_one_renewal(live: Live) -> None:

@@ -35,9 +35,7 @@ from gangline.aggregator.store.upkeep.copying import CopyError
 from gangline.aggregator.store.upkeep.hold import holding
 from gangline.aggregator.store.upkeep.restore import restore
 from gangline.aggregator.store.upkeep.still import MovedError, stopped, unmoved
-from tests.aggregator.test_opening import event, put, without_snapshots
-
-__all__ = ["without_snapshots"]  # a fixture of this module too
+from tests.aggregator.test_opening import event, put
 
 NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 STORE = "gangline.duckdb"

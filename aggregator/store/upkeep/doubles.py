@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from ...history.views import quoted
+from ...sql import quoted
 from ..layout import BY_NAME
 
 #: About so many readings are compared at a time, of at most so many files; where more are of one moment, more.
