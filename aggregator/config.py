@@ -204,7 +204,7 @@ class AggregatorConfig:
         384 << 20,
         low=64 << 20,
         high=1 << 40,
-        says="memory for sorting; what needs more is spilled to disk",
+        says="memory of the process that sorts; what needs more is spilled to disk",
     )
     live_bytes_max: int = setting(
         64 << 30,

@@ -5,13 +5,12 @@ The same steps as an export; the transaction that records the new file marks the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..sql import quoted
-from ..store.layout import BY_NAME
-from .export import Range, ranges
 from .merging import merged, rollup_columns
+from .ranges import Range, order_of
 from .segments import HOUR, MINUTE, RAW, Segment, damage
 from .shelf import Shelf
 from .views import span_us
@@ -75,7 +74,7 @@ def _merges(one: Segment) -> tuple[int, ...]:
 def merge(shelf: Shelf, one: Merge) -> Iterator[str]:
     """Make one file of several; yields between its pieces, words at the end.
 
-    Raises OSError, duckdb.Error, Damaged.
+    Raises OSError, duckdb.Error, PackerError, Damaged.
     """
     for each in one.files:
         if words := damage(shelf.folder, each):
@@ -83,15 +82,14 @@ def merge(shelf: Shelf, one: Merge) -> Iterator[str]:
         yield ""
     source = _source(shelf, one)
     grains = [one.grain, *([HOUR] if one.hours else [])]
-    with shelf.files(one.table, one.bucket, grains) as files:
-        for hosts in _ranges(shelf, source):
-            for grain, file in files.items():
+    with shelf.files(one.table, one.bucket, grains):
+        for hosts in (Range(*each) for each in shelf.pack("ranges", source, shelf.rows_max)):
+            for grain in grains:
                 query = _query(one, grain, f"(FROM {source} WHERE {hosts.where})")
-                parameters = hosts.parameters
-                file.write(shelf.ask(query, parameters))
+                shelf.pack("write", grain, query, hosts.parameters)
                 yield ""
-        new = shelf.finish(one.table, one.bucket, files)
-        shelf.settle(one.table, new, one.files)
+        new = shelf.finish(one.table, one.bucket)
+    shelf.settle(one.table, new, one.files)
     yield f"merged {len(one.files)} files into {one.grain} {one.table} {one.bucket}"
 
 
@@ -100,17 +98,9 @@ def _source(shelf: Shelf, one: Merge) -> str:
     return f"read_parquet([{names}], union_by_name = true)"
 
 
-def _ranges(shelf: Shelf, source: str) -> Sequence[Range]:
-    counts = shelf.ask(f"SELECT host, count(*) AS n FROM {source} GROUP BY host ORDER BY host")
-    return ranges(
-        list(zip(counts["host"].to_pylist(), counts["n"].to_pylist(), strict=True)), shelf.rows_max
-    )
-
-
 def _query(one: Merge, grain: str, source: str) -> str:
     if one.grain == RAW:
-        order = "host, device, time" + (", signal" if one.table == BY_NAME else "")
-        return f"FROM {source} ORDER BY {order}"
+        return f"FROM {source} ORDER BY {order_of(one.table)}"
     unit = "hour" if grain == HOUR else "minute"
     names = ", ".join(f'"{name}"' for name, _ in rollup_columns(one.table))
     return f"SELECT {names} FROM ({merged(one.table, [source], unit)}) ORDER BY host, device, time"

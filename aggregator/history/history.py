@@ -23,6 +23,7 @@ from ..verdicts import Finding
 from .compaction import Damaged
 from .export import Changed, export
 from .house import House, is_closed, parts_of
+from .packing import PackerError, Packing, Packs
 from .shelf import Doors, Shelf
 from .standing import Standing
 from .views import span_us
@@ -31,17 +32,20 @@ log = logging.getLogger(__name__)
 
 #: A turn begins no further step after this long.
 TURN_SECONDS = 0.25
-#: Between turns with work left: as long as a turn, so that ingest has the half of it at least; hardly at all
-#: once the oldest that waits is older than BEHIND_SECONDS. Not by niceness: a thread that is not let run while it
-#: holds Python's lock would hold up all others.
-PAUSE_SECONDS, PAUSE_BEHIND_SECONDS, BEHIND_SECONDS = 0.25, 0.01, 120
+#: Between turns with work left. What takes long is the packer's, a process that goes last at the processor. Not a
+#: thread that does: one that is not let run while it holds Python's lock would hold up all others.
+PAUSE_SECONDS = 0.01
+#: Once the oldest that waits is older than this, the packer does not go last any more.
+BEHIND_SECONDS = 120
 #: What failed is tried again after this long.
 AGAIN_SECONDS = 60
 #: How often house is kept.
 ROUND_SECONDS = 30
 #: A clock that moves by more than it should is not believed when it says that something is old.
 JUMP_SECONDS, AGE_RESTS_SECONDS = 3600, 86_400
-_FAILURES = (OSError, duckdb.Error, pa.ArrowException, StoreError, MemoryError, Changed, ValueError)
+_FAILURES = (
+    OSError, duckdb.Error, pa.ArrowException, StoreError, PackerError, MemoryError, Changed, ValueError,
+)  # fmt: skip
 
 _LOOKING = "looking through the folder"
 _EXPORTING = "exporting "
@@ -70,19 +74,19 @@ class History:
         free_bytes: Callable[[], tuple[int, int]] | None = None,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         step: Callable[[str], None] = lambda _: None,
+        packing: Packs | None = None,
     ) -> None:
-        """*free_bytes*: () -> (total, free) of the disk. *step* is told each step's name as it is done."""
+        """*free_bytes*: () -> (total, free) of the disk. *step* is told each step's name as it is done.
+
+        *packing*: what sorts and writes, a process by default.
+        """
         self._folder = folder
         self._config = config
         self._monotonic_ns = monotonic_ns
         self._free_bytes = free_bytes or (lambda: _disk(folder))
-        self._shelf = Shelf(
-            folder,
-            doors,
-            rows_max=config.history_rows_max,
-            memory_bytes_max=config.history_memory_bytes_max,
-            step=step,
-        )
+        rows_max = config.history_rows_max
+        self._packing = packing or Packing(folder, rows_max, config.history_memory_bytes_max)
+        self._shelf = Shelf(folder, doors, self._packing, rows_max=rows_max, step=step)
         self._standing = Standing(submit_findings)
         self._house = House(folder, config, self._shelf, self._standing)
         self._looked = self._round_over = False
@@ -137,18 +141,20 @@ class History:
                 log.debug("history: %s", words)
             pause = self._config.history_seconds
             if self._jobs:
-                is_behind = self.lag_seconds > BEHIND_SECONDS
-                pause = min(pause, PAUSE_BEHIND_SECONDS if is_behind else PAUSE_SECONDS)
+                pause = min(pause, PAUSE_SECONDS)
 
     def stop(self, seconds_max: float = 3.0) -> None:
         """End the thread and leave no unfinished file. Call it while the store still commits."""
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join(seconds_max)
+            self._thread.join(seconds_max / 2)
+            if self._thread.is_alive():
+                self._packing.kill()
+                self._thread.join(seconds_max / 2)
             if self._thread.is_alive():  # its files are found at the next start
                 return
         self._drop_jobs()
-        self._shelf.close()
+        self._packing.rest()
 
     def _drop_jobs(self) -> None:
         for job in self._jobs.values():
@@ -170,6 +176,8 @@ class History:
         going = self._guarded(self._begin_turn, done)
         while going and not self._stopping.is_set():
             going = self._guarded(self._advance, done)
+            if not going:
+                self._packing.rest()
             going &= time.monotonic() - begin < seconds_max
         self.busy_seconds += time.monotonic() - begin
         self.last_turn_ns = now_ns
@@ -182,7 +190,8 @@ class History:
             self._house.damaged.append((error.segment, error.words))
             self._drop_jobs()
         except _FAILURES as error:
-            self._failed(error)
+            if not self._stopping.is_set():
+                self._failed(error)
         except Exception:
             log.exception("history: a fault of ours; it goes on later")
             self._failed(RuntimeError("a fault of ours, see the log"))
@@ -287,6 +296,7 @@ class History:
         self.waiting_parts = len(closed)
         oldest = min((span_us(part)[1] for part, _ in closed), default=now_us)
         self.lag_seconds = max(0.0, (now_us - oldest) / 1e6)
+        self._packing.is_behind = self.lag_seconds > BEHIND_SECONDS
         self._house.live = live
         return [(table, part) for part, table in closed]
 
@@ -300,16 +310,20 @@ class History:
     def _next_export(self) -> Job | None:
         while self._due:
             table, part = self._due.pop(0)
-            self._export_name = _export_name(table, part)
-            # It may have been listed while it was being exported, over several turns.
+            # It may have been listed while it was being exported, over several turns. Where one part failed, those
+            # after it wait: counters are compared with the part before, and one that comes late counts nothing.
             is_there = (table, part) in self._house.live
-            if is_there and not self._is_resting(self._export_name):
+            if is_there and not self._are_exports_resting(table):
+                self._export_name = _export_name(table, part)
                 return self._exporting(table, part)
         return None
 
+    def _are_exports_resting(self, table: str) -> bool:
+        ours = [name for name in self._failures if name.startswith(_export_name(table, ""))]
+        return any(self._is_resting(name) for name in ours)
+
     def _exporting(self, table: str, part: str) -> Job:
         yield from export(self._shelf, table, part)
-        pa.default_memory_pool().release_unused()
         self._house.live.discard((table, part))
         self._house.views_due.add(table)
         self.exported_rows = self._shelf.exported_rows

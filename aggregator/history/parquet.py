@@ -38,9 +38,9 @@ class ParquetFile:
     """Writes the unfinished file of *path* within *folder*; the folder is made. Raises OSError."""
 
     def __init__(self, folder: Path, path: str, remembered: dict[str, Any] | None = None) -> None:
-        """*remembered*: what was tried for files of the same kind, by their columns; added to."""
+        """*remembered*: what was tried for files of the same kind, by their columns."""
         self.path = path
-        self._remembered = {} if remembered is None else remembered
+        self._remembered = dict(remembered or {})
         self._whole = folder / (path + UNFINISHED)
         self._whole.parent.mkdir(parents=True, exist_ok=True)
         self._writer: Any = None
@@ -79,6 +79,17 @@ class ParquetFile:
     def last_us(self) -> int:
         """The latest time in it."""
         return int(self._times[1]) if self._times else 0
+
+    def said(self) -> dict[str, Any]:
+        """Return what is to be known of it once it is closed; `encodings` is for the next file of its kind."""
+        return {
+            "path": self.path,
+            "rows": self.rows,
+            "first_us": self.first_us,
+            "last_us": self.last_us,
+            "columns": self.columns,
+            "encodings": self._remembered,
+        }
 
     def close(self) -> None:
         """End the file: its footer is written."""

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
+import pyarrow.ipc
 
 from . import manifest, segments
-from .parquet import ParquetFile
-from .segments import RAW, Segment
+from .packing import PackerError, Packs
+from .segments import RAW, UNFINISHED, Segment
 from .views import rollup_views
 
 #: Folder for what does not count and may still be wanted: a file that is damaged, or that nobody recorded.
 ASIDE = "aside"
+
+#: Rows taken from the live file at a time: no more of them are in memory twice.
+BATCH_ROWS = 30_000
 
 Work = Callable[[duckdb.DuckDBPyConnection], Any]
 
@@ -37,9 +42,9 @@ class Shelf:
         self,
         folder: Path,
         doors: Doors,
+        packing: Packs,
         *,
         rows_max: int,
-        memory_bytes_max: int,
         step: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.folder = folder
@@ -50,20 +55,7 @@ class Shelf:
         self.exported_rows = 0
         self._encodings: dict[tuple[str, str], dict[str, Any]] = {}
         self._doors = doors
-        #: Sorts and puts together in a memory of its own, so that ingest keeps its own.
-        self.engine = duckdb.connect(
-            config={
-                "memory_limit": f"{memory_bytes_max // 1_000_000}MB",
-                "threads": 1,
-                "temp_directory": str(folder / "spill-history"),
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-            }
-        )
-
-    def close(self) -> None:
-        """Let go of the engine's memory."""
-        self.engine.close()
+        self._packing = packing
 
     def cursor(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
         """Return a cursor for reading from the live file."""
@@ -80,25 +72,25 @@ class Shelf:
 
     # -- reading -------------------------------------------------------------------------------------
 
-    def live(self, query: str, parameters: Sequence[Any] = ()) -> Any:
-        """Return a `pyarrow.Table` from the live file."""
-        with self._doors.cursor() as cursor:
-            return cursor.sql(query, params=list(parameters)).to_arrow_table()
+    @contextmanager
+    def live(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[int]:
+        """Yield the descriptor of a file in memory: an Arrow stream from the live file, for `pack`."""
+        memory = os.memfd_create("gangline-readings")
+        try:
+            with self._doors.cursor() as cursor:
+                reader = cursor.sql(query, params=list(parameters)).to_arrow_reader(BATCH_ROWS)
+                place = f"/proc/self/fd/{memory}"
+                with pa.OSFile(place, "wb") as sink, pa.ipc.new_stream(sink, reader.schema) as out:
+                    for batch in reader:
+                        out.write_batch(batch)
+            yield memory
+        finally:
+            os.close(memory)
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """Return rows from the live file."""
         with self._doors.cursor() as cursor:
             return cursor.execute(query, list(parameters)).fetchall()
-
-    def ask(self, query: str, parameters: Sequence[Any] = (), **tables: Any) -> Any:
-        """Return a `pyarrow.Table` from the engine, over *tables* by name."""
-        for name, table in tables.items():
-            self.engine.register(name, table)
-        try:
-            return self.engine.sql(query, params=list(parameters)).to_arrow_table()
-        finally:
-            for name in tables:
-                self.engine.unregister(name)
 
     def of(self, grain: str, table: str | None = None) -> list[Segment]:
         """Return the files of a grain, oldest received first."""
@@ -110,39 +102,35 @@ class Shelf:
     # -- writing -------------------------------------------------------------------------------------
 
     @contextmanager
-    def files(
-        self, table: str, bucket: str, grains: Iterable[str]
-    ) -> Iterator[dict[str, ParquetFile]]:
-        """Yield an unfinished file of each grain; what has not been named by `finish` goes again."""
-        made = {
-            grain: ParquetFile(
-                self.folder,
-                segments.free_place(self.folder, grain, table, bucket),
-                self._encodings.setdefault((grain, table), {}),
-            )
-            for grain in grains
-        }
+    def files(self, table: str, bucket: str, grains: Iterable[str]) -> Iterator[None]:
+        """Begin an unfinished file of each grain, for `pack`; what has not been named by `finish` goes again."""
+        places = {grain: segments.free_place(self.folder, grain, table, bucket) for grain in grains}
+        self._packing.start()
         try:
-            yield made
+            self.pack("begin", places, {g: self._encodings.get((g, table), {}) for g in places})
+            yield
         finally:
-            for file in made.values():
-                file.discard()
+            with suppress(PackerError):
+                self.pack("discard")
+            for place in places.values():  # of a packer that was killed
+                (self.folder / (place + UNFINISHED)).unlink(missing_ok=True)
 
-    def finish(self, table: str, bucket: str, files: dict[str, ParquetFile]) -> list[Segment]:
-        """Make *files* durable and give them their names; return them, not recorded yet."""
-        for file in files.values():
-            file.close()
+    def pack(self, name: str, *arguments: Any, memory: int | None = None) -> Any:
+        """Call a method of the packer, within `files`. Raises PackerError."""
+        return self._packing.call(name, *arguments, memory=memory)
+
+    def finish(self, table: str, bucket: str) -> list[Segment]:
+        """Make the files durable and give them their names; return them, not recorded yet."""
+        made = self.pack("end")
         self.step("written")
         found = []
-        for grain, file in files.items():
-            if file.rows:
-                size, crc32 = segments.finish(self.folder, file.path)
+        for grain, one in made.items():
+            self._encodings[grain, table] = one.pop("encodings")
+            if one["rows"]:
+                size, crc32 = segments.finish(self.folder, one["path"])
                 found.append(
-                    Segment(
-                        grain, table, bucket, file.path, file.first_us, file.last_us, file.rows,
-                        size, crc32, file.columns,
-                    )
-                )  # fmt: skip
+                    Segment(grain=grain, table=table, bucket=bucket, bytes=size, crc32=crc32, **one)
+                )
         self.step("synced")
         for one in found:
             segments.reveal(self.folder, one.path)
@@ -176,7 +164,7 @@ class Shelf:
         return self._doors.transact(work)
 
     def publish(self, table: str) -> None:
-        """Tell readers outside which files of *table* count, and make the views of its rollups anew."""
+        """Tell readers outside which files of *table* count."""
         found = [one for one in self.there.values() if one.table == table]
         manifest.write(self.folder, table, sorted(found, key=lambda one: (one.bucket, one.path)))
 

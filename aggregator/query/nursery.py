@@ -2,7 +2,7 @@
 
 It has loaded DuckDB and Arrow, runs no query itself and has one thread, so that a fork of it is safe and
 takes milliseconds: it is the warm spare. It stands outside the aggregator's process, which has threads. It leads a
-session that has the least share of the processors, and in it goes before its queries: one that will not end is killed.
+session that has a small share of the processors, and in it goes before its queries: one that will not end is killed.
 
 Its standard input is a socket of packets in JSON: `{"id": 1, "seconds": 10}` with the question's own socket
 attached, `{"id": 1, "kill": "cancelled"}`; it answers `{"id": 1, "status": -9, ...}` when that process has ended.

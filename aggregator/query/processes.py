@@ -76,7 +76,7 @@ class QueryProcesses:
                 [sys.executable, "-m", nursery.__name__, self.place.to_text()],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env=_environment(),
+                env=environment(),
                 # Ctrl-C on a terminal is for whoever asked; and a session's share of the processors can be made small
                 # (`confine.let_session_go_last`), where queries in ours would use up our own.
                 start_new_session=True,
@@ -177,8 +177,8 @@ class QueryProcesses:
         await asyncio.gather(*self._listening)
 
 
-def _environment() -> dict[str, str]:
-    """Return what a nursery is started with."""
+def environment() -> dict[str, str]:
+    """Return what a process of ours that holds DuckDB and Arrow is started with."""
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -68,7 +68,9 @@ def new_file(path: Path) -> Iterator[NewFile]:
     """Yield the file at *path*, which is there or made; all is in it once it is left. Raises duckdb.Error."""
     connection = duckdb.connect(":memory:", config=_CONFIG)
     try:
-        connection.execute(f"ATTACH {quoted(str(path))} AS operators (ROW_GROUP_SIZE {ROW_GROUP_ROWS})")
+        connection.execute(
+            f"ATTACH {quoted(str(path))} AS operators (ROW_GROUP_SIZE {ROW_GROUP_ROWS})"
+        )
         connection.execute("USE operators")
         made = NewFile(connection)
         yield made

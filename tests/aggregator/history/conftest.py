@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import pytest
 
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.history.history import History
+from gangline.aggregator.history.packer import Packer
 from gangline.aggregator.history.shelf import Doors
 from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.store.store import Store
@@ -25,6 +27,31 @@ SECOND_NS = 1_000_000_000
 BOOTED_NS = NOW_NS - 10**17
 
 
+class PacksHere:
+    """A packer in this process: no test waits for one of its own to start. `test_packing.py` has that."""
+
+    is_behind = False
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._packer: Packer | None = None
+
+    def start(self) -> None:
+        self._packer = self._packer or Packer(self._folder, 64 << 20)
+
+    def call(self, name: str, *arguments: Any, memory: int | None = None) -> Any:
+        arguments = tuple(json.loads(json.dumps(arguments)))
+        descriptors = [] if memory is None else [memory]
+        return json.loads(json.dumps(getattr(self._packer, name)(*arguments, *descriptors)))
+
+    def kill(self) -> None: ...
+
+    def rest(self) -> None:
+        if self._packer is not None:
+            self._packer.close()
+            self._packer = None
+
+
 @dataclass
 class Past:
     """A store in *folder*, as of `now_ns`."""
@@ -36,6 +63,7 @@ class Past:
     findings: list[Finding] = field(default_factory=list[Finding])
     sequence: int = 0
     step: Callable[[str], None] = lambda _: None
+    packing: Any = None
     store: Any = None
     history: Any = None
 
@@ -51,6 +79,7 @@ class Past:
             free_bytes=lambda: self.disk,
             monotonic_ns=lambda: self.now_ns,
             step=lambda name: self.step(name),
+            packing=self.packing or PacksHere(self.folder),
         )
         return self
 

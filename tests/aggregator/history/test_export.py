@@ -11,7 +11,7 @@ import duckdb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.history.export import ranges
+from gangline.aggregator.history.ranges import ranges
 
 
 def fill(past: Any, minutes: int = 10) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from gangline.aggregator.query.confine import processors
+from gangline.aggregator.query.confine import SESSION_NICE, processors
 from gangline.aggregator.query.limits import Answered, Question
 from gangline.aggregator.query.processes import Cost
 from gangline.aggregator.query.trouble import (
@@ -79,7 +79,7 @@ def test_a_process_goes_last_and_cannot_write(snapshot: Path, until: Until) -> N
             assert len(os.sched_getaffinity(0)) == 1 or processors() < os.sched_getaffinity(0)
             assert os.getsid(pid) == processes.nursery_pid
             share = Path(f"/proc/{pid}/autogroup")
-            assert not share.exists() or share.read_text().endswith(" nice 19\n")
+            assert not share.exists() or share.read_text().endswith(f" nice {SESSION_NICE}\n")
             assert status(pid)["NoNewPrivs"] == "1"
             assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
             found = limits(pid)
