@@ -104,18 +104,21 @@ def translated(handler: Handler, calls: Calls, name: str) -> Handler:
 
     async def answered(request: Any, context: Any) -> Any:
         calls.begun[name] += 1
+        work = handler(request, context)
+        # gRPC keeps the exception of an abort, and with it this frame and its context, until the garbage collector
+        # comes by: what a caller sent must not wait for that.
+        del request
         try:
-            return await handler(request, context)
+            return await work
         except Refusal as refusal:
-            status = STATUS[type(refusal)]
-            calls.failed[name, status.name] += 1
-            await context.abort(status, str(refusal), _details(refusal))
+            answer = STATUS[type(refusal)], str(refusal), _details(refusal)
         except grpc.aio.AbortError:
             raise
         except Exception as error:
             log.exception("a call failed for a reason that is ours")
-            calls.failed[name, grpc.StatusCode.INTERNAL.name] += 1
-            await context.abort(grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}")
+            answer = grpc.StatusCode.INTERNAL, f"internal error: {type(error).__name__}", ()
+        calls.failed[name, answer[0].name] += 1
+        await context.abort(*answer)
 
     return answered
 

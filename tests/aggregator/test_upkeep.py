@@ -37,6 +37,8 @@ from gangline.aggregator.store.upkeep.restore import restore
 from gangline.aggregator.store.upkeep.still import MovedError, stopped, unmoved
 from tests.aggregator.test_opening import event, put
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 STORE = "gangline.duckdb"
 
