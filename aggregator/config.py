@@ -198,13 +198,13 @@ class AggregatorConfig:
         300_000,
         low=1000,
         high=10_000_000,
-        says="readings sorted at a time for a Parquet file; about 300 bytes of memory each",
+        says="readings sorted at a time for a Parquet file; 1 to 3 kB of memory each",
     )
     history_memory_bytes_max: int = setting(
         384 << 20,
         low=64 << 20,
         high=1 << 40,
-        says="memory of the process that sorts; what needs more is spilled to disk",
+        says="memory that DuckDB sorts them in; what needs more is spilled to disk",
     )
     live_bytes_max: int = setting(
         64 << 30,

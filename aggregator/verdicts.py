@@ -13,6 +13,8 @@ from enum import IntEnum
 OURSELVES = "(aggregator)"
 #: Finding about ourselves: two hosts that are heard have one GPU; its subject is the one that came later.
 DUPLICATE_GPU = "identity.duplicate_gpu"
+#: What ended it, where the one that came later has the GPU now: history follows it.
+LET_GO = "the other was silent, or registered without it"
 
 
 class State(IntEnum):

@@ -20,7 +20,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -32,60 +34,48 @@ from gangline.aggregator.access import tokens
 from gangline.aggregator.access.authority import Authority, make_authority, pair
 from gangline.aggregator.access.caller import Role
 from gangline.aggregator.access.door import tokens_file
+from gangline.aggregator.config import AggregatorConfig
 from gangline.fingerprints import frames
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 from gangline.fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceStub
 from tests.aggregator.access.hostile import ATTACKS, BOOT, HOUR_NS, gpu_block, host_of
 
-from .measure import HEADING, Result, cpu_seconds
+from .load.aggregator import STORE, Running, aggregator
+from .measure import HEADING, Result
 from .turns import SETTLE_SECONDS, TURN_SECONDS, Sample, Turns, results
 
 #: Honest agents, each of which sends a frame every so often, whether it has its receipts or not: 80 frames a second in all.
 HOSTS, PERIOD_SECONDS = 20, 0.25
 COMMIT_SECONDS = 0.1
+#: Who comes again and again waits in line, as he does by default.
+RECONNECTS = f"reconnects_per_second={AggregatorConfig.reconnects_per_second}"
 #: Beside nothing hostile at all, a process that burns a processor.
 CONTROL = "control"
 
 
+@dataclass(frozen=True)
 class World:
     """An aggregator in a folder of its own, and everybody's tokens."""
 
-    def __init__(self, folder: Path, attacks: Sequence[str]) -> None:
-        hostile = {host_of(attack): attack for attack in attacks}
-        self.ca = folder / "ca"
-        data = folder / "data"
-        make_authority(self.ca, "bench", datetime.now(UTC))
-        server = Authority(self.ca, datetime.now(UTC)).issue_server(["localhost", "127.0.0.1"], 1)
-        self.tokens = {}
-        kept = []
-        for name in [*hostile, *(f"honest-{n}" for n in range(HOSTS))]:
-            self.tokens[name], one = tokens.make(Role.AGENT, name, 1, int(time.time()))
-            kept.append(one)
-        data.mkdir()
-        tokens.change(tokens_file(data), lambda _: kept)
-        self.folder = folder
-        for name, attack in hostile.items():
-            (folder / f"{attack}.token").write_text(self.tokens[name])
-        self.child = subprocess.Popen(
-            [sys.executable, "-m", "gangline.cli", "aggregator", "--data", str(data), "--listen", "127.0.0.1:0",
-             "--set", f"tls_certificate_file={server.certificate}", "--set", f"tls_key_file={server.key}",
-             "--set", f"commit_seconds={COMMIT_SECONDS}", "--set", "ops_seconds=3600"],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        assert self.child.stdout
-        said = self.child.stdout.readline()
-        self.port = int(said.partition("127.0.0.1:")[2].partition(",")[0])
+    running: Running
+    folder: Path
+    tokens: dict[str, str]
 
-    def rss_bytes(self) -> int:
-        """Return what the aggregator holds in memory."""
-        status = Path(f"/proc/{self.child.pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+    @property
+    def ca(self) -> Path:
+        """The certificate of its CA."""
+        return pair(self.folder, "ca").certificate
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.running.address.rpartition(":")[2])
 
     def attacked(self, attacks: Sequence[str], seconds: float) -> subprocess.Popen[str]:
         """Start the hostile agents; return once it begins."""
         hostile = [
             "-m", "bench.load.lowest", "tests.aggregator.access.hostile", ",".join(attacks), str(self.port),
-            str(pair(self.ca, "ca").certificate), str(self.folder), str(seconds),
+            str(self.ca), str(self.folder), str(seconds),
         ]  # fmt: skip
         control = ["-m", "bench.load.lowest", "burn", str(seconds)]
         child = subprocess.Popen(
@@ -96,10 +86,30 @@ class World:
         child.stdout.readline()
         return child
 
-    def end(self) -> None:
-        """Stop the aggregator."""
-        self.child.terminate()
-        self.child.wait(30)
+
+@contextmanager
+def world(attacks: Sequence[str]) -> Iterator[World]:
+    """Run one until the end of the block."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        make_authority(folder, "bench", datetime.now(UTC))
+        server = Authority(folder, datetime.now(UTC)).issue_server(["localhost", "127.0.0.1"], 1)
+        secrets, kept = _tokens([*map(host_of, attacks), *(f"honest-{n}" for n in range(HOSTS))])
+        tokens.change(tokens_file(folder / STORE), lambda _: kept)
+        for attack in attacks:
+            (folder / f"{attack}.token").write_text(secrets[host_of(attack)])
+        settings = (
+            f"tls_certificate_file={server.certificate}", f"tls_key_file={server.key}",
+            f"commit_seconds={COMMIT_SECONDS}", "ops_seconds=3600", RECONNECTS,
+        )  # fmt: skip
+        with aggregator(folder, *settings) as running:
+            yield World(running, folder, secrets)
+
+
+def _tokens(names: Sequence[str]) -> tuple[dict[str, str], list[tokens.Token]]:
+    """Return the secrets of agents by name, and what an aggregator keeps of them."""
+    made = {name: tokens.make(Role.AGENT, name, 1, int(time.time())) for name in names}
+    return {name: secret for name, (secret, _) in made.items()}, [kept for _, kept in made.values()]
 
 
 class Honest:
@@ -125,7 +135,7 @@ class Honest:
 
     async def _host(self, number: int) -> None:
         name, world = f"honest-{number}", self._world
-        credentials = grpc.ssl_channel_credentials(pair(world.ca, "ca").certificate.read_bytes())
+        credentials = grpc.ssl_channel_credentials(world.ca.read_bytes())
         options = [("grpc.use_local_subchannel_pool", 1)]
         metadata = (("authorization", f"Bearer {world.tokens[name]}"),)
         run_id = name.encode().ljust(16)[:16]
@@ -173,17 +183,16 @@ def run(seed: int) -> list[Result]:
 def measured(name: str, attacks: Sequence[str]) -> list[Result]:
     """Measure without and under *attacks* in turns, in an aggregator of its own."""
     tally: dict[str, Counter[str]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder), [one for one in attacks if one != CONTROL])
-        spent: list[float] = []
-        memory: list[int] = []
+    spent: list[float] = []
+    memory: list[int] = []
+    with world([one for one in attacks if one != CONTROL]) as it:
 
         def each() -> None:
-            spent.append(cpu_seconds(world.child.pid))
-            memory.append(world.rss_bytes())
+            spent.append(it.running.cpu()[0])
+            memory.append(it.running.memory_bytes())
 
         def start() -> Callable[[], None]:
-            child = world.attacked(attacks, TURN_SECONDS + SETTLE_SECONDS + 0.5)
+            child = it.attacked(attacks, TURN_SECONDS + SETTLE_SECONDS + 0.5)
 
             def end() -> None:
                 for one, answers in json.loads(child.communicate(timeout=120)[0]).items():
@@ -191,14 +200,11 @@ def measured(name: str, attacks: Sequence[str]) -> list[Result]:
 
             return end
 
-        try:
-            with Honest(world) as honest:
-                time.sleep(2 * SETTLE_SECONDS)
-                turns = Turns(start, each)
-                turns.run()
-                assert not honest.lost, "an honest frame was refused"
-        finally:
-            world.end()
+        with Honest(it) as honest:
+            time.sleep(2 * SETTLE_SECONDS)
+            turns = Turns(start, each)
+            turns.run()
+            assert not honest.lost, "an honest frame was refused"
     seconds = [two - one for one, two in zip(spent[::2], spent[1::2], strict=True)]
     without, beside = (sum(seconds[at::2]) / len(seconds[at::2]) / TURN_SECONDS for at in (0, 1))
     notes = (

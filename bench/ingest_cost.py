@@ -16,8 +16,6 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -42,7 +40,8 @@ from gangline.fingerprints.frames import Stamp
 from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, LATE_FRAMES_MAX, Sender
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
-from .measure import Result, cpu_seconds
+from .load.aggregator import Running, aggregator
+from .measure import Result
 
 GPUS = 8
 #: With a credit of 64 frames of eight rows each, so many streams have a row group on their way.
@@ -57,8 +56,7 @@ BOOTED_NS = 1_700_000_000 * 10**9
 CREDIT_FRAMES = 64
 SERVICE = "/gangline.v1.TelemetryService/"
 SETTINGS = (
-    "ops_seconds=3600", "judge_seconds=60", "history_on=false", "reconnects_per_second=100000",
-    "backlog_frames_per_second=10000",
+    "ops_seconds=3600", "judge_seconds=60", "history_on=false", "backlog_frames_per_second=10000",
 )  # fmt: skip
 
 
@@ -268,31 +266,19 @@ class Agent:
 
 def _ours(hosts: list[Host]) -> tuple[float, float]:
     """Return CPU seconds (the aggregator's, ours)."""
-    with tempfile.TemporaryDirectory() as folder:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "gangline.cli", "aggregator", "--data", folder, "--listen",
-             "127.0.0.1:0", *(word for one in SETTINGS for word in ("--set", one))],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        assert child.stdout
-        try:
-            address = child.stdout.readline().split("listening on ")[1].split(",")[0]
-            _rest(child.pid)  # after its first judgement, and the operators' file of an empty store
-            begin, own = cpu_seconds(child.pid), time.process_time()
-            asyncio.run(_send(address, hosts))
-            return cpu_seconds(child.pid) - begin, time.process_time() - own
-        finally:
-            child.terminate()
-            child.wait(30)
-            child.stdout.close()
+    with aggregator(None, *SETTINGS) as running:
+        _rest(running)  # after its first judgement, and the operators' file of an empty store
+        (begin, _), own = running.cpu(), time.process_time()
+        asyncio.run(_send(running.address, hosts))
+        return running.cpu()[0] - begin, time.process_time() - own
 
 
-def _rest(pid: int) -> None:
-    """Return when a process does next to nothing, after ten seconds at most."""
+def _rest(running: Running) -> None:
+    """Return when it does next to nothing, after ten seconds at most."""
     before = -1.0
     for _ in range(20):
         time.sleep(0.5)
-        now = cpu_seconds(pid)
+        now, _ = running.cpu()
         if now - before < 0.01:
             return
         before = now

@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _guard(item: pytest.Item) -> None:
-    """What hangs ends this process with the stacks of all threads; pytest-xdist names the test and goes on in another.
+    """What hangs ends this process with the stacks of all threads; pytest-xdist names the test, and the run ends.
 
     Not pytest's `faulthandler_timeout`: that one guards neither what follows a failure nor the end of the process.
     """
@@ -68,12 +69,18 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     _guard(item)
 
 
+def pytest_enter_pdb() -> None:
+    """Who looks at a test in a debugger (`--pdb`, `breakpoint()`) takes as long as it takes."""
+    faulthandler.cancel_dump_traceback_later()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nobody_outlives_us() -> None:
     """A run that hung, or was killed, left aggregators behind that held ports and memory: see orphans.py."""
-    os.environ["GANGLINE_TESTS_OF"] = str(os.getpid())
+    pid = str(os.getpid())
+    os.environ["GANGLINE_TESTS_OF"] = mark = f"{pid}-{secrets.token_hex(8)}"
     program = Path(__file__).with_name("orphans.py")
-    subprocess.run([sys.executable, "-S", program, str(os.getpid())], check=True)
+    subprocess.run([sys.executable, "-S", program, pid, mark], check=True)
 
 
 @pytest.fixture

@@ -49,7 +49,8 @@ class Outflow:
     Live is what was appended since this began; everything older is backlog, even the newest of it:
     a reading that is not of now must not pass for one. Live frames go first. Backlog goes oldest
     first, within half of the credit, at no more than twice the rate of live frames or, when those
-    are rarer, of *live_hertz*; where several go in one message, once there may be so many.
+    are rarer, of *live_hertz*; where several go in one message, once there may be so many: of a
+    connection's first ones as many as went before, lest one that never lasts sends none.
     """
 
     def __init__(self, frames: Frames, credit_frames: int, live_hertz: float, now: float) -> None:
@@ -168,10 +169,12 @@ class Outflow:
         return room
 
     def _frames_together(self) -> int:
-        """Return how many late frames make a message: as many as may, if they are left and may be on their way at once."""
+        """Return how many late frames make a message: as many as may, if they are left and may be on their way at once,
+        and twice what went before: the wait is never longer than the one until now."""
         left = self._backlog_last - self._backlog_after
         room = self._backlog_room() + len(self._late_in_flight)
-        return max(1, min(self.late_frames, left, room))
+        grown = BACKLOG_RATE_RATIO + self._paced_backlog
+        return max(1, min(self.late_frames, left, room, grown))
 
     def _backlog_allowance(self, now: float) -> int:
         by_time = (now - self._paced_since) * self._live_hertz

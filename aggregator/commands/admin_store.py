@@ -64,7 +64,8 @@ def guarded(command: str, run: Callable[[], int]) -> int:
         except (CopyError, StoreError, SettingsError, AuthorityError, TokensError) as error:
             raise CommandError(str(error), FAILED) from error
         except OSError as error:
-            raise CommandError(f"{error.filename}: {why(error)}", FAILED) from error
+            words = why(error) if error.filename is None else f"{error.filename}: {why(error)}"
+            raise CommandError(words, FAILED) from error
 
     return client.guarded(f"admin {command}", told)
 

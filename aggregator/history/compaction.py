@@ -82,13 +82,14 @@ def merge(shelf: Shelf, one: Merge) -> Iterator[str]:
         yield ""
     source = _source(shelf, one)
     grains = [one.grain, *([HOUR] if one.hours else [])]
-    with shelf.files(one.table, one.bucket, grains):
-        for hosts in (Range(*each) for each in shelf.pack("ranges", source, shelf.rows_max)):
+    with shelf.files(one.table, one.bucket, grains) as of:
+        for at in range(shelf.pack("ranges", of, source, shelf.rows_max)):
+            hosts = Range(*shelf.pack("range", of, at))
             for grain in grains:
                 query = _query(one, grain, f"(FROM {source} WHERE {hosts.where})")
-                shelf.pack("write", grain, query, hosts.parameters)
+                shelf.pack("write", of, grain, query, hosts.parameters)
                 yield ""
-        new = shelf.finish(one.table, one.bucket)
+        new = shelf.finish(of, one.table, one.bucket)
     shelf.settle(one.table, new, one.files)
     yield f"merged {len(one.files)} files into {one.grain} {one.table} {one.bucket}"
 

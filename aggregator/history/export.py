@@ -34,12 +34,12 @@ def export(shelf: Shelf, table: str, part: str) -> Iterator[str]:
     new: list[Segment] = []
     if rows:
         before = [one.path for one in old_tails[-1:] if not fault(shelf.folder, one)]
-        with shelf.files(table, part, grains):
+        with shelf.files(table, part, grains) as of:
             for each in ranges(counts, shelf.rows_max):
                 with shelf.live(f"FROM {name} WHERE {each.where}", each.parameters) as memory:
-                    shelf.pack("readings", table, part, each, before, memory=memory)
+                    shelf.pack("readings", of, table, part, each, before, memory=memory)
                 yield ""
-            new = shelf.finish(table, part)
+            new = shelf.finish(of, table, part)
 
     def drop(connection: duckdb.DuckDBPyConnection) -> None:
         counted = connection.execute(f"SELECT count(*) FROM {name}").fetchone()

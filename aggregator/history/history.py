@@ -23,7 +23,7 @@ from ..verdicts import Finding
 from .compaction import Damaged
 from .export import Changed, export
 from .house import House, is_closed, parts_of
-from .packing import PackerError, Packing, Packs
+from .packing import PackerError, Packing, Packs, Starved
 from .shelf import Doors, Shelf
 from .standing import Standing
 from .views import span_us
@@ -35,7 +35,7 @@ TURN_SECONDS = 0.25
 #: Between turns with work left. What takes long is the packer's, a process that goes last at the processor. Not a
 #: thread that does: one that is not let run while it holds Python's lock would hold up all others.
 PAUSE_SECONDS = 0.01
-#: Once the oldest that waits is older than this, the packer does not go last any more.
+#: Once the oldest that waits is older than this the packer does not go last any more.
 BEHIND_SECONDS = 120
 #: What failed is tried again after this long.
 AGAIN_SECONDS = 60
@@ -89,7 +89,7 @@ class History:
         self._shelf = Shelf(folder, doors, self._packing, rows_max=rows_max, step=step)
         self._standing = Standing(submit_findings)
         self._house = House(folder, config, self._shelf, self._standing)
-        self._looked = self._round_over = False
+        self._looked = self._round_over = self._starved = False
         self._failures: dict[str, Failure] = {}  # by what failed, the longest first
         self._jobs: dict[str, Job] = {}
         self._due: list[tuple[str, str]] = []
@@ -153,8 +153,8 @@ class History:
                 self._thread.join(seconds_max / 2)
             if self._thread.is_alive():  # its files are found at the next start
                 return
+        self._packing.rest()  # first: one that hangs is not asked to discard anything
         self._drop_jobs()
-        self._packing.rest()
 
     def _drop_jobs(self) -> None:
         for job in self._jobs.values():
@@ -176,9 +176,10 @@ class History:
         going = self._guarded(self._begin_turn, done)
         while going and not self._stopping.is_set():
             going = self._guarded(self._advance, done)
-            if not going:
-                self._packing.rest()
-            going &= time.monotonic() - begin < seconds_max
+            if time.monotonic() - begin >= seconds_max:
+                break
+        if not going:
+            self._packing.rest()
         self.busy_seconds += time.monotonic() - begin
         self.last_turn_ns = now_ns
         return done
@@ -188,6 +189,9 @@ class History:
             return act(done)
         except Damaged as error:
             self._house.damaged.append((error.segment, error.words))
+            self._drop_jobs()
+        except Starved:  # goes on with the next turn
+            self._starved = True
             self._drop_jobs()
         except _FAILURES as error:
             if not self._stopping.is_set():
@@ -241,6 +245,7 @@ class History:
             elif words:
                 done.append(words)
             return True
+        self._starved = False
         return False
 
     def _is_resting(self, name: str) -> bool:
@@ -296,7 +301,7 @@ class History:
         self.waiting_parts = len(closed)
         oldest = min((span_us(part)[1] for part, _ in closed), default=now_us)
         self.lag_seconds = max(0.0, (now_us - oldest) / 1e6)
-        self._packing.is_behind = self.lag_seconds > BEHIND_SECONDS
+        self._packing.is_behind = self._starved or self.lag_seconds > BEHIND_SECONDS
         self._house.live = live
         return [(table, part) for part, table in closed]
 
@@ -314,6 +319,9 @@ class History:
             # after it wait: counters are compared with the part before, and one that comes late counts nothing.
             is_there = (table, part) in self._house.live
             if is_there and not self._are_exports_resting(table):
+                if self._packing.goes_last and self._packing.is_behind:
+                    self._packing.rest()
+                    self._drop_jobs()  # no export is among them; a merge is begun again
                 self._export_name = _export_name(table, part)
                 return self._exporting(table, part)
         return None

@@ -64,6 +64,7 @@ class House:
         self.views_due: set[str] = set()
         #: (table, part) that the live file has.
         self.live: set[tuple[str, str]] = set()
+        self._unmerged: set[tuple[str, str, str]] = set()  # what did not come to its end goes last
         #: Files that went for want of room on the disk.
         self.removed_for_room_count = 0
 
@@ -150,20 +151,37 @@ class House:
             yield words
 
     def keep(self, failing: str, *, by_age: bool) -> Job:
-        """Do all that is due once. Raises OSError, duckdb.Error, Damaged."""
-        yield from self._merging()
+        """Do all that is due once; what cannot be merged keeps nothing else from being done.
+
+        Raises OSError, duckdb.Error, PackerError, Damaged.
+        """
+        wrong: Exception | None = None
+        try:
+            yield from self._merging()
+        except Damaged:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised when all else is done
+            wrong = error
         yield from self._expiring(by_age)
         yield from self._dropping_live(failing)
         yield from self._unlinking()
         yield from self._viewing()
         yield from self._following_parts()
         yield from self._reading_again()
+        if wrong is not None:
+            raise wrong
 
     def _merging(self) -> Job:
-        now_us = self.shelf.now_us
-        for one in compaction.due(self.shelf.there.values(), self.live, now_us):
-            yield from compaction.merge(self.shelf, one)
-            self.views_due.add(one.table)
+        due = {
+            (one.table, one.grain, one.bucket): one
+            for one in compaction.due(self.shelf.there.values(), self.live, self.shelf.now_us)
+        }
+        self._unmerged &= due.keys()
+        for key in sorted(due, key=lambda key: key in self._unmerged):  # else in their order
+            self._unmerged.add(key)
+            yield from compaction.merge(self.shelf, due[key])
+            self._unmerged.discard(key)
+            self.views_due.add(due[key].table)
 
     def _expiring(self, by_age: bool) -> Job:
         for grain, limit in self._limits.items():

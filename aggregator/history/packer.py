@@ -5,7 +5,7 @@ processor and for Python's lock. It opens nothing of the store. Readings come to
 writes counts only once the aggregator has synced, named and recorded it: wherever it is killed nothing is lost.
 
 Its standard input is a socket of packets in JSON: the name of a method of `Packer` and its arguments; it answers each
-with `{"value": ..}` or `{"error": words}`.
+with `{"value": ..}` or `{"error": words}`. A packet is short, however many hosts there are: Linux takes no more than 200 KB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -65,12 +65,23 @@ class Settings:
         return cls(**json.loads(text))
 
 
+@dataclass(slots=True)
+class _Making:
+    """The files of one table and bucket, by grain, and the ranges of hosts that they are written by."""
+
+    files: dict[str, ParquetFile]
+    ranges: list[Range] = field(default_factory=list[Range])
+
+
 class Packer:
-    """Makes the files of one table and bucket at a time, unfinished. Raises OSError, duckdb.Error, ArrowException."""
+    """Makes files, unfinished. Raises OSError, duckdb.Error, ArrowException.
+
+    Those of several tables and buckets at a time, each called by a name (*of*): an export does not wait for a merge.
+    """
 
     def __init__(self, folder: Path, memory_bytes_max: int) -> None:
         self._folder = folder
-        self._files: dict[str, ParquetFile] = {}
+        self._made: dict[str, _Making] = {}
         spill = folder / "spill-history"
         shutil.rmtree(spill, ignore_errors=True)  # of one that was killed
         self._engine = duckdb.connect(
@@ -83,30 +94,45 @@ class Packer:
             }
         )
 
-    def begin(self, places: dict[str, str], encodings: dict[str, dict[str, Any]]) -> None:
+    def begin(self, of: str, places: dict[str, str], encodings: dict[str, dict[str, Any]]) -> None:
         """Begin the file of each grain at its place; *encodings* by grain, as `end` returned them."""
-        self._files = {
+        files = {
             grain: ParquetFile(self._folder, place, encodings.get(grain))
             for grain, place in places.items()
         }
+        self._made[of] = _Making(files)
+
+    def _making(self, of: str) -> _Making:
+        if of not in self._made:
+            raise OSError(f"{of} was begun by a process that has ended; it is begun again")
+        return self._made[of]
 
     def readings(
-        self, table: str, part: str, hosts: Sequence[Any], tails: Sequence[str], memory: int
+        self,
+        of: str,
+        table: str,
+        part: str,
+        hosts: Sequence[Any],
+        tails: Sequence[str],
+        memory: int,
     ) -> None:
         """Write the readings in the Arrow stream of descriptor *memory*, with their rollup and their tails.
 
         *hosts*: the fields of the Range that they are of. *tails*: files with each device's last readings before.
         """
+        files = self._making(of).files
         with pa.memory_map(f"/proc/self/fd/{memory}") as mapped:
             chunk = pa.ipc.open_stream(mapped).read_all()
             if table in LAYOUTS:
                 before = self._tails(table, part, Range(*hosts), tails)
-                self._write_rolled(table, chunk, before)
+                self._write_rolled(files, table, chunk, before)
             else:
                 ordered = self._ask(f"FROM chunk ORDER BY {order_of(table)}", chunk=chunk)
-                self._files[RAW].write(ordered)
+                files[RAW].write(ordered)
 
-    def _write_rolled(self, table: str, chunk: Any, tails: Any) -> None:
+    def _write_rolled(
+        self, files: dict[str, ParquetFile], table: str, chunk: Any, tails: Any
+    ) -> None:
         columns = [*COLUMNS[table], (IS_TAIL, "BOOLEAN")]
         ordered = self._ask(
             f"FROM ({typed_empty(columns)} UNION ALL BY NAME SELECT *, false AS {IS_TAIL} FROM chunk "
@@ -119,9 +145,9 @@ class Packer:
         readings = ordered
         if ordered.num_rows != chunk.num_rows:
             readings = ordered.filter(pa.array(~ordered[IS_TAIL].to_numpy()))
-        self._files[RAW].write(readings.select(chunk.column_names))
-        self._files[MINUTE].write(rolled.minutes)
-        self._files[TAIL].write(rolled.tail)
+        files[RAW].write(readings.select(chunk.column_names))
+        files[MINUTE].write(rolled.minutes)
+        files[TAIL].write(rolled.tail)
 
     def _tails(self, table: str, part: str, hosts: Range, tails: Sequence[str]) -> Any:
         """Return the last readings of those hosts' devices before *part*."""
@@ -137,36 +163,43 @@ class Packer:
             [*hosts.parameters, newest_us - TAIL_SECONDS_MAX * 1_000_000, newest_us],
         )
 
-    def ranges(self, source: str, rows_max: int) -> list[Range]:
-        """Return ranges over all hosts of *source* (what follows FROM)."""
+    def ranges(self, of: str, source: str, rows_max: int) -> int:
+        """Return how many ranges all hosts of *source* (what follows FROM) come to; `range` tells of each."""
         counts = self._engine.sql(
             f"SELECT host, count(*) FROM {source} GROUP BY host ORDER BY host"
         ).fetchall()
-        return ranges(counts, rows_max)
+        making = self._making(of)
+        making.ranges = ranges(counts, rows_max)
+        return len(making.ranges)
 
-    def write(self, grain: str, query: str, parameters: Sequence[Any]) -> None:
+    def range(self, of: str, at: int) -> Range:
+        """Return one of the ranges."""
+        return self._making(of).ranges[at]
+
+    def write(self, of: str, grain: str, query: str, parameters: Sequence[Any]) -> None:
         """Append what *query* answers to the file of *grain*."""
-        self._files[grain].write(self._ask(query, parameters))
+        self._making(of).files[grain].write(self._ask(query, parameters))
 
-    def end(self) -> dict[str, dict[str, Any]]:
+    def end(self, of: str) -> dict[str, dict[str, Any]]:
         """End the files; return of each what a Segment says of it, and which encodings are small."""
         made = {}
-        for grain, file in self._files.items():
+        for grain, file in self._making(of).files.items():
             file.close()
             made[grain] = file.said()
-        self._files = {}
+        del self._made[of]
         pa.default_memory_pool().release_unused()
         return made
 
-    def discard(self) -> None:
-        """Remove files that were begun and not ended."""
-        for file in self._files.values():
-            file.discard()
-        self._files = {}
+    def discard(self, of: str) -> None:
+        """Remove files, if any, that were begun and not ended."""
+        if of in self._made:
+            for file in self._made.pop(of).files.values():
+                file.discard()
 
     def close(self) -> None:
         """Let go of all."""
-        self.discard()
+        for of in list(self._made):
+            self.discard(of)
         self._engine.close()
 
     def _ask(self, query: str, parameters: Sequence[Any] = (), **tables: Any) -> Any:
@@ -206,10 +239,8 @@ def _words(error: Exception) -> str:
 def main() -> int:
     """Be a packer with the settings in the first argument."""
     settings = Settings.from_text(sys.argv[1])
-    for each in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # of a terminal, or of systemd for all at once: the aggregator ends us
+    # Of a terminal, or of systemd for all at once: the aggregator ends us.
+    for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     process.die_with_parent()
     if os.getppid() != settings.parent:

@@ -17,6 +17,8 @@ from . import packer
 
 #: A packer that does not answer for so long hangs: it is killed, and what it was at is done again.
 ANSWER_SECONDS_MAX = 900.0
+#: One that goes last may not have been let run at all.
+LAST_ANSWER_SECONDS_MAX = 120.0
 #: One that does not end when it has nothing more to do is killed after so long.
 END_SECONDS = 2.0
 
@@ -25,10 +27,19 @@ class PackerError(Exception):
     """The packer could not do what it was asked, or is gone; the words say why."""
 
 
+class Starved(PackerError):
+    """One that goes last did not answer in its time: it was ended, and the next should not go last."""
+
+
 class Packs(Protocol):
     """What `Shelf` needs of a packer, wherever it runs."""
 
     is_behind: bool
+
+    @property
+    def goes_last(self) -> bool:
+        """Whether there is one that goes last."""
+        ...
 
     def start(self) -> None:
         """Have a packer. Raises OSError."""
@@ -53,6 +64,7 @@ class Packing:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._is_last = True
+        self._answer_seconds_max = 0.0
         #: Whether history is behind: then the next process does not go last.
         self.is_behind = False
 
@@ -61,27 +73,36 @@ class Packing:
         """The packer's process, 0 without one."""
         return self._process.pid if self._process else 0
 
+    @property
+    def goes_last(self) -> bool:
+        """Whether there is one that goes last at the processor."""
+        return self._process is not None and self._is_last
+
     def start(self) -> None:
-        """Have a packer that runs, as urgent as history is now. Raises OSError."""
-        if self._process is not None:
-            if self._process.poll() is None and not (self._is_last and self.is_behind):
-                return
-            self.rest()
+        """Have a packer that runs; one that is made now is as urgent as history is. Raises OSError."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.rest()
         settings = packer.Settings(
             str(self._folder), self._rows_max, self._memory_bytes_max, os.getpid(), self.is_behind
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", packer.__name__, settings.to_text()],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env=environment(),
-                # Not in a session of its own: Linux shares processors between sessions first (autogroup, sched(7)),
-                # and its niceness would count for nothing against us.
-            )
-        ours.settimeout(ANSWER_SECONDS_MAX)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", packer.__name__, settings.to_text()],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env=environment(),
+                    # Not in a session of its own: Linux shares processors between sessions first (autogroup,
+                    # sched(7)), and its niceness would count for nothing against us.
+                )
+        except BaseException:
+            ours.close()
+            raise
         self._control, self._is_last = ours, not self.is_behind
+        self._answer_seconds_max = LAST_ANSWER_SECONDS_MAX if self._is_last else ANSWER_SECONDS_MAX
+        ours.settimeout(self._answer_seconds_max)
 
     def call(self, name: str, *arguments: Any, memory: int | None = None) -> Any:
         """Call a method of `Packer`, with descriptor *memory* last. Raises PackerError."""
@@ -94,8 +115,8 @@ class Packing:
         except TimeoutError as error:
             self.kill()
             self.rest()
-            raise PackerError(
-                f"the process that writes Parquet did not answer for {ANSWER_SECONDS_MAX:g} s and was "
+            raise (Starved if self._is_last else PackerError)(
+                f"the process that writes Parquet did not answer for {self._answer_seconds_max:g} s and was "
                 "killed; does the disk answer? `dmesg` says"
             ) from error
         except OSError:
@@ -127,8 +148,11 @@ class Packing:
             self._control.close()
             self._control = None
         if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
+            try:
                 self._process.wait(END_SECONDS)
-            self._process.kill()
-            self._process.wait()
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                # One that waits for a disk that does not answer ends only with that, and writes nothing more.
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(END_SECONDS)
             self._process = None

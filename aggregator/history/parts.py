@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import duckdb
 
-from ..verdicts import DUPLICATE_GPU
+from ..verdicts import DUPLICATE_GPU, LET_GO
 
 #: Stints remembered of one host; beyond, those that ended longest ago go: a host may invent keys for ever.
 STINTS_PER_HOST_MAX = 4096
@@ -20,12 +20,23 @@ _SLOT = "coalesce(d.attributes['pci_address'], d.attributes['index'])"
 
 #: Hosts with a GPU that another has too: whose it is, is open (`ingest/gpuowners.py`), and it stays where it was.
 _OPEN = f"SELECT subject FROM main.findings WHERE name = '{DUPLICATE_GPU}' AND cleared IS NULL"
+#: When hosts last registered, or had a GPU let go to them by another.
+_HOSTS = f"""
+SELECT h.host, greatest(h.registered, max(f.cleared)) AS registered FROM main.hosts AS h LEFT JOIN main.findings AS f
+ON f.subject = h.host AND f.name = '{DUPLICATE_GPU}' AND f.clears_when = '{LET_GO}'
+WHERE h.registered IS NOT NULL GROUP BY h.host, h.registered
+"""
+#: Of what two hosts have, it is where it was registered last: after a restart all hosts are looked at, those too that
+#: it left before they were switched off.
 _NOW = f"""
 SELECT DISTINCT ON (d.kind, d.device) d.kind, d.device, d.host, {_SLOT} AS slot, h.registered
-FROM main.devices AS d JOIN main.hosts AS h USING (host)
+FROM main.devices AS d JOIN ({_HOSTS}) AS h USING (host)
 WHERE d.host IN (SELECT unnest($hosts)) AND {_SLOT} IS NOT NULL AND {_SLOT} <> d.device
     AND NOT (d.host IN ({_OPEN}) AND EXISTS (FROM main.parts AS p
         WHERE p.present AND p.kind = d.kind AND p.device = d.device AND p.host <> d.host))
+    AND NOT EXISTS (FROM main.parts AS p WHERE p.present AND p.kind = d.kind AND p.device = d.device
+        AND p.host <> d.host AND p.last_seen > h.registered)
+ORDER BY h.registered DESC
 """
 _SAME = "p.kind = n.kind AND p.device = n.device AND p.host = n.host AND p.slot = n.slot"
 _NOT_THERE_NOW = f"""
@@ -47,11 +58,9 @@ WHERE NOT EXISTS (FROM main.parts AS p WHERE p.present AND {_SAME})
 
 
 def registered(cursor: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """Return host -> when it last registered, or was found to have its GPUs alone: microseconds since 1970."""
+    """Return host -> when it last registered, or had its GPUs let go by another: microseconds since 1970."""
     rows: list[tuple[str, int]] = cursor.execute(
-        "SELECT h.host, epoch_us(greatest(registered, max(f.cleared))) FROM main.hosts AS h "
-        f"LEFT JOIN main.findings AS f ON f.subject = h.host AND f.name = '{DUPLICATE_GPU}' "
-        "WHERE registered IS NOT NULL GROUP BY h.host, registered"
+        f"SELECT host, epoch_us(registered) FROM ({_HOSTS})"
     ).fetchall()
     return dict(rows)
 

@@ -102,16 +102,20 @@ class Shelf:
     # -- writing -------------------------------------------------------------------------------------
 
     @contextmanager
-    def files(self, table: str, bucket: str, grains: Iterable[str]) -> Iterator[None]:
-        """Begin an unfinished file of each grain, for `pack`; what has not been named by `finish` goes again."""
+    def files(self, table: str, bucket: str, grains: Iterable[str]) -> Iterator[str]:
+        """Begin an unfinished file of each grain; yield what `pack` calls them.
+
+        What has not been named by `finish` goes again.
+        """
         places = {grain: segments.free_place(self.folder, grain, table, bucket) for grain in grains}
+        of = f"{table} {bucket}"
         self._packing.start()
         try:
-            self.pack("begin", places, {g: self._encodings.get((g, table), {}) for g in places})
-            yield
+            self.pack("begin", of, places, {g: self._encodings.get((g, table), {}) for g in places})
+            yield of
         finally:
             with suppress(PackerError):
-                self.pack("discard")
+                self.pack("discard", of)
             for place in places.values():  # of a packer that was killed
                 (self.folder / (place + UNFINISHED)).unlink(missing_ok=True)
 
@@ -119,9 +123,9 @@ class Shelf:
         """Call a method of the packer, within `files`. Raises PackerError."""
         return self._packing.call(name, *arguments, memory=memory)
 
-    def finish(self, table: str, bucket: str) -> list[Segment]:
+    def finish(self, of: str, table: str, bucket: str) -> list[Segment]:
         """Make the files durable and give them their names; return them, not recorded yet."""
-        made = self.pack("end")
+        made = self.pack("end", of)
         self.step("written")
         found = []
         for grain, one in made.items():

@@ -54,14 +54,17 @@ class Findings:
         else:
             self.clear(OURSELVES, "store.failing", now_ns)
 
-    def clear(self, host: str, name: str, now_ns: int, *, subject: str = "") -> None:
-        """Say that something is no longer so. Nothing happens when it was not."""
+    def clear(
+        self, host: str, name: str, now_ns: int, *, subject: str = "", because: str = ""
+    ) -> None:
+        """Say that something is no longer so, and what ended it. Nothing happens when it was not so."""
         key = host, name, subject
         self._last_ns.pop(key, None)
         self._fleet.clear(host, name, subject)
         finding = self._told.pop(key, None)
         if finding is not None:
-            self._news.append(replace(finding, cleared_ns=now_ns))
+            ended = because or finding.clears_when
+            self._news.append(replace(finding, cleared_ns=now_ns, clears_when=ended))
 
     def sweep(self, now_ns: int) -> None:
         """Clear what has expired."""

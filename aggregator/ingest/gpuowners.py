@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from ..verdicts import DUPLICATE_GPU, OURSELVES
+from ..verdicts import DUPLICATE_GPU, LET_GO, OURSELVES
 from .findings import Findings
 
 #: A GPU's key that names it alone in the world, as NVML gives it.
@@ -52,9 +52,12 @@ class GpuOwners:
         return host in self._contested
 
     def step(self, now_ns: int) -> None:
-        """Look again at what two hosts have: one may have let it go."""
+        """Look again at what two hosts have: one may have let it go, or be silent, which is no claim."""
         for host in sorted(self._contested):
-            self._claim(host, now_ns)
+            if self._is_silent(host, now_ns):
+                self._findings.clear(OURSELVES, DUPLICATE_GPU, now_ns, subject=host)
+            else:
+                self._claim(host, now_ns)
 
     def _claim(self, host: str, now_ns: int) -> None:
         others: dict[str, str] = {}
@@ -70,7 +73,7 @@ class GpuOwners:
             self._findings.find(OURSELVES, DUPLICATE_GPU, words, now_ns, subject=host, expires=True)
         elif host in self._contested:
             self._contested.discard(host)
-            self._findings.clear(OURSELVES, DUPLICATE_GPU, now_ns, subject=host)
+            self._findings.clear(OURSELVES, DUPLICATE_GPU, now_ns, subject=host, because=LET_GO)
 
 
 def _words(host: str, others: dict[str, str]) -> str:

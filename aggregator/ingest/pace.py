@@ -117,10 +117,12 @@ class Lane(Protocol):
 class Waiting:
     """A message whose frames wait."""
 
-    __slots__ = ("frames", "message", "size_bytes")
+    __slots__ = ("begun", "frames", "message", "size_bytes")
 
     def __init__(self, message: TelemetryBatch) -> None:
         self.message = message
+        #: Some were taken, and what they were is remembered for the next ones.
+        self.begun = False
         #: Those that were not taken yet.
         self.frames = len(message.late) or 1
         self.size_bytes = _size_bytes(message)
@@ -201,7 +203,11 @@ class Late:
         self.fleet.took(taken)
 
     def _rounds(self, now: float) -> Iterator[tuple[Lane, int]]:
-        """Yield streams whose pace allows frames, and how many, each in its turn; who had one goes to the end."""
+        """Yield streams whose pace allows frames, and how many, each in its turn; who had a message goes to the end.
+
+        One that was begun is ended first: else each of ten thousand streams would have one of which something is
+        remembered.
+        """
         idle = 0
         while self._waiting and idle < len(self._waiting):
             lane = next(iter(self._waiting))
@@ -210,7 +216,7 @@ class Late:
                 yield lane, allowed
             else:
                 idle += 1
-            if lane in self._waiting:
+            if lane in self._waiting and not (allowed > 0 and self._waiting[lane][0].begun):
                 self._waiting.move_to_end(lane)
 
     def _take(self, lane: Lane, frames_max: int) -> int:
@@ -219,6 +225,7 @@ class Late:
         one = mine[0]
         taken = lane.take_late(one.message, min(frames_max, one.frames))
         lane.pace.take(taken)
+        one.begun = one.begun or taken > 0
         one.frames -= taken
         self.waiting_frames -= taken
         if not one.frames:

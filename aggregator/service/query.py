@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ...fingerprints.wire import query_pb2
 from ...fingerprints.wire.query_pb2_grpc import QueryServiceServicer
 from ..access.caller import Caller, caller
+from ..access.rates import BURST_SECONDS, Buckets
 from ..config import AggregatorConfig
 from ..query import trouble
 from ..query.limits import Answered, Place, Question
@@ -25,6 +26,8 @@ from ..refusals import Invalid, NotReady, Refusal, TookTooLong, TooMuch
 RETRY_SECONDS = 1.0
 #: Of a statement that is not even looked at, for its caller may not ask, so much is logged.
 DENIED_CHARACTERS_MAX = 200
+#: Of one such caller a line each so many seconds: one agent's token would else push all others' lines out in a night.
+DENIED_SECONDS = BURST_SECONDS
 
 
 class Asker(NamedTuple):
@@ -61,6 +64,8 @@ class QueryService(QueryServiceServicer):
         self._wall_ns = wall_ns
         self._who = who
         self._running: Counter[tuple[str, str]] = Counter()  # by role and name
+        self._denials = Buckets(1 / DENIED_SECONDS, time.monotonic)
+        self._unlogged: Counter[tuple[str, str]] = Counter()  # since the last line
 
     def start(self) -> None:
         """Have a process ready for the first question. Raises OSError."""
@@ -88,9 +93,15 @@ class QueryService(QueryServiceServicer):
             await asyncio.shield(asyncio.to_thread(self.log.append, line))
 
     async def denied(self, one: Caller, peer: str, request: Any) -> None:
-        """Log a query of who may not ask, which the guard has refused."""
+        """Log a query of who may not ask, which the guard has refused; of many in a row how many."""
+        key = one.role, one.name
+        if self._denials.ask(key):
+            self._unlogged[key] += 1
+            return
         sql = str(getattr(request, "sql", ""))[:DENIED_CHARACTERS_MAX]
         words = f"a caller of role {one.role} may not ask"
+        if more := self._unlogged.pop(key, 0):
+            words += f"; it tried {more} times more since its line before this"
         asked = _Asked(_asker(one, peer), sql, self._wall_ns(), time.monotonic(), "denied", words)
         await asyncio.to_thread(self.log.append, asked.entry())
 

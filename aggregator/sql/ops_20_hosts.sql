@@ -63,12 +63,13 @@ FROM ops.hosts ORDER BY silent_seconds DESC NULLS FIRST, host;
 COMMENT ON VIEW ops.freshness IS
     'how long each host has been silent, longest first: FROM ops.freshness LIMIT 5';
 
--- Hosts are judged every five minutes at least: a day of it, so that a year costs no more.
+-- Hosts are judged every five minutes at least: a day of it, so that a year costs no more; up to the last score, which
+-- may be of long ago, but not to one of a clock that was years ahead.
 CREATE OR REPLACE VIEW ops.state_since AS
 SELECT host, state, time AS since, state_before, state_before IS NULL AS or_longer
 FROM (
     SELECT host, time, version, state, lag(state) OVER w AS state_before
-    FROM main.scores WHERE time > (SELECT max(time) FROM main.scores) - INTERVAL 1 DAY
+    FROM main.scores WHERE time > least((SELECT max(time) FROM main.scores), ops.taken()) - INTERVAL 1 DAY
     WINDOW w AS (PARTITION BY host ORDER BY time, version)
 )
 WHERE state IS DISTINCT FROM state_before

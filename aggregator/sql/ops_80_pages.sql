@@ -1,7 +1,8 @@
 CREATE OR REPLACE MACRO ops.host(host_name) AS TABLE
 SELECT about, what, says, time
 FROM (
-    SELECT 1 AS place, 0.0 AS weight, 'state' AS about, h.state AS what, h.reason AS says, s.since AS time
+    SELECT 1 AS place, 0.0 AS weight, 'state' AS about, h.state AS what,
+        concat_ws(' ', nullif(h.reason, ''), if(s.or_longer, '(or longer)', NULL)) AS says, s.since AS time
     FROM ops.hosts AS h LEFT JOIN ops.state_since AS s USING (host) WHERE host = host_name
     UNION ALL
     SELECT 1, 1, 'state', 'NOT KNOWN',

@@ -39,7 +39,14 @@ CELLS_AT_ONCE = CELLS_WAITING_MAX
 #: has come again by then.
 FIRST_SECONDS = 300
 
+#: What DuckDB says of a file that is not what was written.
+_DAMAGE = ("orrupt", "checksum", "read enough", "not a valid")
+
 Cursor = Callable[[], AbstractContextManager[duckdb.DuckDBPyConnection]]
+
+
+class DamagedBefore(OSError):
+    """The file before was opened, and cannot be read."""
 
 
 @dataclass(slots=True)
@@ -54,10 +61,10 @@ class Latest:
     _columns: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     _rows_before: dict[str, int] = field(default_factory=dict[str, int])
 
-    def attach(self, before: Path) -> None:
+    def attach(self, before: Path | None) -> None:
         """Use the file before, if there is one that can be read. Call it outside a transaction."""
         self._since_us = self.now_us - FIRST_SECONDS * 1_000_000
-        if not before.exists():
+        if before is None or not before.exists():
             return
         try:
             self.file.connection.execute(f"ATTACH {quoted(str(before))} AS before (READ_ONLY)")
@@ -129,6 +136,7 @@ class Latest:
         """Put in what came since, and what the file before had of devices that are not among it.
 
         By a join over names: a window over all columns takes more memory than there is for a large fleet's links.
+        Raises DamagedBefore.
         """
         connection, layout = self.file.connection, LAYOUTS[table]
         came = self._came_since(table, some) if is_stored else ()
@@ -144,11 +152,18 @@ class Latest:
         if both:
             since_us = self.now_us - SECONDS_MAX * 1_000_000
             others = "ANTI JOIN came_since USING (host, device)" if len(came) else ""
-            self.file.run(
+            insert = (
                 f"INSERT INTO latest.{table} BY NAME FROM (SELECT {both} FROM before.latest.{table} "
-                f"WHERE time > make_timestamp({since_us}) AND {some}) {others}",
-                len(layout.columns),
+                f"WHERE time > make_timestamp({since_us}) AND {some}) {others}"
             )
+            try:
+                self.file.run(insert, len(layout.columns))
+            except duckdb.Error as error:
+                if any(sign in str(error) for sign in _DAMAGE):
+                    raise DamagedBefore(
+                        f"the one before cannot be read, what it alone had goes: {error}"
+                    ) from error
+                raise
         connection.unregister("came_since")
 
     def _is_double(self) -> bool:
@@ -164,8 +179,9 @@ class Latest:
         if not rows:
             return []
         self.file.connection.execute(
-            f"DELETE FROM latest.{table} WHERE rowid IN (SELECT rowid FROM latest.{table} QUALIFY "
-            f"row_number() OVER (PARTITION BY host ORDER BY time DESC) > {DEVICES_PER_HOST_MAX})"
+            f"DELETE FROM latest.{table} WHERE rowid IN (SELECT rowid FROM latest.{table} "
+            f"WHERE host IN (SELECT host FROM latest.{table} GROUP BY host "
+            f"HAVING count(*) > {DEVICES_PER_HOST_MAX}) QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC) > {DEVICES_PER_HOST_MAX})"
         )
         hosts = ", ".join([host for (host,) in rows[:3]] + ["..."] * (len(rows) > 3))
         return [

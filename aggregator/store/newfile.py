@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import duckdb
@@ -66,7 +67,11 @@ class NewFile:
 @contextmanager
 def new_file(path: Path) -> Iterator[NewFile]:
     """Yield the file at *path*, which is there or made; all is in it once it is left. Raises duckdb.Error."""
-    connection = duckdb.connect(":memory:", config=_CONFIG)
+    spill = path.with_name(
+        "spill-operators"
+    )  # DuckDB's own choice would be in the working directory
+    rmtree(spill, ignore_errors=True)  # of one that was killed
+    connection = duckdb.connect(":memory:", config=_CONFIG | {"temp_directory": str(spill)})
     try:
         connection.execute(
             f"ATTACH {quoted(str(path))} AS operators (ROW_GROUP_SIZE {ROW_GROUP_ROWS})"

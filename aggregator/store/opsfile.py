@@ -20,7 +20,7 @@ import duckdb
 
 from ..history.merging import rollup_view
 from ..sql import quoted
-from .latest import FIRST_SECONDS, Cursor, Latest
+from .latest import FIRST_SECONDS, Cursor, DamagedBefore, Latest
 from .layout import BY_NAME, COLUMNS, definitions
 from .newfile import NewFile, new_file
 from .opscopies import COPIES, STANDING, Copy
@@ -87,6 +87,7 @@ class OpsFile:
     _devices: int = field(default=0, init=False)
     _no_room: list[str] = field(default_factory=list[str], init=False)  # for, in the base
     _lag_seconds: float = field(default=FIRST_SECONDS, init=False)  # as of the file before
+    _is_before_damaged: bool = field(default=False, init=False)
 
     def write(self, now_ns: int, lag_seconds: float = 0.0) -> None:
         """Write the file anew as of *now_ns*, when readings have waited so long for a commit.
@@ -99,10 +100,12 @@ class OpsFile:
         try:
             copyfile(base, temporary)
             with new_file(temporary) as file:
-                _Filling(self, file, now_ns // 1000, left_out).fill(self._lag_seconds)
+                before = None if self._is_before_damaged else target
+                _Filling(self, file, now_ns // 1000, left_out).fill(before, self._lag_seconds)
             temporary.replace(target)
-            self._lag_seconds = lag_seconds
-        except BaseException:
+            self._lag_seconds, self._is_before_damaged = lag_seconds, False
+        except BaseException as error:
+            self._is_before_damaged |= isinstance(error, DamagedBefore)
             _remove(temporary)  # on a full disk it would hold the little that is left
             _remove(base)  # nor is a base trusted that a file could not be made of
             raise
@@ -212,10 +215,10 @@ class _Filling:
     now_us: int
     left_out: list[str]
 
-    def fill(self, lag_seconds: float) -> None:
-        """Put in all but the base; *lag_seconds*: as of the file before. Raises duckdb.Error."""
+    def fill(self, before: Path | None, lag_seconds: float) -> None:
+        """Put in all but the base; *lag_seconds*: as of the file *before*. Raises duckdb.Error, DamagedBefore."""
         latest = Latest(self.file, self.of.cursor, self.now_us, lag_seconds)
-        latest.attach(self.of.folder / OPS_FILE)
+        latest.attach(before)
         stored = {name for (name,) in self.of.fetch(_HOURS)}
         self.file.begin()
         self.left_out.extend(latest.insert(stored, dict(self.of.fetch(_DEVICES))))

@@ -18,6 +18,8 @@ from ..measure import cpu_seconds, family, pss_bytes
 START_SECONDS_MAX = 60.0
 #: Whoever makes a load connects its hosts one after another, and does not come again when told to wait.
 RECONNECTS = 100_000
+#: Its data folder, in the one that it is given.
+STORE = "store"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def aggregator(folder: Path | None = None, *settings: str) -> Iterator[Running]:
         data.mkdir(parents=True, exist_ok=True)
         with open(log, "wb") as errors:
             child = subprocess.Popen(
-                [sys.executable, "-m", "gangline.cli", "aggregator", "--data", str(data / "store"),
+                [sys.executable, "-m", "gangline.cli", "aggregator", "--data", str(data / STORE),
                  "--listen", "127.0.0.1:0", *(w for one in given for w in ("--set", one))],
                 stdout=subprocess.PIPE, stderr=errors, text=True,
             )  # fmt: skip
@@ -75,7 +77,7 @@ def aggregator(folder: Path | None = None, *settings: str) -> Iterator[Running]:
                 raise RuntimeError(f"the aggregator did not start: {log.read_text()[-500:]}")
             address = line.split("listening on ")[1].split(",")[0]
             metrics = f"http://127.0.0.1:{_port_of_metrics(child.pid, address)}/metrics"
-            yield Running(child.pid, address, metrics, data / "store")
+            yield Running(child.pid, address, metrics, data / STORE)
         finally:
             child.terminate()
             child.wait(START_SECONDS_MAX)

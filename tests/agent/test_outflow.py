@@ -241,16 +241,32 @@ def test_backlog_waits_until_there_is_a_message_of_it(spool: Spool) -> None:
     outflow = Outflow(spool, 64, live_hertz=1.0, now=0.0)
     outflow.late_frames = 8
     outflow.grant(64, 16)
-    assert sent(outflow, 3.0) == []
+    went = {second: [s for s, _ in sent(outflow, float(second))] for second in range(1, 7)}
+    assert went == {1: [1, 2], 2: [], 3: [3, 4, 5, 6], 4: [], 5: [], 6: []}, (
+        "twice as many each time"
+    )
     add(spool, 1)
-    assert [s for s, _ in sent(outflow, 4.0)] == [23, *range(1, 9)], (
+    assert [s for s, _ in sent(outflow, 7.0)] == [23, *range(7, 15)], (
         "no later than alone, on average"
     )
-    assert [s for s, _ in sent(outflow, 8.0)] == list(range(9, 17))
-    assert sent(outflow, 12.0) == [], "as many are on their way as may be"
-    outflow.settle(1, 8, 12.0)
-    assert [s for s, _ in sent(outflow, 12.0)] == list(range(17, 23)), "what is left makes one"
+    assert sent(outflow, 11.0) == [], "as many are on their way as may be"
+    outflow.settle(1, 14, 11.0)
+    assert [s for s, _ in sent(outflow, 11.0)] == list(range(15, 23)), "what is left makes one"
     assert not outflow.has_backlog
+
+
+def test_connections_that_never_last_make_up_for_the_past_too(spool: Spool) -> None:
+    """A link broke every five seconds: the wait for a whole message began anew each time, and the past never went."""
+    add(spool, 20)
+    for _ in range(4):
+        outflow = Outflow(spool, 64, live_hertz=1.0, now=0.0)
+        outflow.late_frames = 16
+        outflow.grant(64, 16)
+        for second in range(1, 6):
+            for sequence, backlog in sent(outflow, float(second)):
+                assert backlog and outflow.settle(sequence, sequence, float(second))
+                spool.receipt(sequence, sequence)
+    assert not spool.unacknowledged_frames
 
 
 def test_who_may_have_one_late_frame_on_its_way_sends_one(spool: Spool) -> None:

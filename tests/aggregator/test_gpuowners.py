@@ -5,7 +5,7 @@ from __future__ import annotations
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest.findings import Findings
 from gangline.aggregator.ingest.gpuowners import GpuOwners
-from gangline.aggregator.verdicts import DUPLICATE_GPU, OURSELVES
+from gangline.aggregator.verdicts import DUPLICATE_GPU, LET_GO, OURSELVES
 
 ONE, TWO = (f"GPU-{n}0000000-1111-2222-3333-444444444444" for n in (1, 2))
 KEY = OURSELVES, DUPLICATE_GPU, "b"
@@ -69,6 +69,25 @@ def test_who_claims_a_gpu_and_is_renamed() -> None:
     assert one.register("b", ONE)
     one.silent.add("a")
     assert not one.found()
+
+
+def test_who_claims_a_gpu_and_falls_silent() -> None:
+    """A second agent, tried for an hour and stopped: that both were heard was told for months."""
+    one = Owners()
+    one.register("a", ONE)
+    assert one.register("b", ONE)
+    one.silent.add("b")
+    one.findings.changes(2)
+    assert not one.found()
+    (finding,) = one.findings.changes(3)
+    assert finding.cleared_ns and finding.clears_when != LET_GO  # history does not follow it
+    one.silent = {"a", "b"}
+    assert not one.found()
+    one.silent.clear()
+    assert one.found()  # the cable is back
+    one.silent.add("a")
+    assert not one.found()
+    assert one.findings.changes(4)[-1].clears_when == LET_GO
 
 
 def test_an_aggregator_that_starts_again_knows_whose_they_are() -> None:

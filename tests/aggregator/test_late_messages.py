@@ -234,7 +234,7 @@ def test_the_backlog_of_a_real_agent_comes_in_few_messages(
                 await until(lambda: not spool.unacknowledged_frames)
             finally:
                 await asyncio.to_thread(client.close)
-            assert held == [16, 16, 8] and not spool.refused_frames
+            assert sum(held) == 40 and len(held) <= 5 and not spool.refused_frames
 
     try:
         asyncio.run(way())

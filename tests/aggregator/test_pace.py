@@ -175,6 +175,30 @@ def test_frames_that_come_in_one_message_wait_and_are_taken_as_frames() -> None:
     assert (late.waiting_frames, late.waiting_bytes) == (0, 0)
 
 
+def test_a_message_that_was_begun_is_ended_before_another() -> None:
+    """What is remembered of one is up to 32 kB: of ten thousand hosts that catch up two frames at a time 0.3 GB."""
+    late, lanes = Late(1 << 20, 0.0), [Lane() for _ in range(3)]
+    for lane in lanes:
+        assert late.hold(lane, TelemetryBatch(sequence=1, late=[b"frame"] * 16, backlog=True))
+    late.fleet.hertz = FLEET_HERTZ_MIN
+    for tick in range(1, 60):
+        before = late.waiting_frames
+        late.step(tick / 10, 2 * LAG_SECONDS_MAX, 1.0)
+        assert before - late.waiting_frames <= 2, "or it is no test"
+        assert sum(0 < len(lane.taken) < 16 for lane in lanes) <= 1
+    assert not late.waiting_frames
+
+
+def test_who_has_begun_a_message_and_may_not_go_on_holds_nobody_up() -> None:
+    """Its own pace ends in the middle of one: the others' turn comes."""
+    late, one, two = Late(1 << 20, 0.0), Lane(), Lane()
+    one.pace.take(4)
+    for lane in (one, two):
+        assert late.hold(lane, TelemetryBatch(sequence=1, late=[b"frame"] * 16, backlog=True))
+    late.step(0.1, 0.0, 1.0)
+    assert (len(one.taken), len(two.taken)) == (12, 16)
+
+
 def test_a_fleet_comes_back_within_tens_of_seconds_and_one_host_at_once() -> None:
     """By size: nobody waits who is alone, and ten thousand do not come in one second."""
     spread = Spread(300)

@@ -356,3 +356,14 @@ def test_what_changed_costs_no_more_in_a_year(store: Path, tmp_path: Path) -> No
         ]  # fmt: skip
         changed = base.execute("SELECT state_before, state FROM ops.changed_last_hour").fetchall()
         assert changed == [("STALE", "HEALTHY")]
+        (host,) = base.execute("SELECT host FROM main.hosts LIMIT 1").fetchone() or ()
+        base.execute(f"UPDATE scores SET host = '{host}' WHERE host LIKE '%1'")
+        page = f"SELECT says FROM ops.host('{host}') WHERE about = 'state'"
+        assert "(or longer)" in str(base.execute(page).fetchall()), (
+            "weeks are not the day looked at"
+        )
+        base.execute(
+            "INSERT INTO scores SELECT * REPLACE (time + INTERVAL 9999 DAY AS time, 'ahead' AS host) FROM scores LIMIT 1"
+        )
+        found = base.execute("SELECT count(*) FROM ops.state_since").fetchone()
+        assert found == (3,), "a clock that was years ahead for a minute hid every host"

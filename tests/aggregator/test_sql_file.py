@@ -221,6 +221,40 @@ def test_a_damaged_base_costs_one_renewal(live: Live) -> None:
     assert not list(live.folder.glob("operators-new*"))
 
 
+def test_a_file_before_that_is_damaged_costs_one_renewal(live: Live) -> None:
+    """The power failed, a block of it was never written, and no file was made of it until somebody removed it."""
+    live.register("a")
+    live.write(500)
+    path = live.folder / "operators.duckdb"
+    with duckdb.connect(str(path), read_only=True) as one:
+        ((block,),) = one.execute(
+            "SELECT max(block_id) FROM pragma_storage_info('latest.gpu_1s') WHERE block_id >= 0"
+        ).fetchall()
+    with path.open("r+b") as file:
+        file.seek(3 * 4096 + block * (256 << 10))
+        file.write(bytes(256 << 10))
+    with pytest.raises(OSError, match="what it alone had goes"):
+        live.write(6)
+    live.write(7)
+    assert live.asked("SELECT count(*) FROM latest.gpu_1s") == [(500,)]
+    assert not list(live.folder.glob("operators-new*"))
+
+
+def test_what_has_no_room_in_memory_stays_in_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service ran in `/`: what DuckDB had no memory for was to go into `/.tmp`, and no file was written."""
+    monkeypatch.setattr(newfile, "_CONFIG", newfile._CONFIG | {"memory_limit": "10MB"})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with newfile.new_file(tmp_path / "new.duckdb") as file:
+        file.connection.execute("CREATE TEMP TABLE much AS FROM range(3_000_000)")
+        file.begin()
+        assert list((tmp_path / "spill-operators").iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "new.duckdb"]
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 @pytest.mark.parametrize(
     ("took", "pause"), [(0.1, 14.9), (1.0, 14.0), (2.5, 17.5), (6.0, 24.0), (40.0, 0.0)]
 )

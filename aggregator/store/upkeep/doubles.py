@@ -14,7 +14,8 @@ import duckdb
 from ...sql import quoted
 from ..layout import BY_NAME
 
-#: About so many readings are compared at a time, of at most so many files; where more are of one moment, more.
+#: About so many readings are compared at a time, of at most so many files; of a file that alone has more, all (DuckDB
+#: has a folder for what is more than its memory).
 SPAN_ROWS, SPAN_SOURCES = 1_000_000, 200
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import stat
 import tomllib
 from pathlib import Path
@@ -16,7 +18,7 @@ from gangline import cli
 from gangline.aggregator.access.authority import Pair
 from gangline.aggregator.access.door import tokens_file
 from gangline.aggregator.access.tokens import read
-from gangline.aggregator.commands import admin_cert, admin_token
+from gangline.aggregator.commands import admin_cert, admin_store, admin_token
 from gangline.aggregator.store.storefile import claim
 from gangline.fingerprints.wire import permit_pb2
 from tests.aggregator.access.secured import Secured, permits, telemetry
@@ -180,6 +182,16 @@ def test_a_data_folder_that_is_a_file(
     (tmp_path / "file").touch()
     assert cli.main(["admin", *command.split(), "--data", str(tmp_path / "file")]) == cli.FAILED
     assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_is_no_file_named_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """What fails while a file is written does not know its name."""
+
+    def run() -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert admin_store.guarded("backup", run) == cli.FAILED
+    assert capsys.readouterr().err == "gangline admin backup: No space left on device\n"
 
 
 def token(folder: Path, *arguments: str) -> int:

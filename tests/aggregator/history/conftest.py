@@ -14,6 +14,7 @@ import pytest
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.history.history import History
 from gangline.aggregator.history.packer import Packer
+from gangline.aggregator.history.packing import PackerError
 from gangline.aggregator.history.shelf import Doors
 from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.store.store import Store
@@ -30,7 +31,7 @@ BOOTED_NS = NOW_NS - 10**17
 class PacksHere:
     """A packer in this process: no test waits for one of its own to start. `test_packing.py` has that."""
 
-    is_behind = False
+    is_behind = goes_last = False
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,6 +41,8 @@ class PacksHere:
         self._packer = self._packer or Packer(self._folder, 64 << 20)
 
     def call(self, name: str, *arguments: Any, memory: int | None = None) -> Any:
+        if self._packer is None:
+            raise PackerError("has ended")
         arguments = tuple(json.loads(json.dumps(arguments)))
         descriptors = [] if memory is None else [memory]
         return json.loads(json.dumps(getattr(self._packer, name)(*arguments, *descriptors)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.history import retention, views
+from gangline.aggregator.history.packing import PackerError
 from gangline.aggregator.history.retention import Fullness, Limit
 from gangline.aggregator.history.segments import Segment
 
@@ -67,6 +68,35 @@ def test_an_hour_becomes_one_file_and_shows_the_same(past: Any) -> None:
     assert past.ask(f"{mean} FROM rollups.gpu_1s_1h") == [(5.5, 0.0, 11.0, 11.0)]
     rate = "SELECT violation_power_nanoseconds_rate FROM rollups.gpu_1s_1h"
     assert past.ask(rate) == [(pytest.approx(10**6 / 300),)]
+
+
+def test_an_hour_that_cannot_be_merged_keeps_nothing_else(make_past: Any, tmp_path: Any) -> None:
+    """One hour had no room in memory: no later one was merged, and nothing was removed for its age, for days."""
+
+    from tests.aggregator.history.conftest import PacksHere
+
+    class Poisoned(PacksHere):
+        def call(self, name: str, *arguments: Any, memory: int | None = None) -> Any:
+            if (name, arguments[0]) == ("ranges", "gpu_1s 2026112010"):
+                raise PackerError("was killed: for want of memory?")
+            return super().call(name, *arguments, memory=memory)
+
+    folder = tmp_path / "data"
+    past = make_past(folder, settings={"segments_hours": 1}, packing=Poisoned(folder)).open()
+    for _ in range(2):
+        past.put(values={"power_watts": 1.0})
+        past.put("host_1s", {"cpu_user_ratio": 0.5}, devices=("host",))
+        past.later(300)
+    past.later(3 * HOUR_SECONDS)
+    past.history.turn(past.now_ns, 1e9)
+    assert "for want of memory" in past.history.failing
+    gone = "SELECT count(*) FROM segments WHERE grain = 'raw' AND gone IS NOT NULL"
+    assert past.ask(gone) == [(4,)]
+    past.later(61)
+    past.history.turn(past.now_ns, 1e9)
+    merged = "SELECT DISTINCT table_name FROM segments WHERE grain = '1h' AND gone IS NULL"
+    assert past.ask(merged) == [("host_1s",)]
+    past.close()
 
 
 def test_a_day_of_rollups_becomes_one_file_and_anybody_reads_it(past: Any) -> None:

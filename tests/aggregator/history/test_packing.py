@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gangline.aggregator.history import packing
 from gangline.aggregator.history.packing import PackerError, Packing
 
 READINGS = "SELECT host, device, time, power_watts FROM readings.gpu_1s ORDER BY ALL"
@@ -22,19 +23,34 @@ SUMS = (
 
 
 class Mortal(Packing):
-    """Is killed by *number* before the next call of *doomed*."""
+    """Gets signal *number* before the next call of *doomed*."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, 1000, 64 << 20)
         self.number, self.doomed, self.seconds = int(signal.SIGKILL), "", 60.0
+        self.asked, self.went_last, self.errors = list[str](), list[bool](), list[str]()
+
+    def start(self) -> None:
+        there = self.pid
+        super().start()
+        if self.pid != there:
+            self.went_last.append(self.goes_last)
 
     def call(self, name: str, *arguments: Any, memory: int | None = None) -> Any:
+        self.asked.append(name)
         if name == self.doomed:
-            self.doomed = ""
-            os.kill(self.pid, self.number)
-            if self._control is not None:
-                self._control.settimeout(self.seconds)
-        return super().call(name, *arguments, memory=memory)
+            self.harm()
+        try:
+            return super().call(name, *arguments, memory=memory)
+        except PackerError as error:
+            self.errors.append(str(error))
+            raise
+
+    def harm(self) -> None:
+        self.doomed = ""
+        os.kill(self.pid, self.number)
+        if self._control is not None:
+            self._control.settimeout(self.seconds)
 
 
 @pytest.fixture
@@ -50,7 +66,7 @@ def test_killed_before_every_call(make_past: Any, tmp_path: Path, mortal: Mortal
     """The kernel was short of memory and ended what had most: five minutes were there twice, an hour not at all."""
     past = make_past(tmp_path / "data", packing=mortal).open()
     exporting = "begin", "readings", "end", "discard"
-    merging = "ranges", "write", "begin", "end", "discard"
+    merging = "ranges", "range", "write", "begin", "end", "discard"
     for half, names in enumerate((exporting, merging)):
         for at in range(half * 6, half * 6 + 6):
             values = {"power_watts": float(at), "violation_power_nanoseconds": at * 10**6}
@@ -74,44 +90,113 @@ def test_killed_before_every_call(make_past: Any, tmp_path: Path, mortal: Mortal
 
 
 def test_one_that_hangs_is_killed(make_past: Any, tmp_path: Path, mortal: Mortal) -> None:
-    """A disk that did not answer held the packer up for ever, and history with it."""
+    """A disk that did not answer held the packer up for ever, and history with it; or nobody let it run."""
     past = make_past(tmp_path / "data", packing=mortal).open()
     past.put(values={"power_watts": 1.0})
     past.later(306)
     mortal.doomed, mortal.number, mortal.seconds = "readings", signal.SIGSTOP, 0.1
+    past.turn()
+    mortal.doomed = "readings"
     past.history.turn(past.now_ns, 1e9)
     assert "did not answer" in past.history.failing
     past.later(61)
     past.turn()
     assert past.live_tables() == [] and past.ask(READINGS)[0][3] == 1.0
+    assert mortal.went_last == [True, False, False]
+    past.later(300)
+    past.put()
+    past.later(306)
+    past.turn()
+    assert mortal.went_last[3:] == [True]
     past.close()
+
+
+def test_one_that_hangs_does_not_hold_up_a_stop(
+    make_past: Any, tmp_path: Path, mortal: Mortal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C waited a quarter of an hour for a packer that somebody had stopped between two of its pieces."""
+    monkeypatch.setattr(packing, "END_SECONDS", 0.1)
+    past = make_past(tmp_path / "data", packing=mortal).open()
+    past.put(values={"power_watts": 1.0})
+    past.later(306)
+    while "readings" not in mortal.asked:
+        past.history.turn(past.now_ns, 0.0)
+    mortal.number, mortal.seconds = signal.SIGSTOP, 1.0
+    mortal.harm()
+    past.history.stop()
+    assert mortal.pid == 0 and mortal.errors == ["the process that writes Parquet has ended"]
+    assert past.files() == [] and past.ask(READINGS)[0][3] == 1.0
+    past.store.close()
+
+
+@pytest.mark.parametrize(("seconds", "ranges", "last"), [(240, 2, True), (400, 3, False)])
+def test_an_export_that_comes_during_a_merge(
+    make_past: Any, tmp_path: Path, mortal: Mortal, seconds: int, ranges: int, last: bool
+) -> None:
+    """A large fleet's hour took longer than five minutes to merge: each export undid what there was of it.
+
+    One that is late has a packer that does not go last; then the merge is begun again.
+    """
+    past = make_past(tmp_path / "data", packing=mortal).open()
+    for at in range(2):
+        past.put(values={"power_watts": float(at)})
+        past.later(306)
+        past.turn()
+    past.later(3060)
+    past.put(values={"power_watts": 2.0})
+    mortal.asked.clear()
+    while "write" not in mortal.asked:
+        past.history.turn(past.now_ns, 0.0)
+    past.later(seconds)
+    for _ in range(60):
+        past.history.turn(past.now_ns, 0.0)
+        assert past.history.failing == ""
+    after = [name for name in mortal.asked[mortal.asked.index("write") + 1 :] if name != "discard"]
+    assert after[:2] == ["begin", "readings"]
+    assert mortal.asked.count("ranges") == ranges  # of minutes and of readings, once each
+    assert mortal.went_last == [True] * 3 + [False] * (not last)
+    assert past.live_tables() == [] and len(past.ask(READINGS)) == 3
+    past.close()
+
+
+def test_a_packet_is_short_however_many_hosts_there_are(mortal: Mortal, tmp_path: Path) -> None:
+    """An hour of 80,000 GPUs' links was in two thousand ranges: more than a packet takes, and never merged."""
+    hosts = "(SELECT repeat('h', 60) || i AS host FROM range(3000) AS t(i))"
+    (tmp_path / "data").mkdir()
+    mortal.start()
+    mortal.call("begin", "of", {}, {})
+    assert mortal.call("ranges", "of", hosts, 1) == 3000
+    assert mortal.call("range", "of", 2999)[2] == 1
 
 
 def test_its_words_when_it_cannot(mortal: Mortal, tmp_path: Path) -> None:
     """`failing` said "error": nobody knew that the disk was full, or of what table."""
     mortal.start()
     with pytest.raises(PackerError, match="nowhere"):
-        mortal.call("ranges", "read_parquet('nowhere.parquet')", 10)
+        mortal.call("ranges", "of", "read_parquet('nowhere.parquet')", 10)
+    with pytest.raises(PackerError, match="of was begun by a process that has ended"):
+        mortal.call("end", "of")
     (tmp_path / "data").mkdir()
     (tmp_path / "data/segments").write_text("a file")
     with pytest.raises(PackerError, match="segments"):
-        mortal.call("begin", {"raw": "segments/gpu_1s/2026112010/202611201000-0.parquet"}, {})
+        mortal.call("begin", "of", {"raw": "segments/gpu_1s/2026112010/202611201000-0.parquet"}, {})
     limits = Path(f"/proc/{mortal.pid}/limits").read_text()
     assert "Max address space         unlimited" not in limits
     assert os.getpriority(os.PRIO_PROCESS, mortal.pid) == 19
+    mortal.rest()
     mortal.is_behind = True
     mortal.start()
     assert os.getpriority(os.PRIO_PROCESS, mortal.pid) < 19
     mortal.rest()
     with pytest.raises(PackerError, match="has ended"):
-        mortal.call("end")
+        mortal.call("end", "of")
 
 
 def test_none_is_left_behind(tmp_path: Path) -> None:
     """kill -9 of the aggregator: its packer went on writing where the next one's wrote too."""
     program = (
         "import sys, time; from pathlib import Path; from gangline.aggregator.history.packing import Packing\n"
-        "one = Packing(Path(sys.argv[1]), 1000, 64 << 20); one.start(); one.call('discard')\n"
+        "one = Packing(Path(sys.argv[1]), 1000, 64 << 20); one.start(); one.call('discard', 'of')\n"
         "print(one.pid, flush=True); time.sleep(600)"
     )
     with subprocess.Popen(

@@ -9,7 +9,7 @@ import pytest
 
 from gangline.aggregator.history import parts
 from gangline.aggregator.store.records import HostRecord
-from gangline.aggregator.verdicts import DUPLICATE_GPU, OURSELVES, Finding
+from gangline.aggregator.verdicts import DUPLICATE_GPU, LET_GO, OURSELVES, Finding
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")
 
@@ -70,10 +70,36 @@ def test_a_gpu_that_two_hosts_have_stays_where_it_was(past: Any) -> None:
     assert places(past, "GPU-1") == [("a", SLOTS[0], True)]
     assert places(past, "GPU-2") == [("b", SLOTS[1], True)]
     past.later(60)
-    past.store.submit_findings([replace(finding, cleared_ns=past.now_ns)])  # "a" let it go
+    past.store.submit_findings([replace(finding, cleared_ns=past.now_ns)])  # "b" is silent
     past.store.in_transaction(lambda _: None)
     past.turn()
-    assert places(past, "GPU-1") == [("a", SLOTS[0], False), ("b", SLOTS[0], True)]
+    assert places(past, "GPU-1") == [("a", SLOTS[0], True)]
+    register(past, "a", "GPU-1")  # later than "b"
+    past.later(60)
+    ended = replace(finding, cleared_ns=past.now_ns, clears_when=LET_GO)
+    past.store.submit_findings([ended])
+    past.store.in_transaction(lambda _: None)
+    past.turn()
+    moved = [("a", SLOTS[0], False), ("b", SLOTS[0], True)]
+    assert places(past, "GPU-1") == moved
+    again = past.again()
+    again.later(61)
+    again.turn()
+    assert places(again, "GPU-1") == moved
+
+
+@pytest.mark.parametrize("hosts", ["ab", "ba"])
+def test_a_gpu_that_moved_does_not_go_back_at_a_restart(past: Any, hosts: str) -> None:
+    """The host that it came from was off, and still had it by its last registration: each restart moved it back."""
+    before, after = hosts
+    register(past, before, "GPU-1")
+    register(past, after, "GPU-1")
+    found = places(past, "GPU-1")
+    again = past.again()
+    for _ in range(2):
+        again.later(61)
+        again.turn()
+    assert places(again, "GPU-1") == found
 
 
 def test_a_host_of_another_name_is_the_same_by_its_parts(past: Any) -> None:

@@ -213,6 +213,29 @@ def test_who_may_not_ask_is_in_the_log(lab: Any, until: Any, secured: Secured) -
     assert line["sql"].startswith("FROM hosts") and len(line["sql"]) == 200
 
 
+def test_one_agents_token_does_not_rewrite_the_log(lab: Any, secured: Secured) -> None:
+    """Five lines a second, which no refusal held back: in a night all that operators had asked was pushed out."""
+    token = bearer(secured.token("agent", "host-1"))
+
+    async def way() -> None:
+        settings = secured.settings(client_certificates=False)
+        async with (
+            lab.aggregator(**settings) as aggregator,
+            secured.channel(aggregator.port) as channel,
+        ):
+            stub: Any = QueryServiceStub(channel)  # type: ignore[no-untyped-call]
+            now = 1000.0
+            aggregator.query._denials._seconds = lambda: now
+            for now in (1000.0, 1000.0, 1000.1, 1019.9, 1020.1):
+                asked = stub.Query(query_pb2.QueryRequest(sql=f"SELECT {now}"), metadata=token)
+                assert (await status_of(responses(asked)))[0] is grpc.StatusCode.PERMISSION_DENIED
+
+    asyncio.run(way())
+    first, second = log_of(lab.folder)
+    assert (first["sql"], second["sql"]) == ("SELECT 1000.0", "SELECT 1020.1")
+    assert "3 times more" in second["words"] and "more" not in first["words"]
+
+
 def test_receipts_flow_while_bombs_run(lab: Any, until: Any) -> None:
     """Four operators with four bombs: readings go on being stored and receipted."""
 
