@@ -356,7 +356,7 @@ def test_what_changed_costs_no_more_in_a_year(store: Path, tmp_path: Path) -> No
         ]  # fmt: skip
         changed = base.execute("SELECT state_before, state FROM ops.changed_last_hour").fetchall()
         assert changed == [("STALE", "HEALTHY")]
-        (host,) = base.execute("SELECT host FROM main.hosts LIMIT 1").fetchone() or ()
+        ((host,),) = base.execute("SELECT host FROM main.hosts LIMIT 1").fetchall()
         base.execute(f"UPDATE scores SET host = '{host}' WHERE host LIKE '%1'")
         page = f"SELECT says FROM ops.host('{host}') WHERE about = 'state'"
         assert "(or longer)" in str(base.execute(page).fetchall()), (

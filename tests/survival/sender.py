@@ -17,7 +17,7 @@ from pathlib import Path
 from gangline.agent.framing import dictionary
 from gangline.agent.spool.events import EventQueue
 from gangline.agent.spool.spool import Spool
-from gangline.agent.transport import conversation
+from gangline.agent.transport import messages
 from gangline.agent.transport.client import Client
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--confuse-at", type=int, default=0)
     options = parser.parse_args()
     Confused.left = options.confuse_at
-    conversation.__dict__["Sender"] = Confused
+    messages.__dict__["Sender"] = Confused
     (options.folder / "memory").mkdir(exist_ok=True)
     spool = Spool.open(
         options.folder / "spool",
@@ -118,6 +118,9 @@ def main() -> None:
         client.notify()
         appended += 1
         if appended % options.register_every == 0:
+            # A registration begins the memories anew: it is not to hide that one of them is wrong.
+            while Confused.left > 0 and spool.unacknowledged_frames:
+                time.sleep(0.01)
             client.reregister()
         time.sleep(options.period_seconds)
     print(f"appended {appended}", flush=True)

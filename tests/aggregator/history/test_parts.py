@@ -88,10 +88,9 @@ def test_a_gpu_that_two_hosts_have_stays_where_it_was(past: Any) -> None:
     assert places(again, "GPU-1") == moved
 
 
-@pytest.mark.parametrize("hosts", ["ab", "ba"])
-def test_a_gpu_that_moved_does_not_go_back_at_a_restart(past: Any, hosts: str) -> None:
+@pytest.mark.parametrize(("before", "after"), [("a", "b"), ("b", "a")])
+def test_a_gpu_that_moved_does_not_go_back_at_a_restart(past: Any, before: str, after: str) -> None:
     """The host that it came from was off, and still had it by its last registration: each restart moved it back."""
-    before, after = hosts
     register(past, before, "GPU-1")
     register(past, after, "GPU-1")
     found = places(past, "GPU-1")

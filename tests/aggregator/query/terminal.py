@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 from typing import Self
 
 from tests.aggregator.query.asking import children
@@ -59,9 +60,14 @@ class Terminal:
         return self.said[begin : match.end()]
 
     def runs_a_query(self) -> None:
-        """Wait until a process two below the command runs: the nursery's."""
+        """Wait until a process two below the command, the nursery's, has worked for a tenth of a second.
+
+        One that is spare is always there; Ctrl-C while the line is still being taken is for the line.
+        """
         deadline = time.monotonic() + GUARD_SECONDS
-        while not [child for one in children(self._process.pid) for child in children(one)]:
+        while not any(
+            _has_worked(child) for one in children(self._process.pid) for child in children(one)
+        ):
             assert time.monotonic() < deadline, "no query runs"
             select.select([], [], [], 0.01)
 
@@ -89,3 +95,11 @@ class Terminal:
         self._process.kill()
         self._process.wait()
         os.close(self._terminal)
+
+
+def _has_worked(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # it has ended meanwhile
+        return False
+    return int(text.rpartition(")")[2].split()[11]) >= os.sysconf("SC_CLK_TCK") / 10
