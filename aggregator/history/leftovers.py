@@ -11,9 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from . import segments
 from .segments import MINUTE, PLACE, RAW, TAIL, UNFINISHED, Segment
 
@@ -72,6 +69,6 @@ def _is_elsewhere(
 
 def _rows(path: Path) -> int:
     try:
-        return int(pq.read_metadata(path).num_rows)
-    except (OSError, pa.ArrowException):
+        return segments.rows_by_footer(path)
+    except (FileNotFoundError, segments.UnreadableError):
         return -1

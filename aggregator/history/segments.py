@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 #: Written, and not whole yet.
@@ -136,12 +135,28 @@ def fault(folder: Path, one: Segment) -> str:
         size = path.stat().st_size
         if size != one.bytes:
             return f"has {size} bytes, {one.bytes} were written"
-        rows = pq.read_metadata(path).num_rows
+        rows = rows_by_footer(path)
     except FileNotFoundError:
         return "is not there"
-    except (OSError, pa.ArrowException) as error:
-        return f"cannot be read: {str(error).splitlines()[0]}"
+    except UnreadableError as error:
+        return f"cannot be read: {error}"
     return "" if rows == one.rows else f"holds {rows} rows, {one.rows} were written"
+
+
+class UnreadableError(Exception):
+    """A Parquet file whose footer makes no sense, or that the disk does not give; the words say how."""
+
+
+def rows_by_footer(path: Path) -> int:
+    """Return how many rows a Parquet file says that it has. Raises UnreadableError, FileNotFoundError."""
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except FileNotFoundError:
+        raise
+    except (
+        Exception
+    ) as error:  # of bytes that are no footer Arrow raises what it likes: UnicodeDecodeError too
+        raise UnreadableError((str(error).splitlines() or [type(error).__name__])[0]) from error
 
 
 def damage(folder: Path, one: Segment) -> str:
