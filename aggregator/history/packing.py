@@ -21,6 +21,8 @@ ANSWER_SECONDS_MAX = 900.0
 LAST_ANSWER_SECONDS_MAX = 120.0
 #: One that does not end when it has nothing more to do is killed after so long.
 END_SECONDS = 2.0
+#: One that was killed and is not gone after so long waits for a disk: it ends with that, and writes nothing more.
+GONE_SECONDS = 5.0
 
 
 class PackerError(Exception):
@@ -152,7 +154,6 @@ class Packing:
                 self._process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                # One that waits for a disk that does not answer ends only with that, and writes nothing more.
                 with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(END_SECONDS)
+                    self._process.wait(GONE_SECONDS)
             self._process = None
