@@ -45,9 +45,9 @@ from .service.query import QueryService
 from .service.score import ScoreService
 from .service.telemetry import TelemetryService
 from .service.turns import Turns
+from .store.known import NOT_LOOKED_AT
 from .store.scorelog import ScoreLog
 from .store.store import Store
-from .store.writer import NOT_LOOKED_AT
 from .verdicts import OURSELVES
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Which signals the fleet keeps of every device: those that judgement reads, and no others.
 
-The latest of all 801 of 80,000 GPUs with their ports and links are 1.5 GB; of these, a sixth. What operators ask
+The latest of all of 80,000 GPUs with their ports and links are 1.5 GB; of these, a sixth. What operators ask
 for is in the store, whose snapshot file has the latest of everything. A test holds this list and the rules equal.
 """
 

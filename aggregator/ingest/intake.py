@@ -109,7 +109,8 @@ class Ingest:
         for host, run_id, boot_id, address in store.known_hosts:
             self.sessions.remember(host, run_id, boot_id, address, now_ns)
             self._boots_before[host] = boot_id
-        for event in store.recent_events:
+        events, store.recent_events = store.recent_events, []
+        for event in events:
             event_id, revision = event.event.event_id, event.event.revision
             known = self._known.setdefault((event.host, event_id), Known())
             if revision > known.durable:  # the journal may hold a later one than the store

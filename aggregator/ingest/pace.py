@@ -57,10 +57,6 @@ class HostPace:
         #: Count each one here.
         self.live_frames = 0
 
-    def allows(self, now: float) -> bool:
-        """Say whether a late frame may be taken now."""
-        return self.allowed(now) > 0
-
     def allowed(self, now: float) -> int:
         """Return how many late frames may be taken now."""
         by_time = max(0.0, now - self._since) * self._hertz

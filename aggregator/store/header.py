@@ -1,7 +1,7 @@
-"""The head of a DuckDB file, read without DuckDB: which format, which checkpoint, how long it must be.
+"""The head of a DuckDB file, read without DuckDB: which checkpoint, how long it must be.
 
-Layout (DuckDB's `main_header.hpp` and `database_header`): a block of 4096 bytes with "DUCK" at 8 and the format's
-number at 12, then two of 4096 bytes of which the one with the higher iteration is in force. Little endian.
+Layout (DuckDB's `main_header.hpp` and `database_header`): a block of 4096 bytes with "DUCK" at 8, then two of 4096 bytes
+of which the one with the higher iteration is in force. Little endian.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 MAGIC = b"DUCK"
 #: The three blocks of the head; data begins here.
 HEAD_BYTES = 12_288
-_FORMAT = struct.Struct("<4sQ")
 #: After the checksum: iteration, first block of metadata, free list, blocks, bytes of a block.
 _HEAD = struct.Struct("<8xQ8x8xQQ")
 
@@ -24,7 +23,6 @@ _HEAD = struct.Struct("<8xQ8x8xQQ")
 class Header:
     """What the head says; `size_bytes` is how long the file must be to hold what it promises."""
 
-    format_version: int
     #: Rises by one with each checkpoint; between two of them no block that is in force is written to.
     iteration: int
     size_bytes: int
@@ -34,10 +32,9 @@ def parse(head: bytes) -> Header | None:
     """Return what *head* (the first 12,288 bytes of a file) says; None when it is no DuckDB file's."""
     if len(head) < HEAD_BYTES or head[8:12] != MAGIC:
         return None
-    _, version = _FORMAT.unpack_from(head, 8)
     newest = max(_HEAD.unpack_from(head, at) for at in (4096, 8192))
     iteration, blocks, block_bytes = newest
-    return Header(version, iteration, HEAD_BYTES + blocks * block_bytes)
+    return Header(iteration, HEAD_BYTES + blocks * block_bytes)
 
 
 def read(path: Path) -> Header | None:

@@ -61,7 +61,7 @@ class EventJournal:
             _write_all(self._descriptor, good, 0)
             os.fsync(self._descriptor)
             data, records = good, list(parse(good))
-        #: What was receipted and may not be in the store yet.
+        #: What was receipted and may not be in the store yet: for the store to take.
         self.replayed = [event for event, _ in records]
         self._end = records[-1][1] if records else 0
         #: Bytes at the end that were no record: a write that was cut off.

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from . import header
 from .header import Header
+from .storefile import wal_of
 
 FILE_NAME = "durable"
 #: Of the WAL's beginning so much is compared.
@@ -47,7 +48,7 @@ class Mark:
             )
         if found.iteration > self.iteration:
             return ""
-        wal = f"{path}.wal"
+        wal = wal_of(path)
         if wal_bytes < self.wal_bytes:
             return (
                 f"{wal} has {wal_bytes} bytes, and had {self.wal_bytes} {until}: its end was cut off, "
@@ -78,7 +79,7 @@ class Marker:
     """Writes the mark of the store at *path*. Used by the writer thread only."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._wal = path, path.with_name(path.name + ".wal")
+        self._path, self._wal = path, wal_of(path)
         self._file = -1
         self._begin: tuple[int, bytes] = (-1, b"")
 
@@ -119,7 +120,7 @@ def lost(path: Path) -> str:
         return ""
     if mark is None:
         return ""
-    wal = path.with_name(path.name + ".wal")
+    wal = wal_of(path)
     found = header.read(path) if path.exists() else None
     size = size_of(wal)
     return mark.lost(found, size, begin(wal) if size else b"", path)

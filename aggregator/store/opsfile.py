@@ -24,7 +24,7 @@ from .latest import FIRST_SECONDS, Cursor, DamagedBefore, Latest
 from .layout import BY_NAME, COLUMNS, definitions
 from .newfile import NewFile, new_file
 from .opscopies import COPIES, STANDING, Copy
-from .storefile import OPS_FILE, cause, ops_script, script
+from .storefile import OPS_FILE, cause, ops_script, script, wal_of
 
 #: Readings this old are left out; what travels on change is little, and tells of trouble for longer.
 READINGS_SECONDS, CHANGES_SECONDS = 300, 3600
@@ -322,4 +322,4 @@ def _empty_tables() -> str:
 
 def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
-    path.with_name(path.name + ".wal").unlink(missing_ok=True)
+    wal_of(path).unlink(missing_ok=True)

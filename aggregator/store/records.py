@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from math import nan
 from typing import Any
 
 import pyarrow as pa
 
 from ...ext.intake import TIME_NS_MAX
 from ...fingerprints.catalogue import SIGNALS
-from ..verdicts import Evidence, Finding, HostScore, Reason, Snapshot, State
+from ..verdicts import Finding, HostScore, Snapshot
 from .journal import StoredEvent
 from .rows import Foreign
 
@@ -28,8 +26,6 @@ _TYPES: dict[str, Any] = {
     "time": pa.timestamp("us"),
 }
 Row = tuple[Any, ...]
-#: DuckDB's TIMESTAMP carries no zone; ours are UTC.
-_EPOCH = datetime(1970, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +148,6 @@ def _event_row(s: StoredEvent) -> Row:
 ScoreOf = tuple[Snapshot, HostScore]
 #: When (ns), figure, value, what it tells.
 OwnReading = tuple[int, str, float, str]
-#: The last score of a host, and how many GPUs it registered with.
-LastScore = tuple[HostScore, int]
 
 
 def of_snapshot(snapshot: Snapshot, chosen: Iterable[HostScore]) -> list[ScoreOf]:
@@ -196,78 +190,6 @@ def evidence(judged: Iterable[ScoreOf]) -> Any:
             for e in h.evidence
         ],
     )  # fmt: skip
-
-
-#: Each host's last score: with its GPUs, its evidence, strongest first, and when it was last heard (its
-#: readings tell that better than its score, which may be minutes old). Of the store's last hour and last
-#: minutes only, so that a year of history costs a start nothing. Parameters, microseconds since 1970: of
-#: readings and of scores those since then, and of hosts those heard since then.
-LAST_SCORES = """
-WITH heard AS (
-    SELECT host, max(time) AS heard
-    FROM (
-        SELECT host, time FROM readings.host_1s UNION ALL SELECT host, time FROM readings.collector_10s
-    )
-    WHERE time > make_timestamp($readings) GROUP BY host
-),
-last AS (
-    FROM main.scores WHERE time > make_timestamp($scores)
-    QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC, version DESC) = 1
-),
-gpus AS (SELECT host, count(*) AS gpus FROM devices WHERE kind = 'gpu' GROUP BY host),
-because AS (
-    SELECT host, time, version, list(e ORDER BY e.score_delta, e.log_hazard_delta DESC) AS evidence
-    FROM evidence AS e WHERE time > make_timestamp($scores) GROUP BY ALL
-)
-SELECT
-    s.* EXCLUDE (heard, time), greatest(s.heard, h.heard) AS heard, coalesce(gpus, 0) AS gpus,
-    coalesce(evidence, []) AS evidence
-FROM last AS s
-LEFT JOIN heard AS h USING (host) LEFT JOIN gpus USING (host)
-LEFT JOIN because AS b USING (host, time, version)
-WHERE greatest(s.heard, h.heard) > make_timestamp($hosts)
-ORDER BY node_index, host
-"""
-
-
-def last_score(row: dict[str, Any]) -> LastScore:
-    """Return what `scores` was given, from a row of LAST_SCORES."""
-    score = HostScore(
-        host=row["host"],
-        node_index=row["node_index"],
-        simulated=row["simulated"],
-        score=row["score"],
-        score_lower=row["score_lower"],
-        score_upper=row["score_upper"],
-        state=State.__members__.get(row["state"], State.UNKNOWN),
-        hazard_per_hour=row["hazard_per_hour"],
-        relative_speed=_number(row["relative_speed"]),
-        reason=_reason(row["reason"]),
-        reason_words=row["reason_words"],
-        clears_when=row["clears_when"],
-        heard_ns=_time_ns(row["heard"]),
-        evidence=tuple(_evidence(one) for one in row["evidence"]),
-    )
-    return score, row["gpus"]
-
-
-def _evidence(row: dict[str, Any]) -> Evidence:
-    own = {key: row[key] for key in Evidence.__slots__ if key in row}
-    own |= {"value": _number(row["value"]), "reason": _reason(row["reason"])}
-    return Evidence(**own, observed_ns=_time_ns(row["observed"]))
-
-
-def _number(value: float | None) -> float:
-    return nan if value is None else value
-
-
-def _reason(name: str) -> Reason:
-    """Return the reason of that name; NONE for one that only a newer version knows."""
-    return Reason.__members__.get(name, Reason.NONE)
-
-
-def _time_ns(time: datetime | None) -> int:
-    return 0 if time is None else (time - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def own_health(readings: Iterable[OwnReading]) -> Any:

@@ -25,14 +25,15 @@ from ..health.histogram import Histogram
 from ..history.history import History
 from ..history.shelf import Doors
 from ..verdicts import Finding, HostScore, Snapshot
-from . import records
+from . import known, records
 from .journal import EventJournal, StoredEvent
 from .opsfile import OpsFile, pause_seconds
+from .pending import OnDurable, Pending
 from .records import HostRecord, OwnReading
 from .rows import NONE_FOREIGN, Foreign, HostFrame
 from .storefile import FILE, JOURNAL, StoreError, cause, claim, damaged_words, disk_words
 from .trouble import Trouble
-from .writer import OnDurable, Pending, Writer
+from .writer import Writer
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +49,6 @@ FINDINGS_WAITING_MAX = 20_000
 EVENTS_WAITING_MAX = 100_000
 #: The aggregator's readings of itself that wait while the disk is full; the oldest go first.
 OWN_WAITING_MAX = 10_000
-#: At the start, events of the last day are read again, so that a restart forgets no fault.
-EVENTS_AGAIN_SECONDS, EVENTS_AGAIN_MAX = 86_400, 100_000
-#: At the start, the scores of hosts are read again that were heard within this before the last score of all.
-SCORES_AGAIN_SECONDS = 86_400
-
 #: Buckets of commit latency, each a quarter longer than the one before: from 10 ms to what a stalled disk does.
 COMMIT_SECONDS_BOUNDS = tuple(
     round(step * decade, 3)
@@ -157,8 +153,6 @@ class Store:
             log.warning(
                 "event journal: %d bytes at its end were no record", self._journal.torn_bytes
             )
-        now_ns = self._wall_ns()
-        since_ns = now_ns - EVENTS_AGAIN_SECONDS * 1_000_000_000
         #: What was receipted and is gone, in words: the file lost it while nobody ran. "" when nothing is known.
         self.lost_words = "; ".join(
             filter(None, (self._writer.lost_words, self._journal.lost_words))
@@ -168,16 +162,19 @@ class Store:
                 "stored readings are gone: %s. A backup may have them: gangline admin restore",
                 self.lost_words,
             )
-        #: What the store knew when it was opened.
-        self.known_hosts = self._writer.known_hosts()
-        self.known_gpus = self._writer.known_gpus()
-        self.recent_events = self._writer.recent_events(since_ns, EVENTS_AGAIN_MAX)
-        self.recent_events += self._journal.replayed
-        self.last_scores = self._writer.last_scores(SCORES_AGAIN_SECONDS)
-        self.cleared_findings = self._writer.cleared_findings()
-        self.open_findings = self._writer.open_findings()
         self._pending.events += self._journal.replayed
         self._pending.journal_position = self._journal.position
+        with self._writer.cursor() as cursor:
+            #: What the store knew when it was opened.
+            self.known_hosts = known.hosts(cursor)
+            self.known_gpus = known.gpus(cursor)
+            self.last_scores = known.last_scores(cursor)
+            self.cleared_findings = known.cleared_findings(cursor)
+            self.open_findings = known.open_findings(cursor)
+            #: Who takes the events leaves none here: of a large fleet they are 0.1 GB.
+            self.recent_events = known.recent_events(cursor, self._wall_ns())
+        self.recent_events += self._journal.replayed
+        self._journal.replayed.clear()
 
     @classmethod
     def open(
@@ -458,8 +455,7 @@ class Store:
         if len(parts) > 1:
             return all(self._commit_at_last(part) for part in parts)
         self.set_aside_frames += len(pending.frames)
-        hosts = {frame.host for frame, _ in pending.frames} or set(pending.hosts)
-        log.error("set aside %d frames of %s", len(pending.frames), ", ".join(hosts) or "no host")
+        log.error("set aside, for what is in it: %s", pending.words)
         return True
 
     # -- the operators' file -------------------------------------------------------------------

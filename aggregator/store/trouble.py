@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from .pending import Pending
 from .storefile import cause
-from .writer import Pending
 
 log = logging.getLogger(__name__)
 

@@ -7,24 +7,23 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import duckdb
 
-from ...fingerprints.wire.telemetry_pb2 import HealthEvent
 from ..history.views import put_rollup_views_right
 from ..refusals import TooMuch
 from ..verdicts import Finding
 from . import records
 from .header import Header
 from .hours import HOUR_NS, Hours, hour_name
-from .journal import StoredEvent
 from .ledger import RUNS_PER_HOST_MAX, Ledger, Range, Run, ranges_of
 from .mark import Marker, forget, lost, size_of
-from .records import HostRecord, LastScore, OwnReading, ScoreOf
-from .rows import Batch, Foreign, HostFrame, batch
+from .pending import Pending
+from .records import HostRecord
+from .rows import Batch, HostFrame, batch
 from .storefile import (
     BEFORE_SWAP,
     StoreError,
@@ -48,55 +47,6 @@ RECEIVED_GROWN_MAX = 100_000
 CHECKPOINT_WAL = "128MB"
 #: While a backup copies the file, its WAL may grow to this (the service ends the backup before).
 HELD_WAL_BYTES = 1 << 40
-
-#: Why a finding was cleared that nobody looked at again.
-NOT_LOOKED_AT = "the aggregator started again; what is still so is found anew"
-
-OnDurable = Callable[[int], None]
-
-
-@dataclass(slots=True)
-class Pending:
-    """What waits for the next commit."""
-
-    frames: list[tuple[HostFrame, OnDurable]] = field(
-        default_factory=list[tuple[HostFrame, OnDurable]]
-    )
-    rows: int = 0
-    size_bytes: int = 0
-    events: list[StoredEvent] = field(default_factory=list[StoredEvent])
-    journal_position: int = 0
-    hosts: dict[str, HostRecord] = field(default_factory=dict[str, HostRecord])
-    foreign: dict[int, Foreign] = field(default_factory=dict[int, Foreign])
-    scores: list[ScoreOf] = field(default_factory=list[ScoreOf])
-    findings: dict[tuple[str, str, str, int], Finding] = field(
-        default_factory=dict[tuple[str, str, str, int], Finding]
-    )
-    own: list[OwnReading] = field(default_factory=list[OwnReading])
-    #: When the first of `frames` came, by the monotonic clock.
-    first_seconds: float = 0.0
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to commit."""
-        several = (self.frames, self.events, self.hosts, self.foreign, self.scores, self.findings)
-        return not any(several) and not self.own
-
-    def parts(self) -> list[Pending]:
-        """Return it split: what is of one host together, then what is of none."""
-        parts: dict[str, Pending] = {}
-        for frame in self.frames:
-            part = parts.setdefault(frame[0].host, Pending())
-            part.frames.append(frame)
-            part.rows += frame[0].frame.rows
-        for event in self.events:
-            parts.setdefault(event.host, Pending()).events.append(event)
-        for host, record in self.hosts.items():
-            parts.setdefault(host, Pending()).hosts[host] = record
-        rest = Pending(
-            foreign=self.foreign, scores=self.scores, findings=self.findings, own=self.own
-        )
-        return [*parts.values(), *([] if rest.empty else [rest])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,63 +113,6 @@ class Writer:
         if len(rows) > len(self._ledger.rows()):
             with self._transaction():
                 self._compact_received()
-
-    def known_hosts(self) -> list[tuple[str, bytes, bytes, str]]:
-        """Return (host, run id, boot id, address) of every host, as it last registered."""
-        rows: list[tuple[str, bytes, bytes, str]] = self._connection.execute(
-            "SELECT host, run_id, boot_id, address FROM hosts"
-        ).fetchall()
-        return rows
-
-    def known_gpus(self) -> list[tuple[str, str]]:
-        """Return (GPU, host) of those that are in a host, as far as history has followed them."""
-        rows: list[tuple[str, str]] = self._connection.execute(
-            "SELECT device, host FROM parts WHERE present AND kind = 'gpu' ORDER BY last_seen"
-        ).fetchall()
-        return rows
-
-    def recent_events(self, since_ns: int, count_max: int) -> list[StoredEvent]:
-        """Return the last *count_max* events received since then, oldest first."""
-        rows = self._connection.execute(
-            f"SELECT host, epoch_us(received), epoch_us(time), {', '.join(_EVENT_FIELDS)} "
-            "FROM events WHERE received > make_timestamp(?) ORDER BY received DESC LIMIT ?",
-            [since_ns // 1000, count_max],
-        ).fetchall()
-        return [_event(*row) for row in rows[::-1]]
-
-    def last_scores(self, heard_seconds: int) -> list[LastScore]:
-        """Return every host's last score, of those that were heard within so long before the last of all."""
-        newest = self._connection.execute("SELECT epoch_us(max(time)) FROM scores").fetchone()
-        if newest is None or newest[0] is None:
-            return []
-        back = {"readings": 600, "scores": 3600, "hosts": heard_seconds}
-        since = {name: newest[0] - seconds * 1_000_000 for name, seconds in back.items()}
-        found = self._connection.execute(records.LAST_SCORES, since)
-        names = [column[0] for column in found.description or ()]
-        return [records.last_score(dict(zip(names, row, strict=True))) for row in found.fetchall()]
-
-    def open_findings(self) -> list[Finding]:
-        """Return what an earlier process found and did not clear."""
-        rows = self._connection.execute(
-            "SELECT host, name, subject, words, epoch_us(since), clears_when FROM findings "
-            "WHERE cleared IS NULL ORDER BY since"
-        ).fetchall()
-        return [
-            Finding(host, name, subject, words, since_us * 1000, 0, clears or "")
-            for host, name, subject, words, since_us, clears in rows
-        ]
-
-    def cleared_findings(self) -> dict[str, list[tuple[str, int]]]:
-        """Return host -> (subject, when it was cleared) of what was looked at again and was gone."""
-        rows = self._connection.execute(
-            "SELECT host, subject, epoch_us(cleared), clears_when FROM findings QUALIFY row_number() "
-            "OVER (PARTITION BY host, name, subject ORDER BY since DESC) = 1"
-        ).fetchall()
-        found: dict[str, list[tuple[str, int]]] = {}
-        for host, subject, cleared_us, clears_when in rows:
-            if cleared_us is not None and clears_when != NOT_LOOKED_AT:
-                found.setdefault(host, []).append((subject, cleared_us * 1000))
-        return found
 
     def mark(self, now_ns: int) -> None:
         """Note that receipts are given for all that was committed until now. Never raises."""
@@ -431,7 +324,9 @@ class Writer:
         if self._hour == hour_name(now_ns):
             return
         self._hour = hour_name(now_ns)
-        self._hours.drop_before(now_ns - self._retention_ns)
+        if dropped := self._hours.drop_before(now_ns - self._retention_ns):
+            hours = self._retention_ns // HOUR_NS
+            log.info("dropped %d live tables older than %d hours (retention_hours)", dropped, hours)
         before = now_ns // 1000 - self._history_days * 86_400_000_000
         for table, column in _HISTORY:
             self._connection.execute(
@@ -483,20 +378,6 @@ def _lost(path: Path) -> str:
         return lost(path)
     except OSError:  # who opens it next says why
         return ""
-
-
-#: Columns of `events` that are fields of a HealthEvent.
-_EVENT_FIELDS = (
-    "event_id", "device_kind", "device", "name", "code", "message", "boottime_ns", "revision",
-    "count", "last_boottime_ns", "forms", "forms_count", "process_id", "process_name", "attributes",
-)  # fmt: skip
-
-
-def _event(host: str, received_us: int, time_us: int | None, *columns: Any) -> StoredEvent:
-    known = {n: v for n, v in zip(_EVENT_FIELDS, columns, strict=True) if v is not None}
-    time_ns = (time_us or 0) * 1000
-    event = HealthEvent(**known, wall_time_ns=time_ns)
-    return StoredEvent(host, received_us * 1000, time_ns, event)
 
 
 #: What is kept for days rather than hours, and by which column it is known to be old.

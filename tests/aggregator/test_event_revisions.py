@@ -199,7 +199,9 @@ def test_a_store_of_before_opens_and_keeps_what_it_had(lab: Any) -> None:
     old_store(lab.folder)
 
     async def way() -> None:
-        async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
+        # Judged once, before the host is there: a judgement of these events would be one more finding.
+        unjudged = lab.aggregator(judge_seconds=60.0)
+        async with unjudged as aggregator, lab.agent(aggregator) as agent:
             await report(agent, storm(1, 7), storm(1, 2, event_id="old"))
 
     asyncio.run(way())

@@ -68,7 +68,7 @@ def test_no_host_sends_its_past_faster_than_twice_its_present(
         live += frames
         pace.live_frames += frames
         for _ in range(late):
-            if pace.allows(now):
+            if pace.allowed(now):
                 pace.take()
                 taken += 1
         assert taken <= BURST_FRAMES + BACKLOG_RATE_RATIO * live + HERTZ * now
@@ -80,7 +80,7 @@ def test_an_agent_that_keeps_its_own_pace_is_never_held() -> None:
     for second in range(3600):
         pace.live_frames += 1
         for _ in range(2):
-            assert pace.allows(float(second))
+            assert pace.allowed(float(second))
             pace.take()
 
 
@@ -89,7 +89,7 @@ def test_what_was_not_used_is_not_saved_up() -> None:
     pace = HostPace(HERTZ, 0.0)
     pace.live_frames += 86_400
     taken = 0
-    while pace.allows(86_400.0):
+    while pace.allowed(86_400.0):
         pace.take()
         taken += 1
     assert taken == BURST_FRAMES

@@ -15,8 +15,9 @@ from gangline.aggregator.store import latest, newfile, opsfile
 from gangline.aggregator.store.layout import LAYOUTS
 from gangline.aggregator.store.opscopies import COPIES, Copy
 from gangline.aggregator.store.opsfile import OpsFile, pause_seconds
+from gangline.aggregator.store.pending import Pending
 from gangline.aggregator.store.records import HostRecord
-from gangline.aggregator.store.writer import Pending, Writer
+from gangline.aggregator.store.writer import Writer
 
 NOW_NS = 1_700_000_000 * 10**9
 SECOND_NS = 10**9

@@ -47,7 +47,7 @@ def fuzz_mark(source: random.Random) -> str:
     if found is None:
         return REFUSED
     assert found == mark.parse(MARK)
-    other = header.Header(64, source.randrange(10), source.randrange(1 << 40))
+    other = header.Header(source.randrange(10), source.randrange(1 << 40))
     assert found.lost(other, source.randrange(9999), b"x", Path("/s")).isprintable()
     return ACCEPTED
 
