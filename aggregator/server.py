@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import time
@@ -187,7 +188,7 @@ class Aggregator:
         except OSError as error:
             raise StartError(
                 f"metrics_listen = {self._config.metrics_listen!r} cannot be listened on: {error}; "
-                "name another port, or leave it empty"
+                "name another address or port, or leave it empty"
             ) from error
         self.metrics_port = int(listening.getsockname()[1])
         return listening
@@ -335,11 +336,17 @@ def _refuse_taken(address: str, port: int) -> None:
 
 
 def _cannot_listen(address: str, port: int, error: Exception) -> StartError:
-    return StartError(
-        f"cannot listen on {address}:{port}: {error}. If another program has the port, "
-        f"`ss -ltnp 'sport = :{port}'` names it: stop that one, or give this one another "
-        f"port with --listen {address}:PORT"
-    )
+    number = getattr(error, "errno", None)
+    if isinstance(error, socket.gaierror) or number == errno.EADDRNOTAVAIL:
+        remedy = f"No address of this machine? `ip address` lists those: name one with --listen ADDRESS:{port}"
+    elif number == errno.EACCES:
+        remedy = f"Ports below 1024 are root's: name a higher one with --listen {address}:PORT"
+    else:
+        remedy = (
+            f"If another program has the port, `ss -ltnp 'sport = :{port}'` names it: stop that one, or give "
+            f"this one another port with --listen {address}:PORT"
+        )
+    return StartError(f"cannot listen on {address}:{port}: {error}. {remedy}")
 
 
 def _probe(address: str, port: int) -> None:

@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..store.storefile import sync_folder
+from ..store.upkeep.copying import why
 from .caller import Role
-from .names import is_name
+from .names import NAME_FORM, is_name
 
 CA_DAYS = 3650
 LEAF_DAYS, LEAF_DAYS_MAX = 365, 825
@@ -82,10 +83,11 @@ class Authority:
                 "`gangline admin cert init`"
             ) from error
         except OSError as error:
-            raise AuthorityError(f"{error.filename}: {error.strerror}") from error
+            raise AuthorityError(f"{error.filename}: {why(error)}") from error
         except (ValueError, TypeError) as error:
             raise AuthorityError(
-                f"the CA in {folder} cannot be read: {type(error).__name__}"
+                f"the CA in {folder} cannot be read: {files.certificate.name} or {files.key.name} is no PEM "
+                "as it should be; put a copy of both back, or make another CA in another folder"
             ) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise AuthorityError(
@@ -93,7 +95,10 @@ class Authority:
             )
         self._key = key
         if now >= self._certificate.not_valid_after_utc:
-            raise AuthorityError(f"the CA in {folder} has run out: make another in another folder")
+            raise AuthorityError(
+                f"the CA in {folder} ran out on {self._certificate.not_valid_after_utc:%Y-%m-%d}: make another in "
+                "another folder (--folder DIR)"
+            )
 
     @property
     def trust(self) -> str:
@@ -120,7 +125,7 @@ class Authority:
     def issue(self, role: Role, name: str, days: int, *, force: bool = False) -> Pair:
         """Make ROLE-NAME.pem with spiffe://TRUST/gangline/ROLE/NAME. Raises AuthorityError, OSError."""
         if not is_name(name):
-            raise AuthorityError(f"{name[:64]!r}: a name of letters, digits, '.', '_' and '-'")
+            raise AuthorityError(f"{name[:64]!r}: expected {NAME_FORM}")
         uri = x509.UniformResourceIdentifier(f"spiffe://{self.trust}/gangline/{role}/{name}")
         return self._issue(
             f"{role}-{name}", name, [uri], ExtendedKeyUsageOID.CLIENT_AUTH, days, force=force

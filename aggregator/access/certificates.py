@@ -102,7 +102,9 @@ def _certificates(path: Path, data: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(data)
     except ValueError as error:
-        raise CertificateError(f"{path}: no certificate in PEM: {str(error)[:120]}") from error
+        raise CertificateError(
+            f"{path}: no certificate in PEM, which begins with -----BEGIN CERTIFICATE-----; is it another file's name?"
+        ) from error
 
 
 def _public(path: Path, data: bytes) -> bytes:

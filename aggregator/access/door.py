@@ -128,7 +128,7 @@ class Door:
                 wait,
             )
         size = request.ByteSize() if hasattr(request, "ByteSize") else 0
-        if size and (wait := self.pace(caller).take(0, size, _cost_rows(request))):
+        if size and (wait := self.pace(caller).ask(size, _cost_rows(request))):
             raise TooMuch(
                 f"{caller} sends more than {config.agent_bytes_per_second_max:g} bytes or "
                 f"{config.agent_rows_per_second_max:g} rows a second (agent_bytes_per_second_max, "
@@ -203,6 +203,14 @@ class Pace:
             self._bytes.take(size_bytes, now),
             self._rows.take(rows, now),
         )
+
+    def ask(self, size_bytes: int, rows: int) -> float:
+        """Count a call if there is room for it, and return 0; else count nothing, and return in how many seconds there
+        will be: who is refused and comes again just then must be let in."""
+        wait = self.take(0, size_bytes, rows)
+        if wait:
+            self.take(0, -size_bytes, -rows)
+        return wait
 
 
 def _cost_rows(request: Any) -> int:

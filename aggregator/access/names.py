@@ -53,6 +53,10 @@ class Pattern(NamedTuple):
         return Holder(self.role, name) if is_name(name) else None
 
 
+#: What `is_name` takes, for people.
+NAME_FORM = f"letters, digits, '.', '_' and '-', the first and the last a letter or a digit, at most {NAME_CHARACTERS_MAX}"
+
+
 def is_name(text: str) -> bool:
     """Whether *text* can name a host or a person."""
     return len(text) <= NAME_CHARACTERS_MAX and _NAME.fullmatch(text) is not None

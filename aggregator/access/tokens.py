@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..store.upkeep.copying import why
 from .authority import give_to_owner, private_folder, put
 from .caller import GIVEN, Role
 from .names import is_name
@@ -104,7 +105,7 @@ def read(path: Path) -> list[Token]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise TokensError(f"{path}: {error.strerror}") from error
+        raise TokensError(f"{path}: {why(error)}") from error
     except UnicodeDecodeError as error:
         raise TokensError(f"{path}: not UTF-8") from error
     except TokensError as error:

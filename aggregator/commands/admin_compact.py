@@ -15,7 +15,7 @@ from ..store.storefile import FILE
 from ..store.upkeep.compact import compact
 from ..store.upkeep.copying import CopyError, words_of_bytes
 from ..store.upkeep.still import in_use, no_store
-from .admin_store import add_store_options, channel, guarded, told
+from .admin_store import add_store_options, channel, guarded, held, told
 from .client import FAILED, OK, CommandError, Way, way_of
 from .progress import Progress
 
@@ -53,6 +53,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _running(data: Path, way: Way, progress: Progress) -> tuple[int, int, int]:
+    with held(data, way):
+        pass  # it raises where the aggregator there stores elsewhere, whose store nobody asked us to compact
     with channel(way) as stub:
         call = stub.CompactStore(admin_pb2.CompactStoreRequest())
         try:

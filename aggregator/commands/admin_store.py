@@ -14,7 +14,7 @@ from ...fingerprints.settings import SettingsError
 from ...fingerprints.wire import admin_pb2
 from ...fingerprints.wire.admin_pb2_grpc import AdminServiceStub
 from ..access.authority import AuthorityError
-from ..access.names import is_name
+from ..access.names import NAME_FORM, is_name
 from ..access.tokens import TokensError
 from ..config import AggregatorConfig
 from ..store.storefile import FILE, StoreError
@@ -51,7 +51,7 @@ def add_data_option(parser: argparse.ArgumentParser) -> None:
 def caller_name(text: str) -> str:
     """Return *text* as it is if a caller may be named so. Raises argparse.ArgumentTypeError with words."""
     if not is_name(text):
-        raise argparse.ArgumentTypeError(f"{text[:64]!r}: letters, digits, '.', '_' and '-'")
+        raise argparse.ArgumentTypeError(f"{text[:64]!r}: expected {NAME_FORM}")
     return text
 
 

@@ -69,8 +69,8 @@ def _store(options: argparse.Namespace, progress: Progress) -> Found:
             _copy(source, scratch, progress)
         try:
             found = _read(scratch / FILE, segments, scratch, progress)
-        except CopyError as error:
-            found = Found(wrong=[str(error)])
+        except CopyError as error:  # of the copy, which is gone when this is read
+            found = Found(wrong=[str(error).replace(str(scratch), str(data))])
     found.wrong += [lost] if lost else []
     return found
 

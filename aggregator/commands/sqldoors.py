@@ -46,7 +46,8 @@ class FileDoor:
 
     async def warm(self) -> None:
         """Have a process ready before the question is."""
-        self._processes.start()
+        with contextlib.suppress(OSError):  # the question says it, in words
+            self._processes.start()
 
     def ask(self, question: Question) -> AsyncIterator[bytes | Answered]:
         """See `Door`."""

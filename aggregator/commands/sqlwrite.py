@@ -136,4 +136,5 @@ def _whole(output: Path) -> Iterator[Path]:
     except OSError as error:
         raise CommandError(f"{output} cannot be written: {error.strerror}", FAILED) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not there, nor the folder it would be in
+            temporary.unlink()

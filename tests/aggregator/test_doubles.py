@@ -66,3 +66,22 @@ def test_a_double_in_a_late_file_is_found(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert len(found) > 2
     assert sum(one.rows for one in found if isinstance(one, Doubles)) == 10
     assert {h for one in found if isinstance(one, Doubles) for h in one.hosts} == {"a"}
+
+
+def test_one_large_file_is_looked_at_by_its_hosts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An hour of a fleet is one file of 288 million readings: at once they were 20 GB of spill on the store's disk."""
+    monkeypatch.setattr(doubles, "SPAN_ROWS", 10)
+    path = tmp_path / "hour.parquet"
+    with duckdb.connect() as base:
+        base.execute(
+            "COPY (SELECT 'h' || n // 6 AS host, 'G' AS device, make_timestamp(n % 6 // 2) AS time, 1 AS boottime_ns "
+            f"FROM range(30) AS r(n) ORDER BY ALL) TO '{path}'"
+        )
+        source = Source(str(path), True, 0, 2, 30)
+        found = list(doubles.look(base, "gpu_1s", [source], lambda *_: None))
+    spans_of_rows = [one for one in found if isinstance(one, Doubles)]
+    assert len(spans_of_rows) == len(found) > 2
+    assert sum(one.rows for one in spans_of_rows) == 15
+    assert sorted(h for one in spans_of_rows for h in one.hosts) == ["h0", "h1", "h2", "h3", "h4"]

@@ -27,7 +27,7 @@ from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.history.segments import RAW, Segment, record
 from gangline.aggregator.store.hours import HOUR_NS
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.store.storefile import COMPACTED, HOLDS, StoreError, migrations
+from gangline.aggregator.store.storefile import COMPACTED, FILE, HOLDS, StoreError, migrations
 from gangline.aggregator.store.upkeep import backup as backups
 from gangline.aggregator.store.upkeep import compact, manifest, parquet, reading
 from gangline.aggregator.store.upkeep.backup import Backup, Made
@@ -541,16 +541,18 @@ def test_all_of_it_against_a_running_aggregator(lab: Any, make_agent: Any, tmp_p
 def test_another_aggregators_folder_is_not_taken_for_this_one(
     lab: Any, data: Path, tmp_path: Path
 ) -> None:
-    """Two aggregators on one machine: a hold on the one does not keep the other's file still."""
+    """Two aggregators on one machine: a hold on the one does not keep the other's file still, and `compact` of the
+    one's folder compacted the other's store, and said that it was this one."""
 
     async def way() -> None:
         async with lab.aggregator() as one:
             with opened(data):
                 where = ["--data", str(data), "--aggregator", f"127.0.0.1:{one.port}"]
-                code, said = await asyncio.to_thread(
-                    admin, "backup", "--to", str(tmp_path / "b"), *where
-                )
-                assert code == cli.FAILED and "name that folder with" in said
+                for command in (["backup", "--to", str(tmp_path / "b")], ["compact"]):
+                    before = (lab.folder / FILE).stat().st_ino
+                    code, said = await asyncio.to_thread(admin, *command, *where)
+                    assert code == cli.FAILED and "name that folder with" in said
+                    assert (lab.folder / FILE).stat().st_ino == before
 
     (lab.folder).mkdir()
     asyncio.run(way())

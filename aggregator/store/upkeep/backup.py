@@ -92,7 +92,7 @@ class Backup:
             self._refuse_full(source, new)
             with parquet.held(source.data, new) as stage:
                 self._copy_store(source, part)
-                rows, schema, recorded = self._fold(part)
+                rows, schema, recorded = self._fold(part, source.data)
                 gone = self._copy_parquet(stage, part, names, set(new), before, known)
         if lacking := recorded - self._files.keys():
             raise MovedError(f"{min(lacking)} was taken away before it could be copied")
@@ -137,11 +137,11 @@ class Backup:
             self._add(name, copied(path, part / name, self._progress.seen))
             shutil.copymode(path, part / name)
 
-    def _fold(self, part: Path) -> tuple[int, int, set[str]]:
+    def _fold(self, part: Path, data: Path) -> tuple[int, int, set[str]]:
         """Fold the WAL into the copy, which thereby is known to open; return rows, schema version, and which Parquet
         files it has on record."""
         file = part / FILE
-        with reading.opened(file, read_only=False) as connection:
+        with reading.opened(file, read_only=False, copy_of=data / FILE) as connection:
             try:
                 schema = reading.schema_version(connection, file)
                 connection.execute("CHECKPOINT")

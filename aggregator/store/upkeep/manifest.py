@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from .copying import CopyError, written
+from .copying import CopyError, why, written
 
 FILE_NAME = "manifest.json"
 FORMAT = 1
@@ -80,7 +80,7 @@ def read(folder: Path) -> Manifest:
     except FileNotFoundError:
         raise CopyError(_not_there(folder)) from None
     except OSError as error:
-        raise CopyError(f"{path} cannot be read: {error.strerror}") from error
+        raise CopyError(f"{path} cannot be read: {why(error)}") from error
     try:
         return parse(data)
     except NoManifestError as error:
@@ -173,7 +173,7 @@ def newest(folder: Path) -> Path:
     try:
         found = backups(folder)
     except OSError as error:
-        raise CopyError(f"{folder} cannot be read: {error.strerror}") from error
+        raise CopyError(f"{folder} cannot be read: {why(error)}") from error
     if not found:
         raise CopyError(_not_there(folder))
     return found[-1]

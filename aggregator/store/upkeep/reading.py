@@ -35,14 +35,16 @@ class Found:
 
 @contextmanager
 def opened(
-    file: Path, *, read_only: bool, spill: Path | None = None
+    file: Path, *, read_only: bool, spill: Path | None = None, copy_of: Path | None = None
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection to a store's file. Raises CopyError with words."""
+    """Yield a connection to a store's file. Raises CopyError, with words on *copy_of* where that is what was copied."""
     try:
         connection = duckdb.connect(str(file), read_only=read_only, config=CONFIG)
     except duckdb.Error as error:
+        named_so = copy_of or file
+        words = cause(error, file.parent).replace(str(file.parent), str(named_so.parent))
         raise CopyError(
-            f"{file} does not open in DuckDB {duckdb.__version__}: {cause(error, file.parent)}"
+            f"{named_so} does not open in DuckDB {duckdb.__version__}: {words}"
         ) from error
     try:
         connection.execute("SET enable_progress_bar = false")

@@ -89,7 +89,7 @@ def _copy(folder: Path, made: Manifest, data: Path, progress: Progress) -> Path:
                 os.utime(part / name, ns=(file.modified_ns, file.modified_ns))
         if FILE not in made.files:
             raise CopyError(f"{folder} holds no {FILE}: {_not_whole(folder)}")
-        with reading.opened(part / FILE, read_only=True) as connection:
+        with reading.opened(part / FILE, read_only=True, copy_of=folder / FILE) as connection:
             reading.schema_version(connection, part / FILE)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)

@@ -97,6 +97,21 @@ def test_devices_and_events_cost_more_than_their_bytes(tmp_path: Path) -> None:
     assert [bool(world.count(AGENT, events)) for _ in range(3)] == [False, False, True]
 
 
+def test_who_was_refused_and_waits_as_told_is_let_in(tmp_path: Path) -> None:
+    """Agents come again just when they are told to: a refusal that cost as much as the call would never end."""
+    world = World(tmp_path, agent_rows_per_second_max=100.0)
+    events = telemetry_pb2.ReportEventsRequest(events=[telemetry_pb2.HealthEvent(code=79)] * 150)
+    assert world.count(AGENT, events) == ""
+    for _ in range(3):
+        with pytest.raises(TooMuch) as refused:
+            world.door.count(AGENT, events)
+        assert refused.value.retry_seconds is not None
+        world.now += (
+            refused.value.retry_seconds + 0.001
+        )  # as the wire has it, in whole milliseconds
+        assert world.count(AGENT, events) == ""
+
+
 def test_refusals_are_held_back_from_who_wants_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
