@@ -18,7 +18,7 @@ from gangline.aggregator.access.door import tokens_file
 from gangline.aggregator.commands.children import Child, ChildError, Children
 from gangline.aggregator.commands.demonstration import Truth, missing, read_truth
 from gangline.fingerprints.wire import score_pb2
-from tests.processes import Process, free_port, until
+from tests.processes import GUARD_SECONDS, Process, free_port, until
 
 TRUTH = [Truth("b", "thermal"), Truth("c", "ecc_xid95")]
 
@@ -160,7 +160,7 @@ def test_wrong_words_get_words(tmp_path: Path, arguments: list[str], words: str,
     process = Process(["run", *free, *arguments], tmp_path / "run.log")
     with process:
         assert process.child is not None
-        assert process.child.wait(30) == code
+        assert process.child.wait(GUARD_SECONDS) == code
     assert words in process.said()
     assert "Traceback" not in process.said()
 
@@ -217,7 +217,7 @@ def test_a_second_one_says_who_is_there(tmp_path: Path) -> None:
         second = Process(first.arguments[3:], tmp_path / "second.log")
         with second:
             assert second.child is not None
-            assert second.child.wait(30) == 1
+            assert second.child.wait(GUARD_SECONDS) == 1
         assert "something already listens on" in second.said()
         assert first.stop(signal.SIGINT) == 0
 

@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gangline.fingerprints.wire import score_pb2
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
+from tests.processes import GUARD_SECONDS
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 LIMIT = resource.RLIMIT_FSIZE
@@ -50,7 +51,7 @@ class Process:
 
     def end(self) -> int:
         self.child.send_signal(signal.SIGTERM)
-        _, self.said = self.child.communicate(timeout=30)
+        _, self.said = self.child.communicate(timeout=GUARD_SECONDS)
         return self.child.returncode
 
 
@@ -73,13 +74,13 @@ def start(lab: Any) -> Iterator[Any]:
         if one.child.poll() is None:
             one.child.kill()
             with one.child:
-                one.child.wait(30)
+                one.child.wait(GUARD_SECONDS)
 
 
 async def _reason(channel: Any, enough: Any) -> score_pb2.ListNodeScoresResponse:
     """Ask until the answer is as expected."""
     stub: Any = ScoreServiceStub(channel)  # type: ignore[no-untyped-call]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GUARD_SECONDS):
         while True:
             try:
                 answer = await stub.ListNodeScores(score_pb2.ListNodeScoresRequest())
@@ -95,7 +96,7 @@ async def _is_serving(channel: Any) -> bool:
     watch = stub.Watch(health_pb2.HealthCheckRequest(service="gangline.v1.TelemetryService"))
     degraded = (await _reason(channel, lambda it: True)).degraded_reason
     wanted = health_pb2.HealthCheckResponse.NOT_SERVING if degraded else _SERVING
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GUARD_SECONDS):
         while (status := (await watch.read()).status) != wanted:
             pass
     watch.cancel()
@@ -103,7 +104,7 @@ async def _is_serving(channel: Any) -> bool:
 
 
 async def _until_durable(connection: Any, sequences: set[int]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GUARD_SECONDS):
         while connection.durable != sequences:
             await connection.acknowledgement()
 
@@ -185,7 +186,7 @@ def test_more_than_memory_holds_is_judged_and_sent_again(
         await _reason(connection.channel, lambda it: it.degraded_reason)
         for sequence in range(3, 40):
             await connection.stream.write(big(sequence))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD_SECONDS):
             while (await connection.acknowledgement()).credit_frames < 64 + 38:
                 pass
         process.disk(FREE)

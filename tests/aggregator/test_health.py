@@ -37,7 +37,7 @@ def scraped(port: int, accept: str = "") -> str:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept} if accept else {}
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=GUARD_SECONDS) as answer:
         return str(answer.read().decode())
 
 

@@ -13,6 +13,7 @@ from gangline.agent.framing import dictionary
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import TABLES
 from gangline.fingerprints.wire import telemetry_pb2 as wire
+from tests.processes import GUARD_SECONDS
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")
 
@@ -106,7 +107,7 @@ def test_a_rebooted_host_goes_on_with_its_spool(lab: Any, connect: Any, make_age
                 assert "cloned machine image" in words
                 await clone.close()
             after = connect(aggregator.port, make_agent(boot_id=b"c" * 16))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GUARD_SECONDS):
                 while not after.metadata:  # until the server has seen the stream end
                     try:
                         await after.register()

@@ -12,6 +12,7 @@ import grpc
 
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 from tests.aggregator.test_survival import Process
+from tests.processes import GUARD_SECONDS
 
 SEED = 5
 LIVES = 3
@@ -82,7 +83,9 @@ class Told:
             pass
 
 
-def test_what_was_acknowledged_is_there_once(lab: Any, connect: Any, make_agent: Any) -> None:
+def test_what_was_acknowledged_is_there_once(
+    lab: Any, connect: Any, make_agent: Any, until: Any
+) -> None:
     """An out-of-memory kill comes in the middle of a commit, of an fsync of the journal, of a receipt."""
     chance = random.Random(SEED)
     told = [Told(make_agent(host=h, run_id=h.encode() * 16)) for h in "ab"]
@@ -96,11 +99,16 @@ def test_what_was_acknowledged_is_there_once(lab: Any, connect: Any, make_agent:
                 for one, connection in zip(told, connections, strict=True)
             ]
             had = sum(len(one.durable) for one in told)
-            while sum(len(one.durable) for one in told) == had:  # it works, then:
-                await asyncio.sleep(0.005)
+            # It works, and each was told of both, then:
+            await until(
+                lambda had=had: (
+                    sum(len(one.durable) for one in told) > had
+                    and all(one.durable and one.events for one in told)
+                )
+            )
             await asyncio.sleep(chance.uniform(0.0, 0.15))
             process.end(signal.SIGKILL)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(GUARD_SECONDS):
                 await asyncio.gather(*lives)
             for connection in connections:
                 await connection.close()

@@ -19,7 +19,8 @@ from gangline.aggregator.ingest.pace import BURST_FRAMES
 from gangline.fingerprints import frames
 from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, LATE_FRAMES_MAX, Sender
 from gangline.fingerprints.wire import telemetry_pb2 as wire
-from tests.aggregator.conftest import GUARD_SECONDS, Agent, Connection
+from tests.aggregator.conftest import Agent, Connection
+from tests.processes import GUARD_SECONDS
 
 AT_ONCE = {"backlog_frames_per_second": 10_000}
 

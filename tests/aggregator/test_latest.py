@@ -16,6 +16,7 @@ from gangline.aggregator.store import latest as latest_module
 from gangline.aggregator.store.store import Store
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
+from tests.processes import GUARD_SECONDS
 
 SECOND_NS = 1_000_000_000
 NOW_NS = 1_795_168_800 * SECOND_NS
@@ -46,7 +47,7 @@ class Fleet:
         offset_ns = NOW_NS - 1000 * SECOND_NS
         frame = received(frames.encode(stamp, [block]))
         assert self.store.submit_frame(host, frame, offset_ns, lambda _: self.committed.set())
-        assert self.committed.wait(20)
+        assert self.committed.wait(GUARD_SECONDS)
 
     def latest(self) -> dict[tuple[str, str], float]:
         """Write the operators' file and read it."""

@@ -18,6 +18,7 @@ from gangline.aggregator.store.ledger import Ledger, RangeSet, ranges_of
 from gangline.aggregator.store.store import Store
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
+from tests.processes import GUARD_SECONDS
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 20)), max_size=60)
 
@@ -77,7 +78,7 @@ def send(store: Store, host: str, run: int, sequence: int) -> None:
     done = threading.Event()
     frame = received(frames.encode(stamp, [block]))
     assert store.submit_frame(host, frame, NOW_NS, lambda _: done.set())
-    assert done.wait(20)
+    assert done.wait(GUARD_SECONDS)
 
 
 def rows_of(folder: Path) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from gangline.aggregator.store.storefile import StoreError
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
+from tests.processes import GUARD_SECONDS
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")
 
@@ -45,7 +46,7 @@ def put(store: Store, sequence: int) -> None:
     assert store.submit_frame(
         "a", received(frames.encode(stamp, [block])), NOW_NS, lambda _: done.set()
     )
-    assert done.wait(20)
+    assert done.wait(GUARD_SECONDS)
 
 
 def event(number: int) -> StoredEvent:

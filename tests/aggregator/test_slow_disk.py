@@ -23,6 +23,7 @@ from gangline.aggregator.store.writer import Writer
 from gangline.aggregator.verdicts import Finding, HostScore, Reason, Snapshot, State
 from gangline.fingerprints import frames
 from tests.aggregator.conftest import Agent
+from tests.processes import GUARD_SECONDS
 
 QUEUE_BYTES = 1 << 20
 
@@ -38,7 +39,7 @@ class Disk:
     def pass_by(self) -> None:
         if not self.open.is_set():
             self.waiting.set()
-            assert self.open.wait(60)
+            assert self.open.wait(GUARD_SECONDS)
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ class Host:
         return line.conversation._outflow if line is not None else None
 
     def end(self) -> None:
-        self.client.close(5.0)
+        self.client.close(GUARD_SECONDS)
         self.spool.close()
         self.events.close()
 
@@ -110,7 +111,7 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
                 host.append(gpus=160)
                 queued = max(queued, aggregator.store._pending.size_bytes)
                 await asyncio.sleep(0)
-            assert await asyncio.to_thread(disk.waiting.wait, 20)
+            assert await asyncio.to_thread(disk.waiting.wait, GUARD_SECONDS)
             since = host.outflow._waiting_since
             await until(lambda: host.outflow._waiting_since > since)  # a word, though no receipt
             await until(lambda: host.outflow.credit_frames < 64)  # and it is that of less credit
@@ -126,7 +127,7 @@ def test_a_slow_disk_slows_the_agent_and_its_spool_holds(
             return int(host.spool.next_sequence()) - 1
 
     async def guarded() -> int:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(GUARD_SECONDS):
             return await way()
 
     count = asyncio.run(guarded())
@@ -145,7 +146,7 @@ def test_nothing_is_acknowledged_before_it_is_durable(lab: Any, disk: Disk, unti
             disk.open.clear()
             for n in (2, 3):
                 await connection.stream.write(connection.agent.message(n))
-            assert await asyncio.to_thread(disk.waiting.wait, 20)
+            assert await asyncio.to_thread(disk.waiting.wait, GUARD_SECONDS)
             await until(lambda: int(aggregator.fleet.heard_ns[0]) > connection.agent.booted_ns)
             receipt = asyncio.create_task(connection.acknowledgement())
             version = aggregator.holder.snapshot.version
@@ -177,7 +178,7 @@ def test_room_is_looked_for_by_one_task_however_many_wait(
             await until(lambda: len(streams) == 20)
             blocked = aggregator.turns
             await until(lambda: blocked._store.room < 0.1)
-            assert await asyncio.to_thread(disk.waiting.wait, 20)
+            assert await asyncio.to_thread(disk.waiting.wait, GUARD_SECONDS)
             disk.open.set()
             for one in connections:
                 while one.durable != {1}:
@@ -206,7 +207,7 @@ def test_what_waits_for_a_disk_is_bounded(
     try:
         disk.open.clear()
         store.submit_findings([Finding("h", "x", "first", "", 1)])
-        assert disk.waiting.wait(20)
+        assert disk.waiting.wait(GUARD_SECONDS)
         hosts = tuple(_score(index) for index in range(60))
         for version in range(1, 4):
             snapshot = Snapshot(version, version, 1.0, hosts)

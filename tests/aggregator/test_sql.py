@@ -22,6 +22,7 @@ from gangline.aggregator.query import fences
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 from tests.aggregator.conftest import Lab, wait_until
 from tests.aggregator.query.asking import rows_of
+from tests.processes import GUARD_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +271,7 @@ def test_a_reader_that_goes_ends_an_endless_answer(store: Path, form: str) -> No
         lines = [child.stdout.readline() for _ in range(3)]
         child.stdout.close()
         assert "Traceback" not in child.stderr.read()
-        assert child.wait(30) == 1
+        assert child.wait(GUARD_SECONDS) == 1
     assert lines[1].strip("\n ,") in ("0", '{"range": 0}')
 
 

@@ -19,6 +19,7 @@ from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.storefile import StoreError
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
+from tests.processes import GUARD_SECONDS
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")
 
@@ -44,7 +45,7 @@ def put(store: Store, sequence: int, block: Block | None = None, host: str = "a"
     stamp = frames.Stamp(b"r" * 16, b"b" * 16, sequence, 1_000_000_000, NOW_NS)
     frame = received(frames.encode(stamp, (block,)))
     assert store.submit_frame(host, frame, NOW_NS, lambda _: done.set())
-    assert done.wait(20)
+    assert done.wait(GUARD_SECONDS)
 
 
 def ask(folder: Path, query: str) -> list[Any]:
@@ -196,7 +197,7 @@ def test_a_full_queue_says_no(tmp_path: Path) -> None:
             assert taken < 100
         assert 0 < taken < 10 and store.room < 0.5
         store.hurry()
-        assert done.wait(20)
+        assert done.wait(GUARD_SECONDS)
 
 
 def test_the_ledger_is_compacted_at_the_start(tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_what_cannot_be_stored_costs_no_other_host(
     with opened(tmp_path, lambda: NOW_NS, commit_seconds=0.2) as store:
         store.submit_frame("poison", frame, 0, lambda _: receipts.append("poison"))
         store.submit_frame("good", frame, 0, lambda _: done.set())
-        assert done.wait(20)
+        assert done.wait(GUARD_SECONDS)
         put(store, 2, host="good")
         assert (receipts, store.set_aside_frames) == ([], 1)
     assert ask(tmp_path, "SELECT DISTINCT host FROM readings.host_1s") == [("good",)]
@@ -278,7 +279,7 @@ def test_work_that_makes_room_runs_while_commits_fail(
                 frames.encode(frames.Stamp(b"r" * 16, b"b" * 16, 2, 1, NOW_NS), (block,))
             )
             assert store.submit_frame("a", frame, NOW_NS, lambda _: done.set())
-            assert failed.wait(20)
+            assert failed.wait(GUARD_SECONDS)
             store.in_transaction(lambda connection: connection.execute("DELETE FROM received"))
             assert not done.is_set()
-        assert done.wait(20)
+        assert done.wait(GUARD_SECONDS)

@@ -16,6 +16,7 @@ from gangline.aggregator.service.telemetry import REFUSED_IN_ROW_MAX, Stream
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import index_of
 from gangline.fingerprints.wire import telemetry_pb2 as wire
+from tests.processes import GUARD_SECONDS
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")
 
@@ -79,7 +80,7 @@ def test_health_and_reflection(lab: Any, until: Any) -> None:
         async with lab.aggregator() as aggregator, lab.agent(aggregator) as agent:
             stub: Any = health_pb2_grpc.HealthStub(agent.channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest(service="gangline.v1.ScoreService"))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GUARD_SECONDS):
                 while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
                     pass
             watch.cancel()
@@ -224,7 +225,7 @@ def test_closing_commits_and_receipts_what_is_queued(
             await agent.stream.write(agent.agent.message(1))
             await until(lambda: aggregator.store.room < 1.0)
             receipt = asyncio.create_task(agent.acknowledgement())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD_SECONDS):
             await receipt
         await agent.close()
         assert agent.durable == {1}

@@ -36,6 +36,7 @@ from gangline.aggregator.store.upkeep.hold import holding
 from gangline.aggregator.store.upkeep.restore import restore
 from gangline.aggregator.store.upkeep.still import MovedError, stopped, unmoved
 from tests.aggregator.test_opening import event, put
+from tests.processes import GUARD_SECONDS
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")
 
@@ -589,7 +590,7 @@ def test_a_caller_who_is_gone_holds_nothing(lab: Any, tmp_path: Path) -> None:
             assert failed == cli.FAILED and "holds the store already" in said
             child.send_signal(signal.SIGKILL)
             await child.wait()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GUARD_SECONDS):
                 while (
                     await asyncio.to_thread(admin, "backup", "--to", str(tmp_path / "b"), *where)
                 )[0]:

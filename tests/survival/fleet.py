@@ -25,6 +25,7 @@ from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import TABLES, index_of
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 from gangline.fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceStub
+from tests.processes import GUARD_SECONDS
 
 SIGNAL = "host.context_switches_count"
 BOOT_ID = b"one-and-the-same"
@@ -210,7 +211,7 @@ class Fleet:
     def close(self) -> None:
         self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(GUARD_SECONDS)
         self._loop.close()
 
 

@@ -39,7 +39,7 @@ def test_what_an_earlier_version_left_is_there(archive: Path, tmp_path: Path) ->
         for sequence in (1, FRAMES, FRAMES + 1):  # two that it has, and one that is new
             assert store.submit_frame(HOSTS[0], frame(sequence), NOW_NS, lambda _: done.release())
         for _ in range(3):
-            assert done.acquire(timeout=20)
+            assert done.acquire(timeout=GUARD_SECONDS)
     finally:
         assert store.close() == ""
     with duckdb.connect(str(folder / "gangline.duckdb"), read_only=True) as base:

@@ -17,13 +17,14 @@ from gangline.aggregator.server import Aggregator
 from gangline.fingerprints.settings import SettingsError
 from gangline.fingerprints.wire import permit_pb2
 from tests.aggregator.access.secured import Secured, permits, status_of
+from tests.processes import GUARD_SECONDS
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 
 def served(port: int) -> int:
     """Return the serial number of the certificate that a port shows."""
-    pem = ssl.get_server_certificate(("127.0.0.1", port), timeout=20)
+    pem = ssl.get_server_certificate(("127.0.0.1", port), timeout=GUARD_SECONDS)
     return x509.load_pem_x509_certificate(pem.encode()).serial_number
 
 
@@ -67,7 +68,7 @@ def test_a_new_ca_lets_in_whom_it_signed(lab: Any, secured: Secured, tmp_path: P
         async with lab.aggregator(**secured.settings(access_look_seconds=60.0)) as aggregator:
             ask = permit_pb2.GetPermitRequest()
             refused = secured.channel(aggregator.port, files)
-            code, _ = await status_of(permits(refused).GetPermit(ask, timeout=20))
+            code, _ = await status_of(permits(refused).GetPermit(ask, timeout=GUARD_SECONDS))
             assert code.name == "UNAVAILABLE"
             secured.ca.write_bytes(both)
             await aggregator.door.look()

@@ -17,6 +17,7 @@ from gangline.aggregator.access.caller import Caller, Role
 from gangline.aggregator.access.connections import Connection, Connections, Limits, too_many, where
 from gangline.fingerprints.wire import permit_pb2
 from tests.aggregator.access.secured import Secured, bearer, permits
+from tests.processes import GUARD_SECONDS
 
 LIMITS = Limits(per_caller_max=2, unknown_max=3, unknown_per_address_max=2, login_seconds_max=10.0)
 ALICE = Caller(Role.OPERATOR, "alice", way="token 1", proof=(1, 1))
@@ -125,7 +126,7 @@ def test_only_what_was_accepted_is_ended() -> None:
         now[0] = 11.0
         connections.look(peers)
         for end in theirs:
-            end.settimeout(20)
+            end.settimeout(GUARD_SECONDS)
         theirs[0].setblocking(False)
         with pytest.raises(BlockingIOError):
             theirs[0].recv(1)
@@ -155,7 +156,7 @@ def test_an_aggregator_ends_what_does_not_log_in(lab: Any, secured: Secured) -> 
                 ended.release()
 
             waiting = [asyncio.create_task(wait(reader)) for reader, _ in idle]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GUARD_SECONDS):
                 for _ in range(15):
                     await ended.acquire()
             await ask(permit_pb2.GetPermitRequest(), metadata=token)
@@ -178,7 +179,7 @@ def test_more_connections_than_there_may_be_are_refused(lab: Any, secured: Secur
     async def way() -> None:
         async with lab.aggregator(**settings) as aggregator:
             idle = [await asyncio.open_connection("127.0.0.1", aggregator.port) for _ in range(40)]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GUARD_SECONDS):
                 done, waiting = set[asyncio.Task[bytes]](), set[asyncio.Task[bytes]]()
                 waiting |= {asyncio.create_task(reader.read(1)) for reader, _ in idle}
                 while len(done) < 24:

@@ -21,6 +21,7 @@ from gangline.aggregator.refusals import NotAllowed
 from gangline.aggregator.service.errors import retry_status
 from gangline.fingerprints.wire import permit_pb2, score_pb2, telemetry_pb2
 from tests.aggregator.access.secured import Secured, bearer, permits, scores, status_of, telemetry
+from tests.processes import GUARD_SECONDS
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")
 
@@ -180,7 +181,7 @@ def test_what_is_refused_is_not_read(lab: Any, secured: Secured) -> None:
                 request_serializer=bytes,
                 response_deserializer=bytes,
             )()  # nothing is ever sent on it
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GUARD_SECONDS):
                 assert await half.code() == UNKNOWN
             await channel.close()
 
@@ -208,7 +209,7 @@ def test_plain_loopback_is_the_machines_own_until_there_is_a_token(
                 "events",
             }
             token = secured.token("operator", "alice")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GUARD_SECONDS):
                 assert await agent.stream.code() == UNKNOWN
             assert await let_in(channel) == {"health"}
             assert await let_in(channel, bearer(token)) == LET_IN["operator"]
@@ -300,7 +301,7 @@ def test_a_revoked_token_ends_the_stream_it_opened(
                 await streams[host].write(agent.message(1))
                 await streams[host].read()
             secured.revoke("host-1")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GUARD_SECONDS):
                 assert await streams["host-1"].code() == UNKNOWN
             assert "log in anew" in await streams["host-1"].details()
             await streams["host-2"].write(
@@ -350,7 +351,7 @@ def test_a_second_port_takes_tokens_where_the_first_wants_certificates(
             )
             read = score_pb2.GetNodeDictionaryRequest()
             code, _ = await status_of(
-                scores(first).GetNodeDictionary(read, metadata=bearer(token), timeout=20)
+                scores(first).GetNodeDictionary(read, metadata=bearer(token), timeout=GUARD_SECONDS)
             )
             assert code == grpc.StatusCode.UNAVAILABLE  # hands are not even shaken
             assert await let_in(second, bearer(token)) == LET_IN["scheduler"]
@@ -400,7 +401,7 @@ def test_too_many_calls_are_refused_with_when_to_come_again(
             code, words = await status_of(permits(leaks).GetPermit(permit_pb2.GetPermitRequest()))
             assert code == MUCH and "calls_per_caller_max" in words
             streams[0].cancel()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GUARD_SECONDS):
                 while (await status_of(permits(leaks).GetPermit(permit_pb2.GetPermitRequest())))[
                     0
                 ] != OK:

@@ -22,6 +22,7 @@ from gangline.aggregator.verdicts import Finding
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import TABLES
+from tests.processes import GUARD_SECONDS
 
 NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 SECOND_NS = 1_000_000_000
@@ -130,7 +131,7 @@ class Past:
         frame = received(frames.encode(stamp, [block]))
         assert self.store.submit_frame(host, frame, BOOTED_NS, lambda _: done.set())
         self.store.hurry()
-        assert done.wait(20)
+        assert done.wait(GUARD_SECONDS)
 
     def ask(self, query: str) -> list[Any]:
         with self.store.reading() as cursor:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.history.ranges import ranges
+from tests.processes import GUARD_SECONDS
 
 
 def fill(past: Any, minutes: int = 10) -> None:
@@ -71,7 +72,7 @@ def test_it_runs_beside_the_writer_by_default(make_past: Any, tmp_path: Path) ->
     past.later(306)
     exported = threading.Event()
     past.store.history._shelf.step = lambda name: exported.set() if name == "published" else None
-    assert exported.wait(20)
+    assert exported.wait(GUARD_SECONDS)
     assert past.ask("SELECT power_watts FROM readings.gpu_1s") == [(5.0,)]
     past.close()
     with duckdb.connect(str(past.folder / "operators.duckdb"), read_only=True) as operators:

@@ -15,6 +15,7 @@ import pytest
 
 from gangline.aggregator.history import packing
 from gangline.aggregator.history.packing import PackerError, Packing
+from tests.processes import GUARD_SECONDS
 
 READINGS = "SELECT host, device, time, power_watts FROM readings.gpu_1s ORDER BY ALL"
 SUMS = (
@@ -186,6 +187,7 @@ def test_its_words_when_it_cannot(mortal: Mortal, tmp_path: Path) -> None:
     mortal.rest()
     mortal.is_behind = True
     mortal.start()
+    mortal.call("discard", "of")  # by its answer it has its niceness
     assert os.getpriority(os.PRIO_PROCESS, mortal.pid) < 19
     mortal.rest()
     with pytest.raises(PackerError, match="has ended"):
@@ -206,4 +208,4 @@ def test_none_is_left_behind(tmp_path: Path) -> None:
         child = os.pidfd_open(int(parent.stdout.readline()))
         parent.kill()
     with os.fdopen(child) as gone:
-        assert select.select([gone], [], [], 20)[0]
+        assert select.select([gone], [], [], GUARD_SECONDS)[0]
