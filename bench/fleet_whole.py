@@ -21,7 +21,7 @@ def run(seed: int) -> list[Result]:
     """Measure: three loads."""
     never, often = OPS_SECONDS
     reports = [
-        run_load([(hosts, SECONDS)], seed, warm=0, period_seconds=SECONDS * hosts / SIZES[1], probe=False,
+        run_load([(hosts, SECONDS)], seed, warm=0, period_seconds=SECONDS * hosts // SIZES[1], probe=False,
                  settings=(f"ops_seconds={ops}",))
         for hosts, ops in ((SIZES[0], never), (SIZES[1], never), (SIZES[1], often))
     ]  # fmt: skip

@@ -8,10 +8,11 @@ import pytest
 
 from bench.commit_latency import spread_out
 from bench.load.fleet import GPUS, SECOND_NS, UPTIME_NS, Model, Who
-from bench.load.fleet_run import run
+from bench.load.fleet_run import RECEIPT_SECONDS_MAX, Report, kept_up, run
 from bench.load.generator import plan_of
 from bench.load.latency import Latencies
 from bench.load.link import batch
+from gangline.aggregator.config import AggregatorConfig
 from gangline.fingerprints import frames
 from gangline.fingerprints.streaming import Receiver, Sender
 from gangline.fingerprints.wire import telemetry_pb2 as wire
@@ -58,6 +59,42 @@ def test_what_is_receipted_is_stored(tmp_path: Path) -> None:
     assert report.stored_gpu_rows == 6 * GPUS
     assert report.figures["receipts_total"] == 6
     assert report.last["receipts"]["count"] == 6 and last["refused"] == 0
+
+
+IN_TIME = {
+    "p99": RECEIPT_SECONDS_MAX,
+    "flying": 300 * RECEIPT_SECONDS_MAX,
+    "stalls": 0.0,
+    "frames": 291.0,
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"p99": RECEIPT_SECONDS_MAX + 0.01}, {"p99": float("nan")}, {"stalls": 0.1},
+        {"flying": 300 * RECEIPT_SECONDS_MAX + 1}, {"frames": 290.0},
+    ],
+)  # fmt: skip
+def test_who_falls_behind_has_not_kept_up(change: dict[str, float]) -> None:
+    """A load of ten minutes with every frame receipted was "no": in one second a commit took in a checkpoint."""
+    assert AggregatorConfig.commit_seconds * 3 == RECEIPT_SECONDS_MAX
+    assert kept_up(IN_TIME, 300)
+    assert not kept_up(IN_TIME | change, 300)
+
+
+def test_who_speaks_seldom_keeps_up_too() -> None:
+    """Hosts that speak each minute were held to a frame a second: "no", whatever came of them."""
+    second = {"receipt": {"count": 5, "p50": 1.0, "p99": 2.0}, "held": 0, "memory_bytes": 1}
+    second |= dict.fromkeys(
+        ("rows", "gpu_rows", "receipted_rows", "cpu_seconds", "aggregator_cpu", "aggregator_loop_cpu"), 0
+    )  # fmt: skip
+    seconds = [
+        second | {"at": float(at), "frames": 5 * at, "flying": 10, "stalls": 0} for at in range(4)
+    ]
+    for period, kept in ((12, True), (1, False)):
+        (step,) = Report([(60, 4)], period, seconds=seconds).steps()
+        assert step["sustained"] == kept
 
 
 @pytest.mark.parametrize("text", ["", "5", "5x", "5x0", "-1x5", "axb", "1x2x3"])

@@ -72,10 +72,8 @@ def _sums(report: Report) -> list[str]:
         f"{figures.get('judge_seconds', 0):.3f} s; loop late by {figures.get('loop_lag_seconds', 0):.2f} s"),
         f"the generator was late by {_told(report.last['late'])}",
     ]  # fmt: skip
-    if lost := last["receipted"] * GPUS - report.stored_gpu_rows:
-        lines.append(
-            f"LOST: {lost} rows were receipted and are not in the store"
-        ) if lost > 0 else None
+    if (lost := last["receipted"] * GPUS - report.stored_gpu_rows) > 0:
+        lines.append(f"LOST: {lost} rows were receipted and are not in the store")
     return lines
 
 
@@ -85,29 +83,41 @@ def _told(found: dict[str, float]) -> str:
     return f"p50 {found['p50']:.2f} s, p99 {found['p99']:.2f} s, max {found['max']:.2f} s"
 
 
-def _hosts(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
+    return int(text)
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
 
 
 def main() -> int:
-    """Run, and print the tables. 1 when what was receipted is not stored."""
+    """Run, and print the tables. 1 when what was receipted is not stored, or nothing could be measured."""
     parser = argparse.ArgumentParser(
         prog="make load", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--hosts", type=int, default=400)
-    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--hosts", type=_count, default=400)
+    parser.add_argument("--seconds", type=_count, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=_hosts, help="hosts of each step, of --seconds together")
-    parser.add_argument("--every-seconds", type=float, default=1.0, help="between frames of a host")
+    parser.add_argument("--steps", type=_counts, help="hosts of each step, of --seconds together")
+    parser.add_argument(
+        "--every-seconds", type=_count, default=1, help="whole seconds between frames of a host"
+    )
     parser.add_argument("--data", type=Path, help="an empty folder; else a temporary one")
     parser.add_argument("--set", action="append", default=[], help="a setting of the aggregator")
     options = parser.parse_args()
     steps = options.steps or [options.hosts]
     plan = [(hosts, max(2, options.seconds // len(steps))) for hosts in steps]
-    report = run(
-        plan, options.seed, period_seconds=options.every_seconds, settings=options.set,
-        folder=options.data, progress=progress,
-    )  # fmt: skip
+    try:
+        report = run(
+            plan, options.seed, period_seconds=options.every_seconds, settings=options.set,
+            folder=options.data, progress=progress,
+        )  # fmt: skip
+    except RuntimeError as error:
+        print(f"make load: {error}", file=sys.stderr)
+        return 1
     print(file=sys.stderr)
     print(f"{machine()}, seed {options.seed}\n\n{tables(report)}")
     return int(report.seconds[-1]["receipted"] * GPUS > report.stored_gpu_rows)

@@ -74,7 +74,7 @@ def aggregator(folder: Path | None = None, *settings: str) -> Iterator[Running]:
         try:
             line = child.stdout.readline()
             if "listening on " not in line:
-                raise RuntimeError(f"the aggregator did not start: {log.read_text()[-500:]}")
+                raise RuntimeError(f"the aggregator did not start: {log.read_text()[-4000:]}")
             address = line.split("listening on ")[1].split(",")[0]
             metrics = f"http://127.0.0.1:{_port_of_metrics(child.pid, address)}/metrics"
             yield Running(child.pid, address, metrics, data / STORE)
