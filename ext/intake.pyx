@@ -244,9 +244,11 @@ cdef void _put(Cells to, Shape shape, const uint8_t *packed, int64_t boottime, i
             at = shape.places[row]
             if at >= 0:
                 i = column * rows + row
-                # Memory that is never written is none: of what no device has.
+                # Memory that is never written is none: of what no device has, and of errors that none had.
                 if packed[i >> 3] >> (i & 7) & 1:
-                    bits[at], valid[at] = now[row], 1
+                    valid[at] = 1
+                    if bits[at] != now[row]:
+                        bits[at] = now[row]
                 elif valid[at]:
                     valid[at] = 0
     for row in range(rows):

@@ -23,6 +23,8 @@ Array = TypeVar("Array", bound=NDArray[Any])
 
 #: Arrays from this size on have memory of their own.
 MAPPED_BYTES_MIN = 1 << 20
+#: Cells that are copied, or left alone for they are zero, at a time: some pages.
+_BLOCK_CELLS = 4096
 
 
 def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -42,9 +44,21 @@ def grown(array: Array, capacity: int) -> Array:
     wider = zeros((*array.shape[:-1], capacity), array.dtype)
     rows = array.reshape(-1, array.shape[-1])
     for to, row in zip(wider.reshape(-1, capacity), rows, strict=True):
-        if row.any():
-            to[: row.shape[0]] = row
+        for begin in range(0, row.shape[0], _BLOCK_CELLS):
+            block = row[begin : begin + _BLOCK_CELLS]
+            if block.any():
+                to[begin : begin + block.shape[0]] = block
     return wider  # type: ignore[return-value]
+
+
+def put(array: Array, rows: Indexes, values: Array) -> None:
+    """Set *rows*, the last axis, of *array*, and write to no cell that has its value: nothing has, of errors that
+    no device had, and then has no memory either."""
+    flat = array.reshape(-1, array.shape[-1])
+    for to, column in zip(flat, values.reshape(flat.shape[0], -1), strict=True):
+        changed = to[rows] != column
+        if changed.any():
+            to[rows[changed]] = column[changed]
 
 
 def room(needed: int, capacity: int) -> int:

@@ -11,7 +11,7 @@ from ...ext.intake import Cells
 from ...fingerprints.catalogue import PERIOD_SECONDS, Kind, Signal
 from ...fingerprints.counters import Nature, Outcome
 from . import counting
-from .arrays import Codes, Flags, Floats, Indexes, Sums, Times, Words, grown, room
+from .arrays import Codes, Flags, Floats, Indexes, Sums, Times, Words, grown, put, room
 
 #: More devices of one kind on one host than this are not kept in memory (the store keeps them all).
 DEVICES_PER_HOST_MAX = 1024
@@ -219,14 +219,15 @@ class DeviceTable:
         self._integrate(rows, steps.counts.astype(np.float64), same, elapsed / 1e9)
         # A cell that was left out for once keeps its base: the next value spans the gap.
         usable = steps.outcome <= Outcome.RESET
-        self._base[:, rows] = np.where(usable, newer, self._base[:, rows])
+        put(self._base, rows, np.where(usable, newer, self._base[:, rows]))
         saturated = steps.outcome == Outcome.SATURATED
-        self._base_usable[:, rows] = usable | (before & same & ~saturated)
+        put(self._base_usable, rows, usable | (before & same & ~saturated))
         if self.devices.kind == "gpu":
-            self._resets[:, rows] += (steps.outcome == Outcome.RESET) & before & same
+            reset = (steps.outcome == Outcome.RESET) & before & same
+            put(self._resets, rows, self._resets[:, rows] + reset)
         self._base_ns[rows] = self._boottime_ns[rows]
-        self._base_boot[rows] = self._boot[rows]
-        self._base_epoch[rows] = epoch
+        put(self._base_boot, rows, self._boot[rows])
+        put(self._base_epoch, rows, epoch)
 
     def _integrate(self, rows: Indexes, count: Floats, same: Flags, seconds: Floats) -> None:
         """Add *count* to the leaky sums, spread over the time in which it can have happened.
@@ -241,7 +242,8 @@ class DeviceTable:
         kept = same.astype(np.float64)
         for sums, constant in ((self._fast, FAST_SECONDS), (self._slow, SLOW_SECONDS)):
             decayed = sums[:, rows] * (kept * np.exp(-seconds / constant))
-            sums[:, rows] = decayed + count * counting.spread(span, constant)
+            now = decayed + count * counting.spread(span, constant)
+            put(sums, rows, now.astype(np.float32))
 
     # What rules read. Every array has a value per row of `devices`.
 

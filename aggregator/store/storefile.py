@@ -44,6 +44,8 @@ CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "memory_limit": "384MB",
     "threads": 1,
 }
+#: Where the store's connections put what memory has no room for.
+SPILL = "spill"
 
 
 class StoreError(Exception):
@@ -213,7 +215,10 @@ def sync_folder(folder: Path) -> None:
 
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:
     try:
-        return duckdb.connect(str(path), config=CONFIG)
+        # Named here: replaying a log may spill, and after that DuckDB takes no other folder.
+        return duckdb.connect(
+            str(path), config=CONFIG | {"temp_directory": str(path.parent / SPILL)}
+        )
     except duckdb.Error as error:
         words = cause(error, path.parent)
         raise StoreError(

@@ -85,7 +85,6 @@ class Writer:
             raise
 
     def _prepare(self) -> None:
-        self._connection.execute(f"SET temp_directory = '{self._path.parent / 'spill'}'")
         self._connection.execute(f"SET checkpoint_threshold = '{CHECKPOINT_WAL}'")
         self._hour = ""
         self._hours = Hours(self._connection, self._path.parent)

@@ -16,9 +16,11 @@ import pytest
 
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.ingest.reading import received
+from gangline.aggregator.store import storefile
 from gangline.aggregator.store.journal import EventJournal, StoredEvent, encode
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.storefile import StoreError
+from gangline.cli import main
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
@@ -312,6 +314,31 @@ def test_a_disk_that_is_full(files: str, killed: Path, tmp_path: Path) -> None:
         assert store.lost_words == ""
         put(store, 50)
         store.close()
+
+
+def test_a_log_that_memory_has_no_room_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Killed with 45 MB of log, it did not start: to replay that took more than `memory_limit`, and a DuckDB
+    that has spilled takes no other folder for it. "Restore a backup", it said, and verify ended in a traceback."""
+    older, wal = folder / "older.duckdb", folder / "older.duckdb.wal"
+    shutil.copy(folder / STORE, older)
+    shutil.copy(folder / WAL, wal)
+    with duckdb.connect(str(older), config={"checkpoint_threshold": "1GB"}) as store:
+        store.execute(
+            "INSERT INTO own_health SELECT make_timestamp(range), 'x', random(), '' FROM range(1000000)"
+        )
+        shutil.copy(older, folder / STORE)
+        shutil.copy(wal, folder / WAL)
+    older.unlink()
+    monkeypatch.setitem(storefile.CONFIG, "memory_limit", "24MB")
+    with (
+        pytest.raises(duckdb.NotImplementedException),
+        duckdb.connect(str(folder / STORE), read_only=True, config=storefile.CONFIG) as spilled,
+    ):
+        spilled.execute(f"SET temp_directory = '{folder}'")  # so that the test is of what it says
+    assert main(["admin", "verify", "--data", str(folder)]) == 0, capfd.readouterr().err
+    open_store(folder).close()
 
 
 @pytest.mark.skipif(duckdb.__version__ >= "2", reason="this DuckDB reads it")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import duckdb
 
-from ... import sql
 from ...history import segments
 from ...history.segments import RAW
 from ..storefile import CONFIG, cause, migrations
@@ -38,8 +37,10 @@ def opened(
     file: Path, *, read_only: bool, spill: Path | None = None, copy_of: Path | None = None
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a connection to a store's file. Raises CopyError, with words on *copy_of* where that is what was copied."""
+    # Named before it is opened: replaying a log may spill, and after that DuckDB takes no other folder.
+    config = CONFIG if spill is None else CONFIG | {"temp_directory": str(spill)}
     try:
-        connection = duckdb.connect(str(file), read_only=read_only, config=CONFIG)
+        connection = duckdb.connect(str(file), read_only=read_only, config=config)
     except duckdb.Error as error:
         named_so = copy_of or file
         words = cause(error, file.parent).replace(str(file.parent), str(named_so.parent))
@@ -48,8 +49,6 @@ def opened(
         ) from error
     try:
         connection.execute("SET enable_progress_bar = false")
-        if spill is not None:
-            connection.execute(f"SET temp_directory = {sql.quoted(str(spill))}")
         yield connection
     finally:
         connection.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import mark
-from ..storefile import FILE, LOCK, RESTORING, cause, claim, sync_folder
+from ..storefile import FILE, LOCK, RESTORING, SPILL, cause, claim, sync_folder
 from . import manifest, reading
 from .backup import ACCESS, Progress
 from .copying import CopyError, checked, copied, free_bytes, words_of_bytes
@@ -18,7 +18,7 @@ from .manifest import Manifest
 #: What stood in the folder before is kept under this and the time.
 REPLACED = "replaced"
 #: Stays in the folder whoever restores.
-_STAYS = {LOCK, RESTORING, "spill", ACCESS}
+_STAYS = {LOCK, RESTORING, SPILL, ACCESS}
 
 
 @dataclass(frozen=True, slots=True)
