@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from ...cli import FAILED, OK, USAGE
@@ -15,7 +17,7 @@ from ...ext.process import keep_large_apart
 from ...fingerprints.settings import SettingsError, describe, load
 from ..config import AggregatorConfig
 from ..server import Aggregator, StartError, serve
-from ..store.storefile import StoreError
+from ..store.storefile import THREADS, StoreError
 
 #: Objects made before the garbage collector looks, and how many such looks before it goes through all.
 #: Frames that wait for a commit are no garbage: with Python's own 700, to look at them is a tenth of all.
@@ -42,7 +44,20 @@ def main(arguments: list[str]) -> int:
         return FAILED
     if unstored:
         print(f"gangline aggregator: {unstored}", file=sys.stderr)
-    return FAILED if unstored else OK
+    return _ended(FAILED if unstored else OK)
+
+
+def _ended(status: int) -> int:
+    """Return *status*, or end with it at once where a thread of the store is still in DuckDB.
+
+    All that is due is closed by then. Python's own end would unwind that thread through C++, which aborts.
+    """
+    if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 async def _serve(config: AggregatorConfig) -> str:

@@ -52,8 +52,10 @@ def grown(array: Array, capacity: int) -> Array:
 
 
 def put(array: Array, rows: Indexes, values: Array) -> None:
-    """Set *rows*, the last axis, of *array*, and write to no cell that has its value: nothing has, of errors that
-    no device had, and then has no memory either."""
+    """Set *rows* (the last axis) of *array*, but write to no cell that has its value.
+
+    What is zero from the beginning on, as the errors of most devices are, has no memory then.
+    """
     flat = array.reshape(-1, array.shape[-1])
     for to, column in zip(flat, values.reshape(flat.shape[0], -1), strict=True):
         changed = to[rows] != column

@@ -18,7 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from ..config import AggregatorConfig
-from ..store.storefile import StoreError, cause
+from ..store.storefile import THREADS, StoreError, cause
 from ..verdicts import Finding
 from .compaction import Damaged
 from .export import Changed, export
@@ -130,7 +130,7 @@ class History:
         """Take turns in a thread of their own until `stop`."""
         self.last_turn_ns = wall_ns()
         self._thread = threading.Thread(
-            target=self._run, args=(wall_ns,), name="store-history", daemon=True
+            target=self._run, args=(wall_ns,), name=THREADS + "history", daemon=True
         )
         self._thread.start()
 

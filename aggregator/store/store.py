@@ -31,7 +31,7 @@ from .opsfile import OpsFile, pause_seconds
 from .pending import OnDurable, Pending
 from .records import HostRecord, OwnReading
 from .rows import NONE_FOREIGN, Foreign, HostFrame
-from .storefile import FILE, JOURNAL, StoreError, cause, claim, damaged_words, disk_words
+from .storefile import FILE, JOURNAL, THREADS, StoreError, cause, claim, damaged_words, disk_words
 from .trouble import Trouble
 from .writer import Writer
 
@@ -138,8 +138,8 @@ class Store:
             folder, self._config, Doors(self.in_transaction, self.reading), self.submit_findings
         )
         self._threads = [
-            threading.Thread(target=self._write, name="store-writer", daemon=True),
-            threading.Thread(target=self._write_ops, name="store-ops", daemon=True),
+            threading.Thread(target=self._write, name=THREADS + "writer", daemon=True),
+            threading.Thread(target=self._write_ops, name=THREADS + "ops", daemon=True),
         ]
         try:
             self._replay()

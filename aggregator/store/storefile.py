@@ -44,6 +44,8 @@ CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "memory_limit": "384MB",
     "threads": 1,
 }
+#: What the names of the threads begin with that may be in DuckDB.
+THREADS = "store-"
 #: Where the store's connections put what memory has no room for.
 SPILL = "spill"
 

@@ -13,13 +13,16 @@ import grpc
 import pytest
 
 from gangline.aggregator.store.storefile import migrations
+from tests.processes import until
 
 
 class Process:
     """`gangline aggregator` on any free port."""
 
-    def __init__(self, folder: Path, *more: str) -> None:
-        command = [sys.executable, "-m", "gangline.cli", "aggregator", "--data", str(folder)]
+    def __init__(
+        self, folder: Path, *more: str, program: tuple[str, ...] = ("-m", "gangline.cli")
+    ) -> None:
+        command = [sys.executable, *program, "aggregator", "--data", str(folder)]
         self.child = subprocess.Popen(
             [*command, "--listen", "127.0.0.1:0", *more], stdout=subprocess.PIPE, text=True
         )
@@ -138,3 +141,22 @@ def test_the_lock_dies_with_its_process(lab: Any) -> None:
     process = Process(lab.folder)
     assert process.end(signal.SIGKILL) == -signal.SIGKILL
     assert Process(lab.folder).end(signal.SIGTERM) == 0
+
+
+_IN_DUCKDB = """
+import sys, duckdb
+from gangline.aggregator.store.opsfile import OpsFile
+from gangline.cli import main
+def write(*_):
+    open(sys.argv[3] + "/writing", "w").close()
+    duckdb.sql("SELECT sum(hash(a.range + b.range)) FROM range(1000000) AS a, range(1000000) AS b").fetchall()
+OpsFile.write = write
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_stop_while_the_operators_file_is_written(tmp_path: Path) -> None:
+    """Stopped soon after a start it aborted, one time in three: Python's end unwound a thread that was in DuckDB."""
+    process = Process(tmp_path, program=("-c", _IN_DUCKDB))
+    until((tmp_path / "writing").exists, "the operators' file is being written")
+    assert process.end(signal.SIGTERM) == 0
