@@ -195,10 +195,10 @@ class AggregatorConfig:
         5.0, low=0.1, high=3600, says="how often history looks whether there is something to do"
     )
     history_rows_max: int = setting(
-        300_000,
+        122_880,
         low=1000,
         high=10_000_000,
-        says="readings sorted at a time for a Parquet file; 1 to 3 kB of memory each",
+        says="readings sorted at a time for a Parquet file, fewer of wide tables; 1 to 3 kB of memory each",
     )
     history_memory_bytes_max: int = setting(
         384 << 20,

@@ -1,8 +1,9 @@
 """Memory of the fleet's state with 80,000 GPUs, their ports and links, against the raw cells it must hold.
 
 A process of its own reads made frames of 10,000 hosts through the same code as the service: 8 GPUs, 9 ports and
-144 links each, in every table of theirs, twice, so that counters have a step. The floor is 9 bytes (a cell and
-whether it is there) for each cell that judgement reads. Not in it: what gRPC has of a connection, what a stream
+144 links each, in every table of theirs, twice, so that counters have a step: every cell has a value, and of one
+host in a hundred every count of errors; the other hosts have had none. The floor is 9 bytes (a cell and whether it
+is there) for each cell that judgement reads. Not in it: what gRPC has of a connection, what a stream
 remembers of differences (at most 32 KiB), DuckDB's own (at most its memory_limit), and frames that wait.
 """
 
@@ -16,7 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from gangline.fingerprints.catalogue import TABLES
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import TABLES, Kind
 
 from .measure import Result
 
@@ -30,6 +32,10 @@ DEVICES = {
     "probe": GPUS, "collector": 24, "clock": 1, "numa": 2, "edac": 2,
 }  # fmt: skip
 SECOND_NS = 1_000_000_000
+#: Of gauges, those that nobody should find to be more than zero.
+COUNTED = ("_bytes", "_count", "_ratio", "_seconds")
+#: One host of so many has counted errors, on each of its devices.
+ERRORS_EVERY_HOSTS = 100
 
 
 def _names(host: int) -> dict[str, list[str]]:
@@ -54,6 +60,21 @@ def _names(host: int) -> dict[str, list[str]]:
     }
 
 
+def _block(table: str, rows: int, second: int, *, errors: bool) -> Block:
+    """Return readings that nobody finds anything in: states and what is counted now are zero, and
+    without *errors* also what counts them."""
+    block = Block(table, [""] * rows)
+    block.valid[:] = b"\1" * len(block.valid)
+    for column, signal in enumerate(TABLES[table]):
+        counts = signal.kind is Kind.COUNTER and (errors or not signal.on_change)
+        for row in range(rows):
+            if signal.kind is Kind.GAUGE and not signal.name.endswith(COUNTED):
+                block.put_float(column, row, 40.0)
+            elif counts:
+                block.put_int(column, row, second)
+    return block
+
+
 def _resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
@@ -68,16 +89,17 @@ def _child(hosts: int) -> dict[str, float]:
     from gangline.aggregator.server import Aggregator  # noqa: F401 - as the service has it
     from gangline.ext.intake import Reader
     from gangline.fingerprints import frames
-    from gangline.fingerprints.block import Block
     from gangline.fingerprints.frames import Stamp, decode
     from gangline.fingerprints.wire.telemetry_pb2 import Device
 
     before, fleet, readers = _resident_bytes(), Fleet(), []
     tables = [(table, signals[0].device_kind) for table, signals in TABLES.items()]
     tables = [(table, kind) for table, kind in tables if kind in DEVICES]
-    templates = {table: Block(table, [""] * DEVICES[kind]) for table, kind in tables}
-    for block in templates.values():
-        block.valid[:] = b"\1" * len(block.valid)
+    sources = {
+        (table, errors): [_block(table, DEVICES[kind], second, errors=errors) for second in (1, 2)]
+        for table, kind in tables
+        for errors in (False, True)
+    }
     for host in range(hosts):
         named, reader = _names(host), Reader(CATALOGUE, decode)
         readers.append(reader)
@@ -91,7 +113,8 @@ def _child(hosts: int) -> dict[str, float]:
             blocks = []
             for table, kind in tables:
                 block = Block(table, named[kind])
-                block.cells, block.valid = templates[table].cells, templates[table].valid
+                source = sources[table, host % ERRORS_EVERY_HOSTS == 0][second - 1]
+                block.cells, block.valid = source.cells, source.valid
                 blocks.append(block)
             stamp = Stamp(bytes(16), bytes(16), second, second * 60 * SECOND_NS, 0)
             frame = reader.read(frames.encode(stamp, blocks))

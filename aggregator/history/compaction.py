@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..sql import quoted
+from ..store.layout import COLUMNS
 from .merging import merged, rollup_columns
-from .ranges import Range, order_of
+from .ranges import Range, order_of, rows_within
 from .segments import HOUR, MINUTE, RAW, Segment, damage
 from .shelf import Shelf
 from .views import span_us
@@ -83,7 +84,8 @@ def merge(shelf: Shelf, one: Merge) -> Iterator[str]:
     source = _source(shelf, one)
     grains = [one.grain, *([HOUR] if one.hours else [])]
     with shelf.files(one.table, one.bucket, grains) as of:
-        for at in range(shelf.pack("ranges", of, source, shelf.rows_max)):
+        rows_max = rows_within(shelf.rows_max, _columns(one))
+        for at in range(shelf.pack("ranges", of, source, rows_max)):
             hosts = Range(*shelf.pack("range", of, at))
             for grain in grains:
                 query = _query(one, grain, f"(FROM {source} WHERE {hosts.where})")
@@ -97,6 +99,11 @@ def merge(shelf: Shelf, one: Merge) -> Iterator[str]:
 def _source(shelf: Shelf, one: Merge) -> str:
     names = ", ".join(quoted(str(shelf.folder / each.path)) for each in one.files)
     return f"read_parquet([{names}], union_by_name = true)"
+
+
+def _columns(one: Merge) -> int:
+    """Return how many values of a row are in memory at a time: of a rollup also what it is put together in."""
+    return len(COLUMNS[one.table]) if one.grain == RAW else 2 * len(rollup_columns(one.table))
 
 
 def _query(one: Merge, grain: str, source: str) -> str:

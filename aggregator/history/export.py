@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import duckdb
 
-from ..store.layout import LAYOUTS
-from .ranges import ranges
+from ..store.layout import COLUMNS, LAYOUTS
+from .ranges import ranges, rows_within
 from .segments import MINUTE, RAW, TAIL, Segment, fault
 from .shelf import Shelf
 
@@ -35,7 +35,8 @@ def export(shelf: Shelf, table: str, part: str) -> Iterator[str]:
     if rows:
         before = [one.path for one in old_tails[-1:] if not fault(shelf.folder, one)]
         with shelf.files(table, part, grains) as of:
-            for each in ranges(counts, shelf.rows_max):
+            rows_max = rows_within(shelf.rows_max, len(COLUMNS[table]))
+            for each in ranges(counts, rows_max):
                 with shelf.live(f"FROM {name} WHERE {each.where}", each.parameters) as memory:
                     shelf.pack("readings", of, table, part, each, before, memory=memory)
                 yield ""

@@ -164,13 +164,17 @@ class Packer:
         )
 
     def ranges(self, of: str, source: str, rows_max: int) -> int:
-        """Return how many ranges all hosts of *source* (what follows FROM) come to; `range` tells of each."""
-        counts = self._engine.sql(
-            f"SELECT host, count(*) FROM {source} GROUP BY host ORDER BY host"
-        ).fetchall()
-        making = self._making(of)
-        making.ranges = ranges(counts, rows_max)
-        return len(making.ranges)
+        """Return how many ranges all hosts of *source* (a table function, or a query in brackets) come to."""
+        hosts = self._count("host", source)
+        found = ranges(
+            hosts, rows_max, lambda host: self._count("device", f"{source} WHERE host = ?", host)
+        )
+        self._making(of).ranges = found
+        return len(found)
+
+    def _count(self, key: str, source: str, *parameters: str) -> list[tuple[str, int]]:
+        query = f"SELECT {key}, count(*) FROM {source} GROUP BY {key} ORDER BY {key}"
+        return self._engine.sql(query, params=list(parameters)).fetchall()
 
     def range(self, of: str, at: int) -> Range:
         """Return one of the ranges."""

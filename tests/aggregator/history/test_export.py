@@ -11,7 +11,7 @@ import duckdb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.history.ranges import ranges
+from gangline.aggregator.history.ranges import Range, ranges
 from tests.processes import GUARD_SECONDS
 
 
@@ -150,3 +150,37 @@ def test_ranges_cover_every_host_once(counts: list[int], rows_max: int) -> None:
             if (one.after is None or host > one.after) and (one.last is None or host <= one.last)
         ]
         assert sum(of) == one.rows and (one.rows <= rows_max or len(of) == 1)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), max_size=6), st.integers(1, 20)
+)
+def test_ranges_cover_every_device_once(counts: list[list[int]], rows_max: int) -> None:
+    """A day of one host's links was more than DuckDB may take: it was never merged, and that night after night."""
+    parts = {
+        f"h{host}": [(f"d{at}", count) for at, count in enumerate(devices)]
+        for host, devices in enumerate(counts)
+    }
+    hosts = [(host, sum(count for _, count in parts[host])) for host in parts]
+    every = [(host, device, count) for host in parts for device, count in parts[host]]
+    found = []
+    for one in ranges(hosts, rows_max, parts.__getitem__):
+        low = one.after or "", one.after_device or ""
+        of = [each for each in every if _is_within(each[:2], one)]
+        assert sum(count for _, _, count in of) == one.rows
+        assert one.rows <= rows_max or len(of) == 1
+        assert all(each[:2] > low for each in of)
+        found += of
+    assert found == every  # in order, so that sorted pieces make a sorted file
+
+
+def _is_within(device: tuple[str, str], one: Range) -> bool:
+    limits = zip(
+        device,
+        ((one.after, one.last), (one.after_device, one.last_device)),
+        strict=True,
+    )
+    return all(
+        (after is None or name > after) and (last is None or name <= last)
+        for name, (after, last) in limits
+    )
