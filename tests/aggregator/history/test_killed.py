@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ def test_killed_at_every_step(tmp_path: Path, scenario: str) -> None:
         capture_output=True,
         text=True,
         timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # `tests`, as we have it
     )
     assert out.returncode == 0, out.stderr
     found = json.loads(out.stdout)
