@@ -2,12 +2,13 @@
 """Which row each device has: (host, name) -> row, and back, in few bytes a device.
 
 A dict of tuples takes 300 bytes a device, and a fleet has millions of them: links, PCIe functions. Names stand one after
-another in one piece of memory; a table of rows, at most two thirds full, finds them.
+another in one piece of memory, without what they begin with as one before does: the links of a GPU begin with its UUID.
+A table of rows, at most three quarters full, finds them.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
-from cpython.unicode cimport PyUnicode_AsUTF8AndSize
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 import os
@@ -16,15 +17,23 @@ cdef enum:
     FIRST = 64
     NAME_BYTES_MAX = 255
     ROWS_MAX = 0x7FFF0000
+    #: So many names stand behind one number that says where.
+    BLOCK = 8
+    #: Before a name: its size, how much of it is as in an earlier one, and if any is, how far back that stands.
+    HEAD = 2
+    HEAD_SHARED = 4
+    BACK_MAX = 0xFFFF
 
 
 cdef class DeviceKeys:
-    cdef Py_ssize_t count, room       # rows
+    cdef Py_ssize_t count
+    cdef int32_t[::1] hosts           # of each row, as whoever uses this has them
     cdef Py_ssize_t used, text_room   # bytes of names
+    cdef Py_ssize_t blocks_room
     cdef Py_ssize_t slot_count        # a power of two
-    cdef uint8_t *text                # of each row its length and its name
-    cdef uint64_t *begins
-    cdef int32_t *hosts
+    cdef uint8_t *text                # of each row its name
+    cdef uint64_t *begins             # where the names of each BLOCK of rows do
+    cdef uint64_t whole               # where the last name that stands whole does
     cdef int32_t *slots               # a row, or -1
     cdef uint64_t seed
 
@@ -37,11 +46,15 @@ cdef class DeviceKeys:
     def __dealloc__(self):
         PyMem_Free(self.text)
         PyMem_Free(self.begins)
-        PyMem_Free(self.hosts)
         PyMem_Free(self.slots)
 
     def __len__(self):
         return self.count
+
+    def bind(self, int32_t[::1] hosts not None):
+        if hosts.shape[0] < self.count:
+            raise ValueError(f"room for the hosts of {hosts.shape[0]} rows, there are {self.count}")
+        self.hosts = hosts
 
     def find(self, int32_t host, str name not None):
         cdef Py_ssize_t size = 0
@@ -53,42 +66,64 @@ cdef class DeviceKeys:
         cdef const char *text = PyUnicode_AsUTF8AndSize(name, &size)
         if size > NAME_BYTES_MAX or self.count >= ROWS_MAX:
             raise ValueError(f"a name of {size} bytes, or {self.count} devices: at most {NAME_BYTES_MAX}, {ROWS_MAX}")
+        if self.hosts is None or self.count >= self.hosts.shape[0]:
+            raise ValueError(f"no room for the host of row {self.count}")
         slot = self._slot(host, <const uint8_t *>text, size)
         if self.slots[slot] >= 0:
             raise ValueError(f"device {name} of host {host} has row {self.slots[slot]}")
         self._fit(size)
-        if 3 * (self.count + 1) > 2 * self.slot_count:
+        if 4 * (self.count + 1) > 3 * self.slot_count:
             self._spread()
             slot = self._slot(host, <const uint8_t *>text, size)
-        self.begins[self.count], self.hosts[self.count] = self.used, host
-        self.text[self.used] = <uint8_t>size
-        memcpy(self.text + self.used + 1, text, size)
-        self.used += 1 + size
+        if self.count % BLOCK == 0:
+            self.begins[self.count // BLOCK] = self.used
+        self._put(<const uint8_t *>text, size)
+        self.hosts[self.count] = host
         self.slots[slot] = <int32_t>self.count
         self.count += 1
         return self.count - 1
 
-    def host(self, Py_ssize_t row):
-        self._check(row)
-        return self.hosts[row]
-
     def name(self, Py_ssize_t row):
-        self._check(row)
-        cdef const uint8_t *at = self.text + self.begins[row]
-        return (<const char *>at)[1 : 1 + at[0]].decode()
-
-    cdef int _check(self, Py_ssize_t row) except -1:
+        cdef uint8_t[NAME_BYTES_MAX] name
         if not 0 <= row < self.count:
             raise IndexError(f"row {row} of {self.count}")
-        return 0
+        return PyUnicode_DecodeUTF8(<const char *>name, _take(self._at(row), name), NULL)
+
+    cdef void _put(self, const uint8_t *name, Py_ssize_t size) noexcept nogil:
+        """Append a name. What it shares with the last whole one is left out if that is the most of it: else later
+        ones, which are more like this one, would have little to share."""
+        cdef uint64_t back = self.used - self.whole
+        cdef uint8_t *to = self.text + self.used
+        cdef const uint8_t *whole = self.text + self.whole
+        cdef Py_ssize_t shared = 0
+        cdef uint16_t distance = <uint16_t>back
+        if self.count and back <= BACK_MAX:
+            while shared < size and shared < whole[0] and whole[HEAD + shared] == name[shared]:
+                shared += 1
+        to[0] = <uint8_t>size
+        if 2 * shared > size and shared > HEAD_SHARED - HEAD:
+            to[1] = <uint8_t>shared
+            memcpy(to + HEAD, &distance, 2)
+            to += HEAD_SHARED
+        else:
+            to[1], shared, self.whole = 0, 0, self.used
+            to += HEAD
+        memcpy(to, name + shared, size - shared)
+        self.used = to + size - shared - self.text
+
+    cdef const uint8_t *_at(self, Py_ssize_t row) noexcept nogil:
+        """Return where the name of a row stands."""
+        cdef const uint8_t *at = self.text + self.begins[row // BLOCK]
+        for _ in range(row % BLOCK):
+            at = _next(at)
+        return at
 
     cdef Py_ssize_t _slot(self, int32_t host, const uint8_t *name, Py_ssize_t size) noexcept nogil:
         """Return where the device's row stands, or where it would."""
         cdef Py_ssize_t at = _hash(self.seed, host, name, size) & (self.slot_count - 1)
         cdef int32_t row = self.slots[at]
         while row >= 0:
-            if (self.hosts[row] == host and self.text[self.begins[row]] == size
-                    and not memcmp(self.text + self.begins[row] + 1, name, size)):
+            if self.hosts[row] == host and _is(self._at(row), name, size):
                 return at
             at = (at + 1) & (self.slot_count - 1)
             row = self.slots[at]
@@ -97,31 +132,63 @@ cdef class DeviceKeys:
     cdef int _fit(self, Py_ssize_t size) except -1:
         """Make room for one more."""
         cdef Py_ssize_t more
-        if self.count == self.room:
-            more = max(<Py_ssize_t>FIRST, self.room + self.room // 4)
+        if self.count == self.blocks_room * BLOCK:
+            more = max(<Py_ssize_t>FIRST, self.blocks_room + self.blocks_room // 4)
             self.begins = <uint64_t *>_more(self.begins, 8 * more)
-            self.hosts = <int32_t *>_more(self.hosts, 4 * more)
-            self.room = more
-        if self.used + 1 + size > self.text_room:
-            more = self.text_room + self.text_room // 4 + 1 + NAME_BYTES_MAX
+            self.blocks_room = more
+        if self.used + HEAD_SHARED + size > self.text_room:
+            more = self.text_room + self.text_room // 4 + HEAD_SHARED + NAME_BYTES_MAX
             self.text = <uint8_t *>_more(self.text, more)
             self.text_room = more
         return 0
 
     cdef int _spread(self) except -1:
         """Double the slots."""
-        cdef Py_ssize_t row, at
-        cdef const uint8_t *name
+        cdef uint8_t[NAME_BYTES_MAX] name
+        cdef const uint8_t *text = self.text
+        cdef Py_ssize_t row, at, size
         self.slots = <int32_t *>_more(self.slots, 8 * self.slot_count)
         self.slot_count *= 2
         memset(self.slots, 0xFF, 4 * self.slot_count)
         for row in range(self.count):
-            name = self.text + self.begins[row]
-            at = _hash(self.seed, self.hosts[row], name + 1, name[0]) & (self.slot_count - 1)
+            size = _take(text, name)
+            text = _next(text)
+            at = _hash(self.seed, self.hosts[row], name, size) & (self.slot_count - 1)
             while self.slots[at] >= 0:
                 at = (at + 1) & (self.slot_count - 1)
             self.slots[at] = <int32_t>row
         return 0
+
+
+cdef inline const uint8_t *_next(const uint8_t *at) noexcept nogil:
+    """Return where the name after the one at *at* stands."""
+    return at + at[0] - at[1] + (HEAD_SHARED if at[1] else HEAD)
+
+
+cdef inline const uint8_t *_shared(const uint8_t *at) noexcept nogil:
+    """Return the whole name that the one at *at* begins as."""
+    cdef uint16_t back
+    memcpy(&back, at + HEAD, 2)
+    return at - back + HEAD
+
+
+cdef Py_ssize_t _take(const uint8_t *at, uint8_t *name) noexcept nogil:
+    """Put the name that stands at *at* together; return its size."""
+    if at[1]:
+        memcpy(name, _shared(at), at[1])
+        memcpy(name + at[1], at + HEAD_SHARED, at[0] - at[1])
+    else:
+        memcpy(name, at + HEAD, at[0])
+    return at[0]
+
+
+cdef bint _is(const uint8_t *at, const uint8_t *name, Py_ssize_t size) noexcept nogil:
+    """Say whether the name that stands at *at* is this one."""
+    if at[0] != size:
+        return False
+    if not at[1]:
+        return not memcmp(at + HEAD, name, size)
+    return not memcmp(at + HEAD_SHARED, name + at[1], size - at[1]) and not memcmp(_shared(at), name, at[1])
 
 
 cdef void *_more(void *before, Py_ssize_t size) except NULL:

@@ -47,9 +47,6 @@ class Shape:
     columns: Columns
     rows: int
 
-    @property
-    def devices(self) -> tuple[str, ...]: ...
-
 class Cells:
     """The latest cells of one of the fleet's tables."""
 
@@ -61,10 +58,14 @@ class Cells:
         valid: NDArray[np.uint8],
         touched: NDArray[np.uint8],
         boottime_ns: NDArray[np.int64],
-        boot: NDArray[np.int32],
-        gap_ns: NDArray[np.int64] | None,
+        boot: NDArray[np.uint16],
+        gap_seconds: NDArray[np.float32] | None,
+        elapsed_seconds: NDArray[np.float32] | None,
     ) -> None:
-        """Put frames into these arrays from now on: cells are columns by *capacity* rows. ValueError."""
+        """Put frames into these arrays from now on: cells are columns by *capacity* rows. ValueError.
+
+        *gap_seconds*: the longest given to `put`; *elapsed_seconds*: what boot time went on by since they were set to 0.
+        """
 
 class Received:
     """A frame that was found whole."""
@@ -86,6 +87,8 @@ class Received:
 
     def offset_ns(self, table: int) -> int:
         """Return when a table's readings were, from the frame's time. IndexError."""
+    def devices(self, table: int) -> tuple[str, ...]:
+        """Return the names of a table's devices. IndexError."""
     def packed_cells(self, table: int) -> bytes:
         """Return what `columns.unpack` reads. IndexError."""
     def put(

@@ -2,17 +2,20 @@
 """Frames as they come, read where they lie: into the fleet's latest cells, and into the columns of a commit.
 
 A stream's tables mostly have the same names and devices each second. What a table begins with is read once, and known
-again by its bytes; its cells are unpacked where they are to stand. `fingerprints/frames.py` has the layout, and is
+again by its digest: the bytes themselves, of a host with many links seven kilobytes a table, are not kept. Its cells are unpacked where they are to stand. `fingerprints/frames.py` has the layout, and is
 what this is held equal to: whatever is not read here is left to it, so that it finds the words.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from planes cimport take_column
 
+cimport cython
+
+import os
 import zlib
 
 cdef enum:
@@ -22,8 +25,8 @@ cdef enum:
     COLUMNS_MAX = 512
     TABLE_NAME_BYTES_MAX = 64
     DEVICE_BYTES_MAX = 96
-    #: What one stream's tables begin with, kept: more of it is read anew each time.
-    KEPT_BYTES_MAX = 1 << 13
+    #: What is known of one stream's tables: more of it is read anew each time. A host with eight GPUs has 40 tables.
+    KEPT_BYTES_MAX = 12 << 10
     #: Tables in different columns that are kept, of all agents, in about so many bytes: dozens of versions of agents.
     #: More would be an attack.
     COLUMNS_KEPT_BYTES_MAX = 8 << 20
@@ -35,12 +38,15 @@ cdef int64_t SAFE_NS = <int64_t>1 << 61
 #: Stored times are held within 1970 to 2200: a host's clock may say anything.
 cdef int64_t STORED_NS_MAX = 7_258_118_400_000_000_000
 TIME_NS_MAX = STORED_NS_MAX
+#: Names are the agents' to choose.
+cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
 
 
 cdef class Columns:
     """Where the columns of one table of some agents belong: by signal, -1 where nowhere."""
 
     cdef readonly str table
+    cdef bytes name  # as it stands in a frame
     cdef readonly tuple signal_ids
     cdef readonly Py_ssize_t stored_in, kept_in  # which of the store's tables, and of the fleet's; -1: none
     cdef readonly bint strange  # a signal here, or all of it, has no column in the store
@@ -95,6 +101,7 @@ cdef class Catalogue:
             words = memoryview(ids).cast("H")
             frame.looked_up += len(words)
             found = Columns(*self.plan(name[1:].decode(), tuple(words)))
+            found.name = name
             cost = 1024 + 25 * len(ids)  # a number, its object, its two places
             if self.kept_bytes + cost <= COLUMNS_KEPT_BYTES_MAX:
                 self.kept_bytes += cost
@@ -102,49 +109,45 @@ cdef class Catalogue:
         return found
 
 
+@cython.no_gc
 cdef class Shape:
     """What a table begins with: its name, its columns, its devices."""
 
     cdef readonly Columns columns
-    cdef readonly Py_ssize_t rows
-    cdef bytes name, keys  # as they stand in a frame, before and after its offset
-    cdef int32_t *places   # of the devices in the fleet, once known; -1: left out
+    cdef uint64_t digest     # of its keys, which stand in a frame between its offset and its cells
+    cdef int32_t *places     # of the devices in the fleet, -1: left out; NULL: one after another, from `first` on
+    cdef int32_t keys_size, first
+    cdef int32_t top         # the highest of the places
+    cdef int32_t batch       # the commit in which its devices stand
+    cdef int32_t begin       # from there
+    cdef readonly uint16_t rows
+    cdef int16_t last        # where this table stands last in the frame at hand
     cdef bint placed
-    cdef Py_ssize_t top    # the highest of them
-    cdef int64_t last      # where this table stands last in the frame at hand
-    cdef int64_t batch     # the commit in which its devices stand
-    cdef int32_t begin     # from there
 
-    def __cinit__(self, Columns columns not None, bytes name not None, bytes keys not None, Py_ssize_t rows):
-        self.columns, self.name, self.keys, self.rows = columns, name, keys, rows
-        self.places = <int32_t *>PyMem_Malloc(4 * self.rows + 4)
-        if self.places == NULL:
-            raise MemoryError()
+    def __cinit__(self, Columns columns not None, Py_ssize_t rows, Py_ssize_t keys_size, uint64_t digest):
+        self.columns, self.rows, self.keys_size, self.digest = columns, <uint16_t>rows, <int32_t>keys_size, digest
 
     def __dealloc__(self):
         PyMem_Free(self.places)
 
-    @property
-    def devices(self):
-        """Made each time: of most tables nobody asks twice."""
-        cdef Py_ssize_t at = 4 + 2 * self.columns.width, row, size
-        cdef const uint8_t *keys = <const uint8_t *>PyBytes_AS_STRING(self.keys)
-        cdef list found = []
-        for row in range(self.rows):
-            size = keys[at]
-            found.append(self.keys[at + 1 : at + 1 + size].decode())
-            at += 1 + size
-        return tuple(found)
-
     cdef int place(self, rows) except -1:
         cdef const int64_t[::1] found = rows
         cdef Py_ssize_t i
+        cdef bint scattered = False
         if found.shape[0] != self.rows:
             raise ValueError(f"{found.shape[0]} places for {self.rows} devices")
-        self.top = -1
+        self.top, self.first = -1, <int32_t>found[0]
         for i in range(self.rows):
-            self.places[i] = <int32_t>found[i]
-            self.top = max(self.top, self.places[i])
+            self.top = max(self.top, <int32_t>found[i])
+            scattered = scattered or found[i] != found[0] + i
+        PyMem_Free(self.places)
+        self.places = NULL
+        if scattered or self.first < 0:
+            self.places = <int32_t *>PyMem_Malloc(4 * self.rows)
+            if self.places == NULL:
+                raise MemoryError()
+            for i in range(self.rows):
+                self.places[i] = <int32_t>found[i]
         self.placed = True
         return 0
 
@@ -158,21 +161,25 @@ cdef class Cells:
     cdef uint8_t *valid
     cdef uint8_t *touched
     cdef int64_t *boottime
-    cdef int32_t *boot
-    cdef int64_t *gap
+    cdef uint16_t *boot
+    cdef float *gap
+    cdef float *elapsed
 
     def bind(self, uint64_t[:, ::1] bits not None, uint8_t[:, ::1] valid not None, uint8_t[::1] touched not None,
-             int64_t[::1] boottime not None, int32_t[::1] boot not None, int64_t[::1] gap):
+             int64_t[::1] boottime not None, uint16_t[::1] boot not None, float[::1] gap, float[::1] elapsed):
         cdef Py_ssize_t capacity = boot.shape[0]
         if not (bits.shape[1] == valid.shape[1] == touched.shape[0] == boottime.shape[0] == capacity > 0
-                and bits.shape[0] == valid.shape[0] and (gap is None or gap.shape[0] == capacity)):
+                and bits.shape[0] == valid.shape[0] and (gap is None or gap.shape[0] == capacity)
+                and (elapsed is None or elapsed.shape[0] == capacity)):
             raise ValueError("arrays of different lengths, or none")
-        self.arrays = (bits.base, valid.base, touched.base, boottime.base, boot.base, gap)
+        self.arrays = (bits.base, valid.base, touched.base, boottime.base, boot.base, gap, elapsed)
         self.capacity = capacity
         self.touched = &touched[0]
         self.bits = &bits[0, 0] if bits.shape[0] else NULL
         self.valid = &valid[0, 0] if bits.shape[0] else NULL
-        self.boottime, self.boot, self.gap = &boottime[0], &boot[0], NULL if gap is None else &gap[0]
+        self.boottime, self.boot = &boottime[0], &boot[0]
+        self.gap = NULL if gap is None else &gap[0]
+        self.elapsed = NULL if elapsed is None else &elapsed[0]
 
 
 cdef class Received:
@@ -195,6 +202,32 @@ cdef class Received:
             raise IndexError(table)
         return self.offsets[table]
 
+    def devices(self, Py_ssize_t table):
+        """Made each time: of most tables nobody asks twice."""
+        if not 0 <= table < len(self.shapes):
+            raise IndexError(table)
+        cdef Shape shape = self.shapes[table]
+        cdef const uint8_t *name = self.names(table)
+        cdef list found = []
+        for _ in range(shape.rows):
+            name = self.name(name, table)
+            found.append((<const char *>name)[1 : 1 + name[0]].decode())
+            name += 1 + name[0]
+        return tuple(found)
+
+    cdef const uint8_t *names(self, Py_ssize_t table) noexcept:
+        """Return where the names of a table's devices stand, one after another."""
+        cdef Shape shape = <Shape>self.shapes[table]
+        cdef Py_ssize_t at = self.packed[table] - shape.keys_size + 4 + 2 * shape.columns.width
+        return <const uint8_t *>PyBytes_AS_STRING(self.payload) + at
+
+    cdef inline const uint8_t *name(self, const uint8_t *at, Py_ssize_t table) except NULL:
+        """Return *at*, where a whole name stands: a digest is no proof, and nothing is read past the names."""
+        cdef const uint8_t *end = <const uint8_t *>PyBytes_AS_STRING(self.payload) + self.packed[table]
+        if end - at < 1 or end - at < 1 + at[0]:
+            raise ValueError("a table begins with other names than were read")
+        return at
+
     def packed_cells(self, Py_ssize_t table):
         if not 0 <= table < len(self.shapes):
             raise IndexError(table)
@@ -202,24 +235,24 @@ cdef class Received:
         cdef Py_ssize_t count = shape.rows * shape.columns.width
         return self.payload[self.packed[table] : self.packed[table] + (count + 7) // 8 + 8 * count]
 
-    def put(self, list cells not None, Py_ssize_t host, int32_t boot, int64_t gap_ns, places not None):
+    def put(self, list cells not None, Py_ssize_t host, uint16_t boot, int64_t gap_ns, places not None):
         """Take over the cells of every table whose devices the fleet keeps."""
         cdef Py_ssize_t i
         cdef Shape shape
         cdef Cells to
         for i in range(len(self.shapes)):
-            (<Shape>self.shapes[i]).last = i
+            (<Shape>self.shapes[i]).last = <int16_t>i
         for i in range(len(self.shapes)):
             shape = <Shape>self.shapes[i]
             if shape.last != i or not shape.rows or shape.columns.kept_in < 0:
                 continue
             to = cells[shape.columns.kept_in]
             if not shape.placed or shape.top >= to.capacity:
-                shape.place(places(host, shape.columns.kept_in, shape.devices))
+                shape.place(places(host, shape.columns.kept_in, self.devices(i)))
             if shape.top >= to.capacity:
                 raise ValueError(f"row {shape.top} of {to.capacity}")
             _put(to, shape, <const uint8_t *>PyBytes_AS_STRING(self.payload) + self.packed[i],
-                 _when(<int64_t>self.boottime_ns, self.offsets[i]), boot, gap_ns)
+                 _when(<int64_t>self.boottime_ns, self.offsets[i]), boot, <float>(gap_ns / 1e9))
 
 
 cdef inline int64_t _when(int64_t boottime, int64_t offset) noexcept nogil:
@@ -228,12 +261,18 @@ cdef inline int64_t _when(int64_t boottime, int64_t offset) noexcept nogil:
     return max(<int64_t>1, boottime + offset)
 
 
-cdef void _put(Cells to, Shape shape, const uint8_t *packed, int64_t boottime, int32_t boot, int64_t gap) noexcept nogil:
+cdef void _put(Cells to, Shape shape, const uint8_t *packed, int64_t boottime, uint16_t boot, float gap) noexcept nogil:
     cdef Py_ssize_t rows = shape.rows, width = shape.columns.width, count = rows * width, column, row, i, at
     cdef const uint8_t *plane = packed + (count + 7) // 8
     cdef uint64_t[ROWS_MAX] now
+    cdef int32_t[ROWS_MAX] following
+    cdef const int32_t *places = shape.places
     cdef uint64_t *bits
     cdef uint8_t *valid
+    if places == NULL:
+        for row in range(rows):
+            following[row] = shape.first + <int32_t>row
+        places = following
     for column in range(width):
         if shape.columns.kept[column] < 0:
             continue
@@ -241,7 +280,7 @@ cdef void _put(Cells to, Shape shape, const uint8_t *packed, int64_t boottime, i
         bits = to.bits + shape.columns.kept[column] * to.capacity
         valid = to.valid + shape.columns.kept[column] * to.capacity
         for row in range(rows):
-            at = shape.places[row]
+            at = places[row]
             if at >= 0:
                 i = column * rows + row
                 # Memory that is never written is none: of what no device has, and of errors that none had.
@@ -252,8 +291,10 @@ cdef void _put(Cells to, Shape shape, const uint8_t *packed, int64_t boottime, i
                 elif valid[at]:
                     valid[at] = 0
     for row in range(rows):
-        at = shape.places[row]
+        at = places[row]
         if at >= 0:
+            if to.elapsed != NULL:
+                to.elapsed[at] += <float>((boottime - to.boottime[at]) / 1e9)
             to.boottime[at], to.boot[at], to.touched[at] = boottime, boot, 1
             if to.gap != NULL:
                 to.gap[at] = max(to.gap[at], gap)
@@ -264,12 +305,12 @@ cdef class Reader:
 
     cdef Catalogue catalogue
     cdef object decode
-    cdef dict known
-    cdef Py_ssize_t kept_bytes
+    cdef list known  # shapes, one a name, mostly in the order in which they come
+    cdef Py_ssize_t kept_bytes, following  # the number of the one that most likely comes
     cdef bytes run_id, boot_id
 
     def __cinit__(self, Catalogue catalogue not None, decode not None):
-        self.catalogue, self.decode, self.known = catalogue, decode, {}
+        self.catalogue, self.decode, self.known = catalogue, decode, []
         self.run_id = self.boot_id = bytes(16)
 
     def read(self, bytes data not None):
@@ -330,20 +371,21 @@ cdef class Reader:
     cdef Py_ssize_t _table(self, Received frame, Py_ssize_t number, Py_ssize_t begin) except -2:
         """Take the table that begins there; return where the next does, -1 if it is none."""
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(frame.payload)
-        cdef Py_ssize_t size = len(frame.payload), keys, keys_end, count, end
-        cdef Shape shape
+        cdef Py_ssize_t size = len(frame.payload), keys, keys_end, count, end, number_known
+        cdef Shape shape = None
         if begin >= size or data[begin] > TABLE_NAME_BYTES_MAX or size - begin < 1 + data[begin] + 12:
             return -1
         keys = begin + 1 + data[begin] + 8
-        cdef bytes name = PyBytes_FromStringAndSize(<const char *>data + begin, 1 + data[begin])
-        shape = self.known.get(name)
-        if (shape is None or size - keys < len(shape.keys)
-                or memcmp(data + keys, PyBytes_AS_STRING(shape.keys), len(shape.keys))):
-            shape = self._shape(frame, name, data, keys, size, shape)
+        number_known = self._find(data + begin)
+        if number_known >= 0:
+            shape = self.known[number_known]
+        if (shape is None or size - keys < shape.keys_size
+                or _digest(data + keys, shape.keys_size) != shape.digest):
+            shape = self._shape(frame, begin, keys, number_known)
             if shape is None:
                 return -1
             frame.size_bytes += _cost(shape)
-        keys_end = keys + len(shape.keys)
+        keys_end = keys + shape.keys_size
         count = shape.rows * shape.columns.width
         end = keys_end + (count + 7) // 8 + 8 * count
         if end > size:
@@ -355,12 +397,26 @@ cdef class Reader:
         frame.strange = frame.strange or shape.columns.strange
         return end
 
-    cdef Shape _shape(self, Received frame, bytes name, const uint8_t *data, Py_ssize_t keys, Py_ssize_t size, Shape before):
+    cdef Py_ssize_t _find(self, const uint8_t *name) noexcept:
+        """Return which of the shapes is of that table, -1 if none."""
+        cdef Py_ssize_t i, at, count = len(self.known)
+        cdef bytes known
+        for i in range(count):
+            at = (self.following + i) % count
+            known = (<Shape>self.known[at]).columns.name
+            if len(known) == 1 + name[0] and not memcmp(PyBytes_AS_STRING(known), name, 1 + name[0]):
+                self.following = at + 1
+                return at
+        return -1
+
+    cdef Shape _shape(self, Received frame, Py_ssize_t begin, Py_ssize_t keys, Py_ssize_t before):
         """Read what a table begins with, and keep it if there is room; None: it is no such thing."""
+        cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(frame.payload)
         cdef Py_ssize_t rows = data[keys] | data[keys + 1] << 8, width = data[keys + 2] | data[keys + 3] << 8
-        cdef Py_ssize_t at = keys + 4 + 2 * width, row
+        cdef Py_ssize_t at = keys + 4 + 2 * width, row, size = len(frame.payload)
         if rows > ROWS_MAX or not 0 < width <= COLUMNS_MAX or at > size:
             return None
+        cdef bytes name = PyBytes_FromStringAndSize(<const char *>data + begin, 1 + data[begin])
         try:
             name[1:].decode()
             for row in range(rows):
@@ -372,30 +428,44 @@ cdef class Reader:
         except UnicodeDecodeError:
             return None
         cdef bytes ids = PyBytes_FromStringAndSize(<const char *>data + keys + 4, 2 * width)
-        cdef Shape shape = Shape(self.catalogue.columns(name, ids, frame), name,
-                                 PyBytes_FromStringAndSize(<const char *>data + keys, at - keys), rows)
-        self._keep(name, shape, before)
+        cdef Shape shape = Shape(self.catalogue.columns(name, ids, frame), rows, at - keys, _digest(data + keys, at - keys))
+        self._keep(shape, before)
         return shape
 
-    cdef int _keep(self, bytes name, Shape shape, Shape before) except -1:
-        """Remember a table in place of the one before, and of those that were read longest ago.
+    cdef int _keep(self, Shape shape, Py_ssize_t before) except -1:
+        """Remember a table in place of the one *before* (-1: none), and of those that were read longest ago.
 
         Of tables that come each second no more are lost than those that come each minute need.
         """
-        cdef Py_ssize_t cost = _cost(shape)
-        if before is not None:
-            self.kept_bytes -= _cost(self.known.pop(name))
+        cdef Py_ssize_t cost = _cost(shape), place = len(self.known)
+        if before >= 0:
+            self.kept_bytes -= _cost(self.known.pop(before))
+            place = before
         if cost > KEPT_BYTES_MAX:
             return 0
         while self.kept_bytes + cost > KEPT_BYTES_MAX:
-            self.kept_bytes -= _cost(self.known.pop(next(iter(self.known))))
+            self.kept_bytes -= _cost(self.known.pop(0))
+            place -= 1
         self.kept_bytes += cost
-        self.known[name] = shape
+        self.known.insert(max(<Py_ssize_t>0, place), shape)
         return 0
 
 
 cdef Py_ssize_t _cost(Shape shape):
-    return 256 + len(shape.name) + len(shape.keys) + 4 * shape.rows
+    return 128 + 4 * shape.rows
+
+
+cdef uint64_t _digest(const uint8_t *text, Py_ssize_t size) noexcept nogil:
+    """Eight bytes at a time; no two texts of one length that differ in one of these eights only have the same."""
+    cdef uint64_t found = SEED ^ <uint64_t>size, word
+    cdef Py_ssize_t at = 0
+    while at < size:
+        word = 0
+        memcpy(&word, text + at, min(<Py_ssize_t>8, size - at))
+        found = (found ^ word) * <uint64_t>0x9E3779B97F4A7C15
+        found ^= found >> 32
+        at += 8
+    return found
 
 
 cdef bint _is_ascii(const uint8_t *text, Py_ssize_t size) noexcept nogil:
@@ -420,7 +490,7 @@ cdef class Rows:
 
     cdef readonly Py_ssize_t count, bytes_a_column
     cdef readonly bytearray cells, valid, hosts, devices, times_us, boottimes
-    cdef readonly list names  # of shapes, whose devices are one after another what `devices` counts
+    cdef list names  # (frame, number of a table in it), whose devices are one after another what `devices` counts
     cdef Py_ssize_t at, names_count
 
     def __cinit__(self):
@@ -435,27 +505,30 @@ cdef class Rows:
 
     def devices_arrow(self):
         """Return (offsets, bytes) of the devices' names, as Arrow has strings."""
-        cdef Py_ssize_t size = 0, at = 0, i, row
+        cdef Py_ssize_t size = 0, at = 0, i = 0, row, table
+        cdef Received frame
         cdef Shape shape
-        cdef const uint8_t *key
-        for shape in self.names:
-            size += len(shape.keys) - 4 - 2 * shape.columns.width - shape.rows
+        cdef const uint8_t *name
+        for frame, table in self.names:
+            shape = frame.shapes[table]
+            size += shape.keys_size - 4 - 2 * shape.columns.width - shape.rows
         cdef bytearray offsets = bytearray(4 * (self.names_count + 1)), text = bytearray(size)
         cdef int32_t *to = <int32_t *><char *>offsets
         cdef char *into = text
-        i = 0
-        for shape in self.names:
-            key = <const uint8_t *>PyBytes_AS_STRING(shape.keys) + 4 + 2 * shape.columns.width
+        for frame, table in self.names:
+            shape = frame.shapes[table]
+            name = frame.names(table)
             for row in range(shape.rows):
-                memcpy(into + at, key + 1, key[0])
-                at += key[0]
-                key += 1 + key[0]
+                name = frame.name(name, table)
+                memcpy(into + at, name + 1, name[0])
+                at += name[0]
+                name += 1 + name[0]
                 i += 1
                 to[i] = <int32_t>at
         return offsets, text
 
 
-cdef int64_t BATCHES = 0
+cdef int32_t BATCHES = 0
 
 
 def build(list frames not None, widths not None):
@@ -501,7 +574,7 @@ cdef int _append(Rows to, Received frame, Py_ssize_t number, Shape shape, int32_
     if shape.batch != BATCHES:
         shape.batch, shape.begin = BATCHES, <int32_t>to.names_count
         to.names_count += rows
-        to.names.append(shape)
+        to.names.append((frame, number))
     if frame.boottime_ns < SAFE_NS and -SAFE_NS < frame.offsets[number] < SAFE_NS and -SAFE_NS < offset_ns < SAFE_NS:
         time_ns = <int64_t>frame.boottime_ns + frame.offsets[number]
         boottime = <uint64_t>max(<int64_t>0, time_ns)

@@ -16,6 +16,7 @@ Words = NDArray[np.uint64]
 Times = NDArray[np.int64]
 Indexes = NDArray[np.intp]
 Codes = NDArray[np.int32]
+Boots = NDArray[np.uint16]
 Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 

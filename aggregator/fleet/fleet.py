@@ -32,6 +32,8 @@ from .wiring import Wiring
 
 #: Boots of one host that are remembered, so that a late frame of an old one is known as late.
 BOOTS_PER_HOST_MAX = 8
+#: The numbers of a host's boots begin again after this one.
+BOOT_MAX = 0xFFFF
 #: A frame that claims a later time than this (146 years) is not believed.
 TIME_NS_MAX = 2**62
 #: An event is of an earlier boot when it is older than this boot by more.
@@ -144,7 +146,7 @@ class Fleet:
             return False
         boots.append(boot_id)
         del boots[:-BOOTS_PER_HOST_MAX]
-        self._boot[host] += 1
+        self._boot[host] = self._boot[host] % BOOT_MAX + 1
         self._boottime_ns[host] = self._booted_ns[host] = 0
         return True
 
@@ -304,7 +306,7 @@ class Fleet:
 
     @property
     def boot(self) -> Codes:
-        """A number per host that rises with every boot."""
+        """A number per host that changes with every boot; 0: it was never heard of."""
         return self._boot[: len(self)]
 
     @property

@@ -35,8 +35,10 @@ class Inventories:
         return found
 
     def _key(self, device: DeviceLike) -> tuple[str, str]:
+        if device.kind == "gpu":
+            return "gpu", device.key  # the kind once for all
         key = device.kind, device.key
-        if device.kind == "gpu" or len(self._keys) >= SHARED_MAX:
+        if len(self._keys) >= SHARED_MAX:
             return key
         return self._keys.setdefault(key, key)
 

@@ -11,7 +11,7 @@ from ...ext.intake import Cells
 from ...fingerprints.catalogue import PERIOD_SECONDS, Kind, Signal
 from ...fingerprints.counters import Nature, Outcome
 from . import counting
-from .arrays import Codes, Flags, Floats, Indexes, Sums, Times, Words, grown, put, room
+from .arrays import Boots, Codes, Flags, Floats, Indexes, Sums, Times, Words, grown, put, room
 
 #: More devices of one kind on one host than this are not kept in memory (the store keeps them all).
 DEVICES_PER_HOST_MAX = 1024
@@ -49,9 +49,10 @@ class Devices:
         self.names = Names(self._keys)
         self.capacity = 64
         self._host: Codes = np.zeros(self.capacity, dtype=np.int32)
+        self._keys.bind(self._host)
         self._epoch: Codes = np.zeros(self.capacity, dtype=np.int32)
         self._renewals: Codes = np.zeros(self.capacity, dtype=np.int32)
-        self._per_host: dict[int, int] = {}
+        self._per_host: Codes = np.zeros(64, dtype=np.int32)
 
     @property
     def count(self) -> int:
@@ -91,7 +92,7 @@ class Devices:
 
     def of_host(self, host: int) -> int:
         """Return how many devices of this kind *host* has shown."""
-        return self._per_host.get(host, 0)
+        return int(self._per_host[host]) if host < self._per_host.shape[0] else 0
 
     def row(self, host: int, name: str) -> int:
         """Return the device's row, made if need be; -1 when the host has too many."""
@@ -104,11 +105,13 @@ class Devices:
         if row == self.capacity:
             self.capacity = room(row + 1, self.capacity)
             self._host = grown(self._host, self.capacity)
+            self._keys.bind(self._host)
             self._epoch = grown(self._epoch, self.capacity)
             self._renewals = grown(self._renewals, self.capacity)
-        self._host[row] = host
+        if host >= self._per_host.shape[0]:
+            self._per_host = grown(self._per_host, room(host + 1, self._per_host.shape[0]))
         self._keys.add(host, name)
-        self._per_host[host] = self.of_host(host) + 1
+        self._per_host[host] += 1
         return row
 
 
@@ -160,15 +163,16 @@ class DeviceTable:
         self._valid: Flags = np.zeros((width, capacity), dtype=bool)
         self._touched: Flags = np.zeros(capacity, dtype=bool)
         self._boottime_ns: Times = np.zeros(capacity, dtype=np.int64)
-        self._boot: Codes = np.zeros(capacity, dtype=np.int32)  # 0: never heard
+        self._boot: Boots = np.zeros(capacity, dtype=np.uint16)  # 0: never heard
         if self.on_change:
-            self._gap_ns: Times = np.zeros(capacity, dtype=np.int64)  # longest since `advance`
+            #: The longest since `advance`.
+            self._gap_seconds: Sums = np.zeros(capacity, dtype=np.float32)
         if not counters:
             return
         self._base: Words = np.zeros((counters, capacity), dtype=np.uint64)
         self._base_usable: Flags = np.zeros((counters, capacity), dtype=bool)
-        self._base_ns: Times = np.zeros(capacity, dtype=np.int64)
-        self._base_boot: Codes = np.zeros(capacity, dtype=np.int32)
+        self._elapsed_seconds: Sums = np.zeros(capacity, dtype=np.float32)  # since the base
+        self._base_boot: Boots = np.zeros(capacity, dtype=np.uint16)
         self._base_epoch: Codes = np.zeros(capacity, dtype=np.int32)
         self._fast: Sums = np.zeros((counters, capacity), dtype=np.float32)
         self._slow: Sums = np.zeros((counters, capacity), dtype=np.float32)
@@ -183,9 +187,12 @@ class DeviceTable:
             self._bind()
 
     def _bind(self) -> None:
-        gap_ns = self._gap_ns if self.on_change else None
+        gap_seconds = self._gap_seconds if self.on_change else None
+        elapsed_seconds = self._elapsed_seconds if self.counter_columns.size else None
         flags = self._valid.view(np.uint8), self._touched.view(np.uint8)
-        self.cells.bind(self._bits, *flags, self._boottime_ns, self._boot, gap_ns)
+        self.cells.bind(
+            self._bits, *flags, self._boottime_ns, self._boot, gap_seconds, elapsed_seconds
+        )
 
     def places(self, host: int, names: Sequence[str]) -> Indexes:
         """Return the rows of these devices, made if need be, with room for them; -1: left out."""
@@ -211,12 +218,13 @@ class DeviceTable:
         newer, valid = self._bits[places], self._valid[places]
         epoch = self.devices.epoch[rows]
         same = (self._base_boot[rows] == self._boot[rows]) & (self._base_epoch[rows] == epoch)
-        elapsed = np.where(same, self._boottime_ns[rows] - self._base_ns[rows], 0)
+        seconds = np.where(same, self._elapsed_seconds[rows], 0.0)
+        elapsed_ns = np.rint(seconds * 1e9).astype(np.int64)
         before = self._base_usable[:, rows]
         steps = counting.compare(
-            self._base[:, rows], before, newer, valid, same, elapsed, self.shape
+            self._base[:, rows], before, newer, valid, same, elapsed_ns, self.shape
         )
-        self._integrate(rows, steps.counts.astype(np.float64), same, elapsed / 1e9)
+        self._integrate(rows, steps.counts.astype(np.float64), same, seconds)
         # A cell that was left out for once keeps its base: the next value spans the gap.
         usable = steps.outcome <= Outcome.RESET
         put(self._base, rows, np.where(usable, newer, self._base[:, rows]))
@@ -225,7 +233,7 @@ class DeviceTable:
         if self.devices.kind == "gpu":
             reset = (steps.outcome == Outcome.RESET) & before & same
             put(self._resets, rows, self._resets[:, rows] + reset)
-        self._base_ns[rows] = self._boottime_ns[rows]
+        self._elapsed_seconds[rows] = 0.0
         put(self._base_boot, rows, self._boot[rows])
         put(self._base_epoch, rows, epoch)
 
@@ -237,8 +245,9 @@ class DeviceTable:
         """
         span = seconds
         if self.on_change:
-            span = np.minimum(seconds, np.maximum(self._gap_ns[rows] / 1e9, self.period_seconds))
-            self._gap_ns[rows] = 0
+            gap_seconds = self._gap_seconds[rows].astype(np.float64)
+            span = np.minimum(seconds, np.maximum(gap_seconds, self.period_seconds))
+            self._gap_seconds[rows] = 0.0
         kept = same.astype(np.float64)
         for sums, constant in ((self._fast, FAST_SECONDS), (self._slow, SLOW_SECONDS)):
             decayed = sums[:, rows] * (kept * np.exp(-seconds / constant))
@@ -283,7 +292,7 @@ class DeviceTable:
         return self._valid[self.column[column], : self.devices.count]
 
     @property
-    def boot(self) -> Codes:
+    def boot(self) -> Boots:
         """The number of the boot that each row's last reading is of; 0: never read."""
         self._fit()
         return self._boot[: self.devices.count]

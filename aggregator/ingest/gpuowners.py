@@ -30,24 +30,24 @@ class GpuOwners:
         self._findings = findings
         self._is_silent = is_silent
         self._owner: dict[str, str] = {}
-        self._of: dict[str, frozenset[str]] = {}
+        self._of: dict[str, tuple[str, ...]] = {}
         self._contested: set[str] = set()  # hosts with a GPU that is another's
         for key, host in before:
             if _UUID.fullmatch(key):
                 self._owner[key] = host
         for key, host in self._owner.items():
-            self._of[host] = self._of.get(host, frozenset()) | {key}
+            self._of[host] = (*self._of.get(host, ()), key)
 
     def register(self, host: str, keys: Iterable[str], now_ns: int) -> bool:
         """Take the GPUs of a host as it registers; another's that it names stay the other's while that is heard.
 
         True: it named some of those.
         """
-        now = frozenset(key for key in keys if _UUID.fullmatch(key))
-        for key in self._of.get(host, frozenset()) - now:
-            if self._owner.get(key) == host:
+        now = {key: None for key in keys if _UUID.fullmatch(key)}
+        for key in self._of.get(host, ()):
+            if key not in now and self._owner.get(key) == host:
                 del self._owner[key]
-        self._of[host] = now
+        self._of[host] = tuple(now)
         self._claim(host, now_ns)
         return host in self._contested
 

@@ -145,7 +145,7 @@ class Ingest:
             devices=request.devices,
             booted_ns=now_ns - request.boottime_ns,
         )
-        gpus = (device.key for device in request.devices if device.kind == "gpu")
+        gpus = (key for kind, key in self._fleet.attributes[index] if kind == "gpu")
         if self._gpu_owners.register(host, gpus, now_ns):  # on record not later than the host
             self._store.submit_findings(self.findings.changes(now_ns))
         self._store.submit_host(_record(request, index, address, now_ns), foreign)

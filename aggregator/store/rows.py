@@ -138,7 +138,7 @@ def _strangers(host_frame: HostFrame) -> Iterable[Piece]:
     frame = host_frame.frame
     for at, shape in enumerate(frame.shapes):
         if shape.columns.strange:
-            block = Block(shape.columns.table, shape.devices, shape.columns.signal_ids)
+            block = Block(shape.columns.table, frame.devices(at), shape.columns.signal_ids)
             block.offset_ns = frame.offset_ns(at)
             width = len(block.signal_ids)
             unpack(frame.packed_cells(at), block.cells, block.valid, width, block.rows)

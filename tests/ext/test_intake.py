@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.fleet.fleet import BOOT_MAX, Fleet
 from gangline.aggregator.ingest.reading import CATALOGUE, _plan, received
 from gangline.aggregator.store.layout import LAYOUTS
 from gangline.aggregator.store.rows import HostFrame, batch
@@ -33,7 +33,7 @@ def read_blocks(data: bytes, reader: Reader | None = None) -> list[tuple[object,
     frame = (reader or Reader(CATALOGUE, frames.decode)).read(data)
     found = []
     for at, shape in enumerate(frame.shapes):
-        block = Block(shape.columns.table, shape.devices, shape.columns.signal_ids)
+        block = Block(shape.columns.table, frame.devices(at), shape.columns.signal_ids)
         block.offset_ns = frame.offset_ns(at)
         unpack(frame.packed_cells(at), block.cells, block.valid, len(block.signal_ids), block.rows)
         found.append(content(block))
@@ -117,6 +117,16 @@ def test_the_fleet_has_the_last_of_each_cell(seconds: list[list[Block]]) -> None
             assert (int(kept._bits[kept.column[name], row]) if known else None) == value
 
 
+def test_a_host_that_boots_again_and_again_is_heard() -> None:
+    """Boots are numbered in 16 bits: the 65,536th of a host that a test lab resets must not be of no boot."""
+    fleet = Fleet()
+    host = fleet.register("a", simulated=True, boot_id=b"b" * 16, devices=[])
+    fleet._boot[host] = BOOT_MAX
+    told(fleet, [Block("gpu_1s", ["GPU-0"])], 1)
+    assert fleet.boot_of(host) == 1
+    assert fleet.tables["gpu_1s"].heard(fleet.boot, fleet.host_now_ns(10**18)).tolist() == [0.0]
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(blocks(KINDS), max_size=3), min_size=1, max_size=4))
 def test_a_commit_has_every_cell_in_its_place(several: list[list[Block]]) -> None:
@@ -193,21 +203,24 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     cells = Cells()
     one, other = np.zeros(4, np.int64), np.zeros(5, np.int64)
     words, flags = np.zeros((2, 4), np.uint64), np.zeros((2, 4), np.uint8)
-    touched, boot = np.zeros(4, np.uint8), np.zeros(4, np.int32)
-    cells.bind(words, flags, touched, one, boot, one)
+    touched, boot = np.zeros(4, np.uint8), np.zeros(4, np.uint16)
+    times, longer = np.zeros(4, np.float32), np.zeros(5, np.float32)
+    cells.bind(words, flags, touched, one, boot, times, times)
     for wrong in (
-        (words, flags, touched, other, boot, None),
-        (words, flags, touched, one, boot, other),
+        (words, flags, touched, other, boot, None, None),
+        (words, flags, touched, one, boot, longer, None),
+        (words, flags, touched, one, boot, None, longer),
     ):
         with pytest.raises(ValueError, match="lengths"):
             cells.bind(*wrong)
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.text(max_size=12)), max_size=300))
+@given(st.lists(st.tuples(st.integers(0, 3), st.text("aé", max_size=12)), max_size=300))
 def test_keys_are_found_again(keys: list[tuple[int, str]]) -> None:
     """As a dict of tuples: the same name on another host is another device."""
     known: dict[tuple[int, str], int] = {}
-    found = DeviceKeys()
+    found, hosts = DeviceKeys(), np.zeros(300, np.int32)
+    found.bind(hosts)
     for host, name in keys:
         assert found.find(host, name) == known.get((host, name), -1)
         if (host, name) not in known:
@@ -215,19 +228,28 @@ def test_keys_are_found_again(keys: list[tuple[int, str]]) -> None:
         else:
             with pytest.raises(ValueError, match="has row"):
                 found.add(host, name)
-    assert [(found.host(row), found.name(row)) for row in range(len(found))] == list(known)
+    assert [(hosts[row], found.name(row)) for row in range(len(found))] == list(known)
     assert list(known.values()) == list(range(len(found)))
 
 
 def test_many_keys_are_found_again() -> None:
     """More than the first slots and the first memory hold."""
     source, found = random.Random(1), DeviceKeys()
-    names = [f"GPU-{source.getrandbits(64):x}" for _ in range(5000)]
+    gpus = [f"GPU-{source.getrandbits(64):x}" for _ in range(250)]
+    names = [name for gpu in gpus for name in (gpu, *(f"{gpu}/{link}" for link in range(19)))]
+    names += [f"{gpus[0]}-{part}" for part in range(15_000)]  # 64 KiB from the first of these on
+    found.bind(np.zeros(20_000, np.int32))
     for host, name in enumerate(names):
         found.add(host % 7, name)
-    assert [found.find(host % 7, name) for host, name in enumerate(names)] == list(range(5000))
+    assert [found.find(host % 7, name) for host, name in enumerate(names)] == list(range(20_000))
+    assert [found.name(row) for row in range(20_000)] == names
     assert found.find(1, names[0]) == -1
     with pytest.raises(IndexError):
-        found.name(5000)
+        found.name(20_000)
+    assert found.find(0, "x" * 256) == -1
     with pytest.raises(ValueError, match="bytes"):
         found.add(0, "x" * 256)
+    with pytest.raises(ValueError, match="row 20000"):
+        found.add(0, "x")
+    with pytest.raises(ValueError, match="20000"):
+        found.bind(np.zeros(19_999, np.int32))

@@ -82,7 +82,9 @@ def fuzz_intake(source: random.Random) -> str:
             return REFUSED
         raise AssertionError("taken by one of two readers") from error
     found = reader.read(data)
-    tables = [(shape.columns.signal_ids, shape.devices) for shape in found.shapes]
+    tables = [
+        (shape.columns.signal_ids, found.devices(at)) for at, shape in enumerate(found.shapes)
+    ]
     assert tables == [(block.signal_ids, block.devices) for block in expected.blocks]
     for at, block in enumerate(expected.blocks):
         cells, valid = bytearray(len(block.cells)), bytearray(len(block.valid))
