@@ -34,6 +34,7 @@ from tests.fuzzing import (
     stores,
     sysfs,
     wire,
+    worlds,
 )
 
 BAR_CHARACTERS = 40
@@ -55,6 +56,7 @@ TARGETS: dict[str, Callable[[random.Random], str]] = {
     **access.TARGETS,
     **questions.TARGETS,
     **stores.TARGETS,
+    **worlds.TARGETS,
 }
 
 

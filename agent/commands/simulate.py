@@ -5,41 +5,45 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from ...cli import FAILED, OK
 from ..clock import SystemClock
 from ..main import Signals
 from ..simulated.fleet import HOSTS_MAX, SimulatedFleet
-from ..simulated.runner import run
+from ..simulated.runner import Fleet, run
+from ..simulated.world import truth
+from ..simulated.world.live import LiveWorld
+from ..simulated.world.loading import load
+from ..simulated.world.settings import Settings, SettingsError
+from ..simulated.world.world import World
 from ..spool.folder import FolderError
 from ..transport.client import TargetError, on_loopback, parse_target
 from ..transport.credentials import Credentials
 
+#: Without a scenario.
+HOSTS = 32
 ADDRESS = "127.0.0.1:7600"
 SEED_MAX = 2**64 - 1
 
 
 def main(arguments: list[str]) -> int:
     """Run simulated hosts until SIGTERM or SIGINT, and return the exit code."""
-    options = _parser().parse_args(arguments)
+    options = _options(arguments)
     clock = SystemClock()
-    fleet = SimulatedFleet(
-        options.seed,
-        options.hosts,
-        options.faults_after,
-        uptime_seconds=clock.boottime_ns() / 1e9,
-    )
     signals = Signals(clock)
     login = Credentials(
         options.ca, options.certificate, options.key, options.server_name, options.token_file
     )
     try:
         login.check(beyond_loopback=not on_loopback(options.aggregator))
+        fleet, log = _made(options, clock)
         if options.truth:
-            _write_truth(options.truth, fleet, clock.wall_ns())
+            options.truth.parent.mkdir(parents=True, exist_ok=True)
+            options.truth.write_text("".join(line + "\n" for line in log))
         print(
-            f"{options.hosts} simulated hosts, seed {options.seed}, to {options.aggregator}; "
+            f"{len(fleet.names)} simulated hosts, seed {options.seed}, to {options.aggregator}; "
             f"data under {options.data}",
             flush=True,
         )
@@ -51,19 +55,58 @@ def main(arguments: list[str]) -> int:
     return OK
 
 
-def _write_truth(path: Path, fleet: SimulatedFleet, started_wall_ns: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(fault.to_json(started_wall_ns) + "\n" for fault in fleet.truth))
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.scenario is not None:
+        try:
+            options.settings = load(options.world) if options.world else load()
+            options.settings.scenario(options.scenario)
+        except (SettingsError, OSError) as error:
+            parser.error(str(error))
+    return options
+
+
+def _made(options: argparse.Namespace, clock: SystemClock) -> tuple[Fleet, Iterable[str]]:
+    """Return the fleet and the lines of its truth log. Raises ValueError, in words, for what makes none."""
+    wall_ns = clock.wall_ns()
+    if options.scenario is None:
+        fleet = SimulatedFleet(
+            options.seed,
+            options.hosts or HOSTS,
+            options.faults_after,
+            uptime_seconds=clock.boottime_ns() / 1e9,
+        )
+        return fleet, (fault.to_json(wall_ns) for fault in fleet.truth)
+    settings = options.settings
+    hosts = options.hosts or settings.scenario(options.scenario).hosts
+    if hosts > HOSTS_MAX:
+        raise ValueError(
+            f"scenario {options.scenario} has {hosts} hosts: name at most {HOSTS_MAX} with --hosts"
+        )
+    world = World(
+        options.scenario, options.seed, hosts=hosts, settings=settings, start_wall_ns=wall_ns
+    )
+    return LiveWorld(world), truth.lines(world)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline simulate",
         description="Run simulated eight-GPU hosts in one process, through the agent's own codec, "
-        "spool and client. Three of them get a fault: thermal, RDMA retransmissions, XID 95.",
+        "spool and client. Three of them get a fault: thermal, RDMA retransmissions, XID 95. Or, with "
+        "--scenario, a whole world (docs/simulation.md).",
+    )
+    settings = load()
+    parser.add_argument("--scenario", metavar="NAME", help=_scenarios(settings))
+    parser.add_argument(
+        "--world", type=Path, metavar="FILE", help="rates and scenarios of your own, as world.toml"
     )
     parser.add_argument(
-        "--hosts", type=_hosts, default=32, metavar="N", help=f"1 to {HOSTS_MAX} (default 32)"
+        "--hosts",
+        type=_hosts,
+        metavar="N",
+        help=f"1 to {HOSTS_MAX} (default {HOSTS}, or the scenario's)",
     )
     parser.add_argument(
         "--seed",
@@ -103,6 +146,11 @@ def _parser() -> argparse.ArgumentParser:
         "--server-name", default="", metavar="NAME", help="the name in its certificate"
     )
     return parser
+
+
+def _scenarios(settings: Settings) -> str:
+    words = (f"{name}: {each.about}" for name, each in settings.scenarios.items())
+    return "instead of the three faults, a scenario. " + "; ".join(words)
 
 
 def _whole(text: str) -> int:

@@ -71,7 +71,7 @@ class Drives:
     @staticmethod
     def publish_constants(tables: Tables) -> None:
         """Put what does not change while the model runs."""
-        for signal, value in _CONSTANTS.items():
+        for signal, value in CONSTANTS.items():
             tables.put(signal, value)
         tables.put("filesystem.size_bytes", [[0.94e12, 7.6e12]])
         tables.put("filesystem.available_bytes", [[0.71e12, 4.9e12]])
@@ -80,7 +80,7 @@ class Drives:
 
 
 #: Signal -> its value on every drive of every host.
-_CONSTANTS: dict[str, float] = {
+CONSTANTS: dict[str, float] = {
     "disk.discards_operations": 0,
     "disk.discarded_bytes": 0,
     "disk.discard_milliseconds": 0,

@@ -34,12 +34,12 @@ class Interfaces:
     @staticmethod
     def publish_constants(tables: Tables) -> None:
         """Put what does not change while the model runs."""
-        for signal, value in _CONSTANTS.items():
+        for signal, value in CONSTANTS.items():
             tables.put(signal, value)
 
 
 #: Signal -> its value on every host.
-_CONSTANTS: dict[str, float] = {
+CONSTANTS: dict[str, float] = {
     "net.carrier_state": 1,
     "net.operational_state": 6,
     "net.counter_epoch_count": _INDEX,

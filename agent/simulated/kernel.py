@@ -51,12 +51,12 @@ class Kernels:
         """Put what does not change while the model runs."""
         frequency: Floats = self._frequency
         tables.put("clock.frequency_offset_ratio", frequency)
-        for signal, value in _CONSTANTS.items():
+        for signal, value in CONSTANTS.items():
             tables.put(signal, value)
 
 
 #: Signal -> its value on every host.
-_CONSTANTS: dict[str, float] = {
+CONSTANTS: dict[str, float] = {
     "kernel_log.lost_count": 0,
     "kernel_log.not_understood_count": 0,
     "clock.error_estimated_seconds": 2e-4,

@@ -170,7 +170,7 @@ class Machines:
 
     def publish_constants(self, tables: Tables) -> None:
         """Put what does not change while the model runs."""
-        for signal, value in _CONSTANTS.items():
+        for signal, value in CONSTANTS.items():
             tables.put(signal, value)
         tables.put("pcie.class_code", [[CLASS_GPU] * 8 + [CLASS_NIC] * 8])
         tables.put("pcie.numa_node_number", [[*parts.NUMA_NODES, *parts.NUMA_NODES]])
@@ -183,7 +183,7 @@ class Machines:
 
 
 #: Signal -> its value on every device of every host.
-_CONSTANTS: dict[str, float] = {
+CONSTANTS: dict[str, float] = {
     "collector.outcome_state": 0,
     "collector.skipped_events": 0,
     "host.cpu_steal_ratio": 0.0,

@@ -6,7 +6,7 @@ import resource
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from ...fingerprints.block import Block
 from ...fingerprints.wire import telemetry_pb2
 from ..clock import Clock
 from ..transport.credentials import WITHOUT, Credentials
-from .fleet import SimulatedFleet
+from .fleet import Reading
 from .host import SimulatedHost
 
 SECOND_NS = 1_000_000_000
@@ -29,6 +29,21 @@ FILES_PER_HOST = 10
 FILES_BESIDE = 64
 
 
+class Fleet(Protocol):
+    """What the loop needs of a `SimulatedFleet` or a `LiveWorld`."""
+
+    @property
+    def names(self) -> list[str]: ...
+
+    def devices(self, host: str) -> list[telemetry_pb2.Device]: ...
+
+    def step(self, elapsed_seconds: float) -> list[Reading]: ...
+
+    def offset_ns(self, host: int) -> int: ...
+
+    def is_away(self, host: int) -> bool: ...
+
+
 class Host(Protocol):
     """What the loop needs of `SimulatedHost`."""
 
@@ -40,13 +55,27 @@ class Host(Protocol):
         events: Sequence[telemetry_pb2.HealthEvent],
     ) -> None: ...
 
+    def start(self) -> None: ...
+
+    def close(self, seconds_max: float) -> None: ...
+
 
 class Runner:
     """Steps the model once a second. A tick that is late makes one longer step, never a burst."""
 
-    def __init__(self, fleet: SimulatedFleet, hosts: Sequence[Host], clock: Clock) -> None:
-        """*hosts*: in the fleet's order. The first tick is due at once."""
-        self._fleet, self._hosts, self._clock = fleet, hosts, clock
+    def __init__(
+        self,
+        fleet: Fleet,
+        hosts: Sequence[Host],
+        clock: Clock,
+        reopen: Callable[[str], Host] | None = None,
+    ) -> None:
+        """*hosts*: in the fleet's order. The first tick is due at once. *reopen*: makes a host that was
+        away anew; None for a fleet where none ever is."""
+        self._fleet, self._clock, self._reopen = fleet, clock, reopen
+        #: Those that are there, by index.
+        self.hosts: dict[int, Host] = dict(enumerate(hosts))
+        self._leaving: dict[int, threading.Thread] = {}
         self._begin_ns = clock.boottime_ns()
         self._done = -1  # ticks since the begin
 
@@ -58,9 +87,36 @@ class Runner:
             readings = self._fleet.step(float(tick - self._done))
             self._done = tick
             wall_ns = self._clock.wall_ns()
-            for host, (_, blocks, events) in zip(self._hosts, readings, strict=True):
-                host.send(now_ns, wall_ns, blocks, events)
+            for i, (name, blocks, events) in enumerate(readings):
+                host = self._there(i, name)
+                if host is not None and (blocks or events):  # else it is silent
+                    host.send(now_ns, wall_ns + self._fleet.offset_ns(i), blocks, events)
         return self._begin_ns + (self._done + 1) * SECOND_NS
+
+    def _there(self, index: int, name: str) -> Host | None:
+        """Return a host unless it is away: then its connection and its spool are closed, beside the loop."""
+        host = self.hosts.get(index)
+        if self._reopen is None:
+            return host
+        if self._fleet.is_away(index):
+            if host is not None:
+                leaving = threading.Thread(target=host.close, args=(CLOSE_SECONDS_MAX,))
+                self._leaving[index] = leaving
+                del self.hosts[index]
+                leaving.start()
+        elif host is None and not self._leaving[index].is_alive():
+            host = self.hosts[index] = self._reopen(name)
+            host.start()
+        return host
+
+    def close(self) -> None:
+        """Close all hosts at the same time, so that slow ones do not add up."""
+        hosts = list(self.hosts.values())
+        for leaving in self._leaving.values():
+            leaving.join(CLOSE_SECONDS_MAX)
+        if hosts:
+            with ThreadPoolExecutor(len(hosts)) as pool:
+                list(pool.map(lambda host: host.close(CLOSE_SECONDS_MAX), hosts))
 
     def run(self, stop: threading.Event, wait: Callable[[int], object]) -> None:
         """Tick until *stop* is set. *wait* returns at the boot time it is given (ns), or earlier
@@ -70,7 +126,7 @@ class Runner:
 
 
 def run(
-    fleet: SimulatedFleet,
+    fleet: Fleet,
     aggregator: str,
     folder: Path,
     clock: Clock,
@@ -84,22 +140,23 @@ def run(
     address that cannot, OSError when so many hosts need more open files than the system allows.
     """
     allow_files(FILES_BESIDE + FILES_PER_HOST * len(fleet.names))
-    with ExitStack() as stack:
-        hosts: list[SimulatedHost] = []
-        stack.callback(_close, hosts)
-        for name in fleet.names:
-            hosts.append(_open(fleet, name, aggregator, folder, clock, login))
-        pause_ns = min(STAGGER_NS, STAGGER_NS_MAX // len(hosts))
-        for host in hosts:
+    runner = Runner(
+        fleet, (), clock, lambda name: _open(fleet, name, aggregator, folder, clock, login)
+    )
+    with closing(runner):
+        for index, name in enumerate(fleet.names):
+            runner.hosts[index] = _open(fleet, name, aggregator, folder, clock, login)
+        pause_ns = min(STAGGER_NS, STAGGER_NS_MAX // len(fleet.names))
+        for host in list(runner.hosts.values()):
             host.start()
             wait(clock.boottime_ns() + pause_ns)
             if stop.is_set():
                 return
-        Runner(fleet, hosts, clock).run(stop, wait)
+        runner.run(stop, wait)
 
 
 def _open(
-    fleet: SimulatedFleet,
+    fleet: Fleet,
     name: str,
     aggregator: str,
     folder: Path,
@@ -114,13 +171,6 @@ def _open(
         clock=clock,
         login=login,
     )
-
-
-def _close(hosts: Sequence[SimulatedHost]) -> None:
-    """Close all at the same time, so that slow ones do not add up."""
-    if hosts:
-        with ThreadPoolExecutor(len(hosts)) as pool:
-            list(pool.map(lambda host: host.close(CLOSE_SECONDS_MAX), hosts))
 
 
 def allow_files(count: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -51,8 +51,10 @@ class Tables:
     hardware has and nothing disturbs stand at 0.
     """
 
-    def __init__(self, machines: Sequence[Machine]) -> None:
-        names = [name for name, row in TABLES.items() if row[0].device_kind in KINDS]
+    def __init__(self, machines: Sequence[Machine], only: Collection[str] = TABLES) -> None:
+        """*only*: tables that there are to be."""
+        known = [name for name, row in TABLES.items() if row[0].device_kind in KINDS]
+        names = [name for name in known if name in only]
         self._tables = {name: _Table(name, machines) for name in names}
         self._columns = {
             signal.name: (self._tables[name], column, signal.kind is Kind.GAUGE)

@@ -15,6 +15,8 @@ import pytest
 from gangline.agent.simulated import SimulatedFleet
 from gangline.agent.simulated.host import SimulatedHost
 from gangline.agent.simulated.runner import Runner, allow_files
+from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world.live import LiveWorld
 from gangline.agent.spool.folder import FolderError
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
@@ -44,6 +46,8 @@ class Recorder:
     """Notes what it is told to send."""
 
     sent: list[tuple[int, int, int]] = field(default_factory=list)
+    started: bool = False
+    closed_within_seconds: float = 0.0
 
     def send(
         self,
@@ -53,6 +57,12 @@ class Recorder:
         events: Sequence[telemetry_pb2.HealthEvent],
     ) -> None:
         self.sent.append((boottime_ns, wall_ns, len(blocks)))
+
+    def start(self) -> None:
+        self.started = True
+
+    def close(self, seconds_max: float) -> None:
+        self.closed_within_seconds = seconds_max
 
 
 def test_a_late_tick_is_one_longer_step_and_no_burst() -> None:
@@ -69,6 +79,29 @@ def test_a_late_tick_is_one_longer_step_and_no_burst() -> None:
     assert len(host.sent) == 2
     assert fleet.now_seconds == 8.0
     assert host.sent[-1][:2] == (clock.boottime_ns(), clock.wall_ns())
+
+
+def test_a_host_that_is_away_is_closed_and_comes_back_as_another() -> None:
+    """A world's repair that kept its connection would be a gap; readings of before the boot would go on.
+    Its clock is off while it says so, and a gap is no frame."""
+    world = World("parade", 1, hosts=16)
+    row = next(a for a in world.schedule.away if a.begin > 20)
+    fleet, clock = LiveWorld(world), HandedClock()
+    hosts, opened = [Recorder() for _ in range(16)], list[tuple[str, Recorder]]()
+
+    def reopen(name: str) -> Recorder:
+        opened.append((name, Recorder()))
+        return opened[-1][1]
+
+    runner, begin = Runner(fleet, hosts, clock, reopen), clock.now_ns
+    for seconds in (0.0, row.begin + 1, row.begin + 2, row.end + 1, row.end + 2):
+        clock.now_ns = begin + round(seconds * SECOND_NS)
+        runner.tick()
+    assert hosts[row.host].closed_within_seconds > 0
+    (again,) = [host for name, host in opened if name == world.names[row.host]]
+    assert again.started and again.sent and len(hosts[row.host].sent) == 1
+    runner.close()
+    assert again.closed_within_seconds > 0
 
 
 def open_host(folder: Path, fleet: SimulatedFleet, clock: HandedClock) -> SimulatedHost:
@@ -188,6 +221,7 @@ def test_a_held_folder_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--scenario", "doom"], "'doom': expected one of quarter"),
         (["--hosts", "0"], "0: expected 1 to 512 hosts"),
         (["--hosts", "513"], "513: expected 1 to 512 hosts"),
         (["--hosts", "many"], "'many': expected a whole number"),

@@ -1,0 +1,254 @@
+"""What each class does to what the host's parts read: a function each, over all rows of it that stand at once.
+
+*strength* is 0 to 1 over the onset, *amount* the incident's own, *seconds* how long it has stood. Levels
+that health.md does not give are assumed, and named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from ..parts import GPUS
+from .channels import Channels, Struck
+
+#: Assumed: a host that is fought over has this much of its time in pressure, and of its cores stolen.
+CONTENDED_PRESSURE, CONTENDED_STEAL = 0.75, 0.15
+#: Temperature leads the clock by this share of the onset.
+HEAT_LEADS = 0.5
+HALF_LANES, QUARTER_LANES = 8, 4
+RETRANSMISSIONS_PER_SECOND = 900.0
+SYMBOL_ERRORS_PER_SECOND = 6.0
+#: Corrected errors come in bursts: this share of the ten-second spans has them.
+BURST_SHARE = 0.3
+#: The recovery action of NVML that the driver asks for.
+ASKS_RESET = 1
+
+
+def _put(array: npt.NDArray[np.generic], struck: Struck, values: object, how: np.ufunc) -> None:
+    """Combine *values* into the cells that are struck: of one GPU, or of all of the host."""
+    new = np.broadcast_to(np.asarray(values), struck.slot.shape)
+    one = struck.gpu >= 0
+    if array.ndim == 1:
+        how.at(array, struck.slot, new)
+        return
+    how.at(array, (struck.slot[one], struck.gpu[one]), new[one])
+    slots, whole = np.repeat(struck.slot[~one], GPUS), np.repeat(new[~one], GPUS)
+    how.at(array, (slots, np.tile(np.arange(GPUS), int((~one).sum()))), whole)
+
+
+def thermal(channels: Channels, struck: Struck) -> None:
+    """Heat first, then the clock."""
+    warm = np.minimum(struck.strength / HEAT_LEADS, 1.0)
+    cut = np.clip((struck.strength - HEAT_LEADS) / (1 - HEAT_LEADS), 0.0, 1.0)
+    _put(channels.heat, struck, warm, np.maximum)
+    _put(channels.thermal, struck, np.where(cut > 0, 0.9, 0.0), np.maximum)
+    _put(channels.speed, struck, 1 - struck.amount * cut, np.minimum)
+
+
+def power_cap(channels: Channels, struck: Struck) -> None:
+    """Somebody, or the firmware, has lowered the limit: power stands at it, the die is cool."""
+    _put(channels.capped, struck, 0.95 * struck.strength, np.maximum)
+    _put(channels.speed, struck, 1 - struck.amount * struck.strength, np.minimum)
+    _put(channels.limit, struck, (1 - struck.amount * struck.strength) ** 2.2, np.minimum)
+
+
+def power_brake(channels: Channels, struck: Struck) -> None:
+    """The rack's power supply asks all its GPUs to slow down at once."""
+    _put(channels.braked, struck, 0.98 * struck.strength, np.maximum)
+    _put(channels.speed, struck, 1 - struck.amount * struck.strength, np.minimum)
+
+
+def cpu_contention(channels: Channels, struck: Struck) -> None:
+    """Gaps between kernels, and pressure on the cores; the clocks stay."""
+    _put(channels.stall, struck, struck.amount * struck.strength, np.maximum)
+    pressure = CONTENDED_PRESSURE * struck.amount / 0.22 * struck.strength
+    _put(channels.pressure, struck, pressure, np.maximum)
+    steal = CONTENDED_STEAL * (struck.variant < 0.5) * struck.strength
+    _put(channels.steal, struck, steal, np.maximum)
+
+
+def storage_stall(channels: Channels, struck: Struck) -> None:
+    """Utilisation and power drop while one host waits for its data."""
+    _put(channels.starved, struck, struck.amount * struck.strength, np.maximum)
+    _put(channels.iowait, struck, 0.3 * struck.strength, np.maximum)
+
+
+def slow_host(channels: Channels, struck: Struck) -> None:
+    """Less work per cycle, and nothing that the driver names."""
+    _put(channels.work, struck, 1 - struck.amount, np.minimum)
+
+
+def pcie_width(channels: Channels, struck: Struck) -> None:
+    """Half the lanes, or a quarter; replays; the port beside it is fed more slowly."""
+    half = struck.variant < 0.5
+    _put(
+        channels.lanes,
+        struck,
+        np.where(half, HALF_LANES, QUARTER_LANES),
+        np.minimum,
+    )
+    _put(channels.replays, struck, np.where(half, 0.2, 3.0), np.add)
+    _put(channels.port, struck, np.where(half, 0.95, 0.55), np.minimum)
+
+
+def nvlink(channels: Channels, struck: Struck) -> None:
+    """One link repeats more and more, then is gone with XID 74."""
+    _put(channels.crc, struck, struck.amount * np.minimum(struck.strength + 0.02, 1.0), np.add)
+    _put(channels.link_down, struck, struck.is_due, np.logical_or)
+    _put(channels.hangs, struck, struck.is_due, np.logical_or)
+
+
+def rdma_link(channels: Channels, struck: Struck) -> None:
+    """A bad cable: symbol errors, retransmissions, and the whole gang sends at this port's pace."""
+    _put(channels.port, struck, 1 - struck.amount * struck.strength, np.minimum)
+    _put(
+        channels.retransmits,
+        struck,
+        RETRANSMISSIONS_PER_SECOND * struck.amount * struck.strength,
+        np.add,
+    )
+    _put(channels.symbols, struck, SYMBOL_ERRORS_PER_SECOND * struck.strength, np.add)
+
+
+def congestion(channels: Channels, struck: Struck) -> None:
+    """All ports of the gang alike: they wait for credits, and bytes are on a plateau."""
+    _put(channels.port, struck, 1 - struck.amount * struck.strength, np.minimum)
+    _put(channels.marked, struck, 4000.0 * struck.strength, np.add)
+
+
+def flap(channels: Channels, struck: Struck) -> None:
+    """The link goes and comes: the gang hangs for seconds, and there is a burst of retransmissions."""
+    _put(channels.port_down, struck, struck.seconds < 2.0, np.logical_or)
+    _put(channels.downed, struck, np.ceil(struck.amount) * struck.is_new, np.add)
+    _put(channels.hangs, struck, True, np.logical_or)
+    _put(channels.retransmits, struck, 2000.0, np.add)
+
+
+def port_gone(channels: Channels, struck: Struck) -> None:
+    """The port is down and stays so; its gang waits until its time-out."""
+    _put(channels.port_down, struck, struck.is_due, np.logical_or)
+    _put(channels.downed, struck, struck.is_new, np.add)
+    _put(channels.hangs, struck, struck.is_due, np.logical_or)
+
+
+def hbm(channels: Channels, struck: Struck) -> None:
+    """Corrected errors in bursts, where there is any warning; then data is lost."""
+    span = np.floor(struck.seconds / 10.0)
+    bursts = (span * 0.618034 + struck.variant * 7.0) % 1.0 < BURST_SHARE
+    warned = ~struck.is_due & bursts
+    _put(channels.corrected, struck, struck.amount * warned, np.add)
+    _put(channels.uncorrected, struck, struck.is_new, np.add)
+    failed = struck.is_due & (struck.variant < struck.each.remap_failed_ratio)
+    _put(channels.remap_pending, struck, struck.is_due & ~failed, np.maximum)
+    _put(channels.remap_failed, struck, failed, np.maximum)
+    _put(channels.asks, struck, np.where(struck.is_due, ASKS_RESET, 0), np.maximum)
+    _put(channels.hangs, struck, struck.is_due, np.logical_or)
+
+
+def gsp_hang(channels: Channels, struck: Struck) -> None:
+    """Calls take longer, then none returns: fields vanish, the gang waits, XID 119 comes late."""
+    _put(channels.call_seconds, struck, struck.amount * struck.strength, np.maximum)
+    _put(channels.unread, struck, struck.is_due, np.logical_or)
+    _put(channels.hangs, struck, struck.is_due, np.logical_or)
+
+
+def gpu_lost(channels: Channels, struck: Struck) -> None:
+    """Off the bus, without a word before."""
+    _put(channels.lost, struck, struck.is_due, np.logical_or)
+    _put(channels.hangs, struck, struck.is_due, np.logical_or)
+
+
+def gpu_fault(channels: Channels, struck: Struck) -> None:
+    """The driver asks for a reset."""
+    _put(channels.asks, struck, np.where(struck.is_due, ASKS_RESET, 0), np.maximum)
+    _put(channels.hangs, struck, struck.is_due, np.logical_or)
+
+
+def rack_dark(channels: Channels, struck: Struck) -> None:
+    """No power: the host says nothing more."""
+    _put(channels.silent, struck, True, np.logical_or)
+    _put(channels.hangs, struck, True, np.logical_or)
+
+
+def gap(channels: Channels, struck: Struck) -> None:
+    """Nothing is heard; nothing is wrong. One between two steps is not noticed."""
+    _put(channels.silent, struck, ~struck.is_over, np.logical_or)
+
+
+def hung_collector(channels: Channels, struck: Struck) -> None:
+    """One GPU's readings do not return; its job goes on."""
+    _put(channels.unread, struck, struck.is_due, np.logical_or)
+    _put(channels.call_seconds, struck, 1.0, np.maximum)
+
+
+def skewed_clock(channels: Channels, struck: Struck) -> None:
+    """The wall clock is off."""
+    _put(channels.offset_seconds, struck, struck.amount, np.add)
+
+
+def saturated_counter(channels: Channels, struck: Struck) -> None:
+    """A counter that counts no more."""
+    _put(channels.overruns, struck, struck.amount, np.maximum)
+
+
+def data_stall(channels: Channels, struck: Struck) -> None:
+    """All hosts of the job wait for data, as the file system is slow for all."""
+    _put(channels.starved, struck, struck.amount * struck.strength, np.maximum)
+    _put(channels.iowait, struck, 0.3 * struck.strength, np.maximum)
+
+
+def sequence_imbalance(channels: Channels, struck: Struck) -> None:
+    """Another rank is the slowest in every step."""
+    _put(channels.imbalance, struck, struck.amount, np.maximum)
+
+
+def stage_imbalance(channels: Channels, struck: Struck) -> None:
+    """The same stage is the longest in every replica."""
+    _put(channels.stage, struck, struck.amount, np.maximum)
+
+
+def full_load_cap(channels: Channels, struck: Struck) -> None:
+    """The driver names the power cap at full load, and no clock is lost."""
+    _put(channels.capped, struck, struck.amount, np.maximum)
+
+
+def nothing(channels: Channels, struck: Struck) -> None:
+    """Nothing that a counter shows (silent corruption), or nothing of this moment (a restart)."""
+
+
+#: Class -> what it does. A class of `world.toml` without one is refused (`World`).
+EFFECTS: dict[str, Callable[[Channels, Struck], None]] = {
+    "thermal": thermal,
+    "power_cap": power_cap,
+    "power_brake": power_brake,
+    "cooling_loop": thermal,
+    "cpu_contention": cpu_contention,
+    "storage_stall": storage_stall,
+    "slow_host": slow_host,
+    "pcie_width": pcie_width,
+    "nvlink": nvlink,
+    "rdma_link": rdma_link,
+    "congestion": congestion,
+    "flap": flap,
+    "nic": port_gone,
+    "leaf_down": port_gone,
+    "rack_dark": rack_dark,
+    "hbm": hbm,
+    "gsp_hang": gsp_hang,
+    "gpu_lost": gpu_lost,
+    "gpu_fault": gpu_fault,
+    "silent_corruption": nothing,
+    "gap": gap,
+    "hung_collector": hung_collector,
+    "skewed_clock": skewed_clock,
+    "agent_restart": gap,
+    "saturated_counter": saturated_counter,
+    "planned_reboot": nothing,
+    "data_stall": data_stall,
+    "sequence_imbalance": sequence_imbalance,
+    "stage_imbalance": stage_imbalance,
+    "full_load_cap": full_load_cap,
+}

@@ -1,0 +1,115 @@
+"""How the gangs step at one moment: who computes, who waits for whom. Arrays are (hosts, 8) or (hosts,).
+
+need    = compute seconds of a rank's step at its own speed
+period  = (the greatest need + exchange at the slowest port + gap) / (1 - time lost to hosts)
+busy    = need / period: the culprit is the rank that does not wait
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..parts import GPUS
+from .channels import Channels, Flags
+from .jobs import Job
+from .noise import Floats, Noise
+
+Ints = npt.NDArray[np.int64]
+
+GAP_RATIO = 0.012
+#: The last quarter of a job's hosts holds its last pipeline stage.
+LAST_STAGE = 0.75
+#: What a writer of a checkpoint shows of utilisation.
+WRITER_RESIDENCY = 0.03
+
+
+@dataclass(slots=True)
+class Shares:
+    """What each rank does with its time; the shares of one rank add up to 1 where a job runs."""
+
+    at_work: Flags  # (hosts,): a job runs there
+    compute: Floats
+    exchange: Floats
+    wait: Floats
+    gap: Floats
+    writes: Flags  # a checkpoint, now
+    pace: Floats  # (hosts,): steps over those of a healthy gang
+    phase: Floats  # (hosts,): where in the step this moment is, the same for a gang
+
+
+class Gangs:
+    """The jobs on a set of hosts while none begins or ends."""
+
+    def __init__(self, jobs: list[Job], slots: list[Ints], hosts: int, seed: int) -> None:
+        """*slots*: of each job, its hosts' places in the arrays, of those that are there."""
+        self._job: Ints = np.full(hosts, -1, np.int64)
+        self._rank: Floats = np.zeros(hosts)  # of the host within its job, 0 to 1
+        for number, own in enumerate(slots):
+            self._job[own] = number
+            self._rank[own] = np.arange(own.size) / max(own.size, 1)
+        self.at_work: Flags = self._job >= 0
+        self._safe = np.maximum(self._job, 0)
+        self._begin = _of(jobs, "begin")
+        self._every = _of(jobs, "checkpoint_every_seconds")
+        self._writing = _of(jobs, "checkpoint_seconds")
+        self._alone = np.array([job.writes_alone for job in jobs] or [False], bool)
+        self._communicate = _of(jobs, "communicate_ratio")
+        self.power: Floats = _of(jobs, "power_ratio")[self._safe]
+        bound = np.array([job.is_memory_bound for job in jobs] or [False], bool)
+        self.is_memory_bound: Flags = bound[self._safe] & self.at_work
+        self._phase = Noise(seed, _of(jobs, "number").astype(np.int64))
+
+    def shares(
+        self, now: float, tick: int, speed: Floats, channels: Channels, noise: Noise
+    ) -> Shares:
+        """Return what everybody does at *now*. *speed*: of each rank's work, 1.0 nominal."""
+        exchange = self._communicate[self._safe]
+        need = (1 - exchange - GAP_RATIO)[:, None] / speed * self._uneven(channels, tick, noise)
+        slowest = self._most(np.asarray(need.max(axis=1), np.float64), 0.0)
+        exchange = exchange * self._most(np.asarray(1 / channels.port.min(axis=1), np.float64), 1.0)
+        lost = 1 - (1 - channels.stall) * (1 - channels.starved)
+        period = (slowest + exchange + GAP_RATIO) / (1 - np.minimum(self._most(lost, 0.0), 0.95))
+        hangs = self._most(channels.hangs.astype(np.float64), 0.0) > 0
+        writing = self._is_writing(now)
+        runs = (self.at_work & ~hangs & ~writing)[:, None]
+        compute = np.where(runs, need / period[:, None], 0.0)
+        sends = np.where(runs, (exchange / period)[:, None], 0.0) * np.ones(GPUS)
+        gap = np.where(runs, (lost + GAP_RATIO / period)[:, None], 0.0) * np.ones(GPUS)
+        writes = self._writers() & (writing & self.at_work)[:, None]
+        gap = np.where(writes, 1 - WRITER_RESIDENCY, gap)
+        wait = np.where(self.at_work[:, None], np.maximum(1 - compute - sends - gap, 0.0), 0.0)
+        pace = np.where(runs[:, 0], 1 / period, 0.0)
+        phase = self._phase.uniform(tick, 1)[self._safe]
+        return Shares(self.at_work, compute, sends, wait, gap, writes, pace, phase)
+
+    def _uneven(self, channels: Channels, tick: int, noise: Noise) -> Floats:
+        """Return each rank's share of the work: even, but for what the workload itself does."""
+        draw = noise.uniform(tick, 2)
+        # One rank of the gang has the longest sequence of this step: another one in the next.
+        longest = draw == self._most(draw.max(axis=1), 0.0)[:, None]
+        uneven = channels.imbalance[:, None] * np.where(longest, 1.0, 0.5 * draw**2)
+        last = (self._rank >= LAST_STAGE) & self.at_work
+        return np.asarray((1 + uneven) * (1 + channels.stage * last)[:, None])
+
+    def _most(self, values: Floats, least: float) -> Floats:
+        """Return for each host the most of *values* over the hosts of its gang."""
+        most = np.full(self._begin.size, least)
+        np.maximum.at(most, self._job[self.at_work], values[self.at_work])
+        return np.asarray(most[self._safe])
+
+    def _is_writing(self, now: float) -> Flags:
+        age = now - self._begin
+        writing = (age >= self._every) & (age % self._every < self._writing)
+        return np.asarray(writing[self._safe] & self.at_work)
+
+    def _writers(self) -> Flags:
+        first = np.zeros((self._rank.size, GPUS), bool)
+        first[:, 0] = ~self._alone[self._safe] | (self._rank == 0)
+        return first
+
+
+def _of(jobs: list[Job], name: str) -> Floats:
+    return np.array([float(getattr(job, name)) for job in jobs] or [1.0])

@@ -1,0 +1,163 @@
+"""What befalls, in columns: a row for each host that an incident strikes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..parts import GPUS
+from .places import Places
+from .settings import FaultClass, Scenario, Settings
+
+Floats = npt.NDArray[np.float64]
+Random = np.random.Generator
+
+#: An incident; times are seconds of the world. part: GPU, port or rail; -1: all of the host.
+DTYPE = np.dtype(
+    [
+        ("cause", np.int64),  # shared by all rows of one cause
+        ("origin", np.int64),  # of a fault that came back: the cause of the first; else -1
+        ("cls", np.int16),
+        ("host", np.int32),
+        ("part", np.int16),
+        ("job", np.int32),  # that it is of; -1: of the host
+        ("begin", np.float64),
+        ("onset", np.float64),  # seconds until it is at its full amount
+        ("end", np.float64),  # of the effect
+        ("amount", np.float64),
+        ("variant", np.float64),  # uniform: what else is drawn of it
+    ]
+)
+Rows = npt.NDArray[np.void]
+
+#: Classes that strike all hosts of a place, and by which of `Places`' arrays.
+SHARED = {"rack_hour": "rack", "leaf_hour": "leaf", "cooling_hour": "cooling"}
+HOUR, DAY = 3600.0, 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What every draw needs: the same seed and name give the same numbers, whatever else is drawn."""
+
+    seed: int
+    settings: Settings
+    scenario: Scenario
+    places: Places
+    frailty: Floats  # (hosts,), sums to 1
+
+    @property
+    def seconds(self) -> float:
+        """How long the world lasts."""
+        return self.scenario.days * DAY
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are."""
+        return self.frailty.size
+
+    def random(self, *names: str) -> Random:
+        """Return a source of its own for what is called so."""
+        return named_random(self.seed, *names)
+
+
+def named_random(seed: int, *names: str) -> Random:
+    """Return a random source that depends on the seed and the names alone."""
+    return np.random.default_rng([seed, *(zlib.crc32(name.encode()) for name in names)])
+
+
+def frailty(settings: Settings, seed: int, hosts: int) -> Floats:
+    """Return each host's share of what befalls hardware."""
+    shape = settings.frailty.shape
+    drawn = named_random(seed, "frailty").gamma(shape, 1 / shape, hosts)
+    return np.asarray(drawn / drawn.sum())
+
+
+def empty(count: int) -> Rows:
+    """Return rows to fill: of no job, no origin."""
+    rows = np.zeros(count, DTYPE)
+    rows["job"] = rows["origin"] = -1
+    return rows
+
+
+def joined(parts: Iterable[Rows]) -> Rows:
+    """Return all rows as one array."""
+    found = list(parts)
+    return np.concatenate(found) if found else empty(0)
+
+
+def details(rows: Rows, each: FaultClass, number: int, random: Random) -> Rows:
+    """Draw onset, duration, amount and variant of *rows*, in place; return them."""
+    count = len(rows)
+    rows["cls"] = number
+    onset = random.uniform(*each.onset_seconds, count)
+    silent = random.random(count) < each.onset_silent_ratio
+    rows["onset"] = np.where(silent, 0.0, onset)
+    spread = np.exp(each.duration_sigma * random.standard_normal(count))
+    rows["end"] = rows["begin"] + rows["onset"] + each.duration_median_seconds * spread
+    rows["amount"] = random.uniform(*each.amount, count)
+    rows["variant"] = random.random(count)
+    return rows
+
+
+def draw(draws: Draws, each: FaultClass, number: int, first_cause: int) -> Rows:
+    """Return the incidents of a class over the whole span, as if every host were always there."""
+    random = draws.random("class", each.name)
+    if each.per in SHARED:
+        return _shared(draws, each, number, first_cause, random)
+    count, chosen = _struck(draws, each, random)
+    rows = empty(count)
+    rows["cause"] = first_cause + np.arange(count)
+    rows["host"] = chosen
+    by_part = each.per in ("gpu_hour", "port_hour") or each.name == "saturated_counter"
+    rows["part"] = random.integers(0, GPUS, count) if by_part or each.monitoring else -1
+    rows["begin"] = 0.0 if each.per == "share" else random.uniform(0, draws.seconds, count)
+    return details(rows, each, number, random)
+
+
+def _struck(draws: Draws, each: FaultClass, random: Random) -> tuple[int, npt.NDArray[np.int64]]:
+    """Return how many rows there are, and of which hosts."""
+    hosts = draws.hosts
+    if each.per == "share":
+        chosen = np.flatnonzero(random.random(hosts) < each.rate * draws.scenario.rate_factor)
+        return chosen.size, chosen
+    units = hosts * (1 if each.per == "host_hour" else GPUS)
+    hours = draws.seconds / HOUR
+    count = int(random.poisson(each.rate * draws.scenario.rate_factor * units * hours))
+    weights = draws.frailty if each.sort == "faults" else None
+    return count, random.choice(hosts, count, p=weights)
+
+
+def _shared(draws: Draws, each: FaultClass, number: int, first_cause: int, random: Random) -> Rows:
+    """One cause strikes all hosts of a place, within two seconds of each other."""
+    where = getattr(draws.places, SHARED[each.per])
+    places = int(where.max()) + 1
+    hours = draws.seconds / HOUR
+    count = int(random.poisson(each.rate * draws.scenario.rate_factor * places * hours))
+    causes = details(empty(count), each, number, random)
+    causes["cause"] = first_cause + np.arange(count)
+    begins = random.uniform(0, draws.seconds, count)
+    at = random.integers(0, places, count)
+    part = random.integers(0, GPUS, count) if each.per == "leaf_hour" else np.full(count, -1)
+    return joined(
+        spread(causes[i : i + 1], float(begins[i]), int(part[i]), np.flatnonzero(where == at[i]))
+        for i in range(count)
+    )
+
+
+def spread(cause: Rows, begin: float, part: int, hosts: npt.NDArray[np.intp]) -> Rows:
+    """Return a row for each of *hosts* of the one cause, a little apart."""
+    rows = np.repeat(cause, hosts.size)
+    rows["host"], rows["part"] = hosts, part
+    rows["begin"] += begin + 1.5 * (np.arange(hosts.size) * 0.618 % 1.0)
+    rows["end"] += begin
+    return rows
+
+
+def parade(draws: Draws, classes: Sequence[tuple[int, FaultClass]]) -> dict[int, float]:
+    """Return when each class has its turn, by its number."""
+    every = draws.scenario.parade_seconds
+    return {number: every * (turn + 1) for turn, (number, _) in enumerate(classes)}

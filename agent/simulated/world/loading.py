@@ -1,0 +1,209 @@
+"""Reads `world.toml`: every field there, of its type and within its bounds, or words that say what is wrong."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .settings import (
+    DAYS_MAX,
+    ENDS,
+    EXPOSURES,
+    HOSTS_MAX,
+    PERS,
+    SORTS,
+    AfterReturn,
+    FaultClass,
+    FleetLayout,
+    Frailty,
+    JobShapes,
+    Repair,
+    Scenario,
+    Settings,
+    SettingsError,
+    Spread,
+)
+
+PATH = Path(__file__).parent.parent / "world.toml"
+#: A file longer than this is refused unread.
+FILE_BYTES_MAX = 1 << 20
+#: Nothing of a world is greater, in its unit.
+NUMBER_MAX = 1e12
+
+T = TypeVar("T")
+
+
+def load(path: Path = PATH) -> Settings:
+    """Read and check *path*. Raises SettingsError, in words; OSError when it cannot be read."""
+    data = path.read_bytes()
+    if len(data) > FILE_BYTES_MAX:
+        raise SettingsError(f"{path.name}: {len(data)} bytes, at most {FILE_BYTES_MAX}")
+    try:
+        return parse(data.decode())
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path.name}: not UTF-8: {error}") from error
+
+
+def parse(text: str) -> Settings:
+    """Return the world that *text* describes. Raises SettingsError for anything that is none."""
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
+        raise SettingsError(f"not TOML: {error}") from error
+    known = {"fleet", "spread", "jobs", "repair", "after_return", "frailty", "class", "scenario"}
+    if unknown := sorted(tables.keys() - known):
+        raise SettingsError(f"unknown table [{unknown[0]}]: expected {', '.join(sorted(known))}")
+    classes = {n: _made(FaultClass, f"class.{n}", t, n) for n, t in _many(tables, "class")}
+    scenarios = {n: _made(Scenario, f"scenario.{n}", t, n) for n, t in _many(tables, "scenario")}
+    settings = Settings(
+        _made(FleetLayout, "fleet", tables.get("fleet")),
+        _made(Spread, "spread", tables.get("spread")),
+        _made(JobShapes, "jobs", tables.get("jobs")),
+        _made(Repair, "repair", tables.get("repair")),
+        _made(AfterReturn, "after_return", tables.get("after_return")),
+        _made(Frailty, "frailty", tables.get("frailty")),
+        classes,
+        scenarios,
+    )
+    _check(settings)
+    return settings
+
+
+def _many(tables: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    found = tables.get(name)
+    if not isinstance(found, dict) or not found:
+        raise SettingsError(f"[{name}.NAME]: expected at least one such table")
+    return list(found.items())
+
+
+def _made(kind: type[T], where: str, table: Any, name: str = "") -> T:
+    """Return a *kind* from a table: every field there, of its type, finite, and none unknown."""
+    if not isinstance(table, dict):
+        raise SettingsError(f"[{where}]: expected a table")
+    wanted = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {"name": name} if "name" in wanted else {}
+    for key, value in table.items():
+        if key not in wanted or key == "name":
+            raise SettingsError(f"[{where}] {key}: unknown; expected {', '.join(wanted)}")
+        values[key] = _value(f"[{where}] {key}", str(wanted[key].type), value)
+    missing = [n for n, f in wanted.items() if n not in values and f.default is MISSING]
+    if missing:
+        raise SettingsError(f"[{where}] {missing[0]}: missing")
+    return kind(**values)
+
+
+def _value(where: str, type_name: str, value: Any) -> Any:
+    if type_name == "str":
+        return _of(where, value, str, "text")
+    if type_name == "bool":
+        return _of(where, value, bool, "true or false")
+    if type_name == "int":
+        return _of(where, value, int, "a whole number")
+    if type_name == "float":
+        return _number(where, value)
+    items = _of(where, value, list, "a list")
+    if type_name == "tuple[str, ...]":
+        return tuple(_of(where, item, str, "texts") for item in items)
+    if type_name == "tuple[int, ...]":
+        return tuple(_of(where, item, int, "whole numbers") for item in items)
+    numbers = tuple(_number(where, item) for item in items)
+    if type_name == "Pair" and (len(numbers) != 2 or numbers[0] > numbers[1]):
+        raise SettingsError(f"{where}: {value}: expected [least, greatest]")
+    return numbers
+
+
+def _of(where: str, value: Any, kind: type[Any], words: str) -> Any:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise SettingsError(f"{where}: {value!r}: expected {words}")
+    if kind is int and not -NUMBER_MAX <= int(value) <= NUMBER_MAX:
+        raise SettingsError(f"{where}: expected at most {NUMBER_MAX:g}")
+    return value
+
+
+def _number(where: str, value: Any) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not abs(value) <= NUMBER_MAX
+    ):
+        raise SettingsError(f"{where}: {_short(value)}: expected a number")
+    return float(value)
+
+
+def _short(value: object) -> str:
+    try:
+        return repr(value)[:40]
+    except ValueError:  # a whole number of thousands of digits
+        return "so many digits"
+
+
+def _check(settings: Settings) -> None:
+    for name in ("rack_hosts", "cooling_racks", "leaf_hosts", "spine_leaf_groups"):
+        _within(f"[fleet] {name}", getattr(settings.fleet, name), 1, 10_000)
+    jobs, after = settings.jobs, settings.after_return
+    if len(jobs.hosts) != len(jobs.weights) or not jobs.hosts or min(jobs.hosts) < 1:
+        raise SettingsError("[jobs] hosts and weights: expected as many of each, hosts 1 or more")
+    if min(jobs.weights) < 0 or sum(jobs.weights) <= 0:
+        raise SettingsError("[jobs] weights: expected 0 or more each, and more than 0 together")
+    if len(after.until_days) != len(after.per_1000_node_days) or not after.until_days:
+        raise SettingsError("[after_return]: expected as many until_days as per_1000_node_days")
+    if list(after.until_days) != sorted(set(after.until_days)) or after.until_days[0] <= 0:
+        raise SettingsError("[after_return] until_days: expected rising days above 0")
+    if min(after.per_1000_node_days) < 0:
+        raise SettingsError("[after_return] per_1000_node_days: expected 0 or more each")
+    _positive("repair", settings.repair, "median_hours", "sigma", "hours_max", "drain_minutes")
+    _positive("frailty", settings.frailty, "shape")
+    _positive("jobs", jobs, "duration_median_hours", "duration_hours_max", "pause_median_minutes")
+    for name in ("checkpoint_minutes", "checkpoint_seconds", "period_seconds", "power_ratio"):
+        _within(f"[jobs] {name}", getattr(jobs, name)[0], 0.1, 1e6)
+    _within("[jobs] communicate_ratio", jobs.communicate_ratio[0], 0.0, 0.8)
+    _within("[jobs] communicate_ratio", jobs.communicate_ratio[1], 0.0, 0.8)
+    for each in settings.classes.values():
+        _check_class(each)
+    for scenario in settings.scenarios.values():
+        _check_scenario(scenario, settings)
+
+
+def _check_class(each: FaultClass) -> None:
+    where = f"[class.{each.name}]"
+    for key, value, allowed in (
+        ("per", each.per, PERS),
+        ("ends", each.ends, ENDS),
+        ("exposure", each.exposure, EXPOSURES),
+    ):
+        if value not in allowed:
+            raise SettingsError(f"{where} {key}: {value!r}: expected one of {', '.join(allowed)}")
+    _within(f"{where} rate", each.rate, 0.0, 1.0)
+    _within(f"{where} onset_seconds", each.onset_seconds[0], 0.0, 1e6)
+    _within(f"{where} duration_median_seconds", each.duration_median_seconds, 0.1, 1e10)
+    _within(f"{where} duration_sigma", each.duration_sigma, 0.0, 5.0)
+    for key in ("job_ratio", "onset_silent_ratio", "remap_failed_ratio"):
+        _within(f"{where} {key}", getattr(each, key), 0.0, 1.0)
+    if not each.source:
+        raise SettingsError(f"{where} source: expected where the numbers come from")
+
+
+def _check_scenario(scenario: Scenario, settings: Settings) -> None:
+    where = f"[scenario.{scenario.name}]"
+    _within(f"{where} hosts", scenario.hosts, 1, HOSTS_MAX)
+    _within(f"{where} days", scenario.days, 1e-3, DAYS_MAX)
+    _within(f"{where} rate_factor", scenario.rate_factor, 0.0, 1e4)
+    _within(f"{where} parade_seconds", scenario.parade_seconds, 0.0, 1e6)
+    for name in scenario.classes:
+        if name not in SORTS and name not in settings.classes:
+            raise SettingsError(
+                f"{where} classes: {name!r}: expected {', '.join(SORTS)} or a class"
+            )
+
+
+def _positive(where: str, table: object, *names: str) -> None:
+    for name in names:
+        _within(f"[{where}] {name}", getattr(table, name), 1e-9, 1e9)
+
+
+def _within(where: str, value: float, least: float, greatest: float) -> None:
+    if not least <= value <= greatest:
+        raise SettingsError(f"{where}: {value:g}: expected {least:g} to {greatest:g}")

@@ -1,0 +1,49 @@
+"""Noise that is a pure function of (seed, what, who, when): any reading can be made without those before it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Words = npt.NDArray[np.uint64]
+
+_GOLDEN, _FIRST, _SECOND = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xBF58476D1CE4E5B9),
+    np.uint64(0x94D049BB133111EB),
+)
+_LOW = np.uint64(0xFFFF)
+_MASK = (1 << 64) - 1
+
+
+def _mixed(words: Words) -> Words:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014)."""
+    words = words + _GOLDEN
+    words = (words ^ (words >> np.uint64(30))) * _FIRST
+    words = (words ^ (words >> np.uint64(27))) * _SECOND
+    return words ^ (words >> np.uint64(31))
+
+
+class Noise:
+    """Uniform and about normal numbers for parts, by the tick (an integer) and a channel's number."""
+
+    def __init__(self, seed: int, parts: npt.NDArray[np.int64]) -> None:
+        """*parts*: a number of its own for each part, of any shape; what is returned has that shape."""
+        self._parts = _mixed(parts.astype(np.uint64) ^ np.uint64(seed & _MASK))
+
+    def words(self, tick: int, channel: int) -> Words:
+        """Return 64 random bits for each part."""
+        return _mixed(self._parts ^ np.uint64((tick * 0x9E3779B1 + channel * 0x85EBCA77) & _MASK))
+
+    def uniform(self, tick: int, channel: int) -> Floats:
+        """Return numbers in [0, 1)."""
+        return np.asarray((self.words(tick, channel) >> np.uint64(11)) * 2.0**-53, np.float64)
+
+    def normal(self, tick: int, channel: int) -> Floats:
+        """Return numbers of mean 0 and deviation 1: the sum of four uniform ones, so none is past 3.5."""
+        words = self.words(tick, channel)
+        total: Floats = np.zeros(words.shape)
+        for shift in (0, 16, 32, 48):
+            total += (words >> np.uint64(shift)) & _LOW
+        return np.asarray((total - 2 * 65535.0) / (65536.0 * np.sqrt(4 / 12)), np.float64)

@@ -1,0 +1,50 @@
+"""Where each host stands: rack, power, cooling, leaf, spine, rails, NVLink domain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..parts import GPUS
+from .settings import FleetLayout
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one host stands, by name."""
+
+    rack: str
+    power_domain: str
+    cooling_domain: str
+    leaf: str  # the group of leaves; each rail has one of its own
+    spine: str
+    nvlink_domain: str
+    rails: tuple[str, ...]  # the leaf of each port
+
+
+class Places:
+    """The layout of *hosts* hosts, in order; arrays are (hosts,)."""
+
+    def __init__(self, layout: FleetLayout, hosts: int) -> None:
+        index = np.arange(hosts, dtype=np.int64)
+        self.rack: Ints = index // layout.rack_hosts
+        self.cooling: Ints = self.rack // layout.cooling_racks
+        self.leaf: Ints = index // layout.leaf_hosts
+        self.spine: Ints = self.leaf // layout.spine_leaf_groups
+
+    def of(self, host: int) -> Place:
+        """Return the place of a host by its index."""
+        rack, leaf = int(self.rack[host]), int(self.leaf[host])
+        return Place(
+            rack=f"rack-{rack:03d}",
+            power_domain=f"power-{rack:03d}",
+            cooling_domain=f"cooling-{int(self.cooling[host]):02d}",
+            leaf=f"leaf-{leaf:02d}",
+            spine=f"spine-{int(self.spine[host])}",
+            nvlink_domain=f"nvlink-{host:04d}",
+            rails=tuple(f"leaf-{leaf:02d}-rail-{rail}" for rail in range(GPUS)),
+        )

@@ -1,0 +1,25 @@
+"""The world of `gangline simulate --world FILE`, as somebody edits it, or something spoils it."""
+
+from __future__ import annotations
+
+import random
+
+from gangline.agent.simulated.world.loading import PATH, parse
+from gangline.agent.simulated.world.settings import SettingsError
+from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged
+
+WORLD = PATH.read_bytes()
+
+
+def fuzz_world(source: random.Random) -> str:
+    """A world within its bounds, or words: never another error."""
+    try:
+        settings = parse(damaged(WORLD, source).decode("utf-8", "replace"))
+    except SettingsError as error:
+        assert str(error)
+        return REFUSED
+    assert all(0 <= each.rate <= 1 for each in settings.classes.values())
+    return ACCEPTED
+
+
+TARGETS = {"world": fuzz_world}

@@ -1,0 +1,75 @@
+"""`world.toml`: every number has its source, and what is wrong is said in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world.loading import FILE_BYTES_MAX, PATH, load, parse
+from gangline.agent.simulated.world.settings import SettingsError
+
+TEXT = PATH.read_text()
+
+
+def test_every_class_says_where_its_numbers_come_from() -> None:
+    """A rate without a source is an opinion; one that nobody has published says so."""
+    settings = load()
+    assert len(settings.classes) == 30 and len(settings.scenarios) == 7
+    for each in settings.classes.values():
+        assert len(each.source) > 5 and each.amount_is
+        if "chosen" in each.source.split(":")[0]:
+            assert each.assumed, each.name
+    # No public rates exist for link flaps, throttling by power and caps: they are labelled.
+    assert all(settings.classes[n].assumed for n in ("flap", "power_cap", "power_brake"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("rate = 1.0e-3", "rate = -1.0", r"\[class.thermal\] rate: -1: expected 0 to 1"),
+        ("rate = 1.0e-3", "rate = nan", r"rate: nan: expected a number"),
+        ("rate = 1.0e-3", 'rate = "often"', r"rate: 'often': expected a number"),
+        ("rate = 1.0e-3", "", r"\[class.thermal\] rate: missing"),
+        ('per = "gpu_hour"', 'per = "fortnight"', r"per: 'fortnight': expected one of gpu_hour"),
+        ("onset_seconds = [40.0, 120.0]", "onset_seconds = [9.0, 1.0]", r"expected \[least, great"),
+        ("kills = false", "kills = 0", r"kills: 0: expected true or false"),
+        ("rack_hosts = 4", "rack_hosts = 0", r"\[fleet\] rack_hosts: 0: expected 1"),
+        ("hosts = 2000", "hosts = 99999", r"hosts: 99999: expected 1 to 20000"),
+        ("[fleet]", "[flet]", r"unknown table \[flet\]"),
+        ("[spread]", "[spread]\nmood = 1", r"\[spread\] mood: unknown; expected clock_sigma"),
+        ('classes = ["benign"]', 'classes = ["bening"]', r"'bening': expected faults, monitoring"),
+        ("weights = [0.42,", "weights = [", r"expected as many of each"),
+        ("until_days = [0.0417, 1.0", "until_days = [1.0, 0.5", r"expected rising days"),
+        ("[fleet]", "[fleet", r"not TOML"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(old: str, new: str, words: str) -> None:
+    """Somebody sweeps a rate and mistypes it: the world must not run on with another."""
+    with pytest.raises(SettingsError, match=words):
+        parse(TEXT.replace(old, new, 1))
+
+
+def test_a_file_that_is_no_world_is_refused(tmp_path: Path) -> None:
+    """Also one of a gigabyte, and one that is no text."""
+    path = tmp_path / "world.toml"
+    path.write_bytes(b"#" * (FILE_BYTES_MAX + 1))
+    with pytest.raises(SettingsError, match="at most 1048576"):
+        load(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match="not UTF-8"):
+        load(path)
+
+
+def test_what_is_no_world_is_refused() -> None:
+    """A class that has no effect in code would befall and show nothing."""
+    with pytest.raises(SettingsError, match="expected one of quarter"):
+        World("quater", 1)
+    with pytest.raises(SettingsError, match="expected 1 to 20000"):
+        World("demo", 1, hosts=0)
+    with pytest.raises(SettingsError, match="seed -1"):
+        World("demo", -1)
+    unknown = parse(TEXT.replace("[class.flap]", "[class.flapping]"))
+    with pytest.raises(SettingsError, match=r"\[class.flapping\]: expected one of"):
+        World("demo", 1, settings=unknown)

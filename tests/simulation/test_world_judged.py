@@ -1,0 +1,77 @@
+"""The world before the real judge: culprits are named, and nobody while nothing is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world.episodes import eventful
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.ingest.reading import received
+from gangline.aggregator.judgement.judge import Judgement, judge
+from gangline.aggregator.verdicts import State
+
+PARADE = World("parade", 1)
+#: States that keep work off a host, or end it.
+NAMED = (State.DEGRADED, State.SUSPECT, State.UNHEALTHY)
+
+
+def judged(world: World, hosts: Sequence[int], begin: float, end: float) -> dict[str, set[State]]:
+    """Feed what *hosts* send to a fleet that never saw them, and return the states each was in."""
+    fleet, snapshot, boots = Fleet(epoch=1), None, dict[str, bytes]()
+    index = {name: i for i, name in enumerate(world.names)}
+    states: dict[str, set[State]] = {}
+    for step in world.frames(hosts, begin, end):
+        for delivery in step.deliveries:
+            if boots.get(delivery.host) != delivery.boot_id:
+                boots[delivery.host] = delivery.boot_id
+                fleet.register(
+                    delivery.host,
+                    simulated=True,
+                    boot_id=delivery.boot_id,
+                    devices=world.devices(index[delivery.host]),
+                    booted_ns=delivery.booted_ns,
+                )
+            fleet.observe(delivery.host, received(delivery.frame), step.now_ns)
+            for event in delivery.events:
+                fleet.event(delivery.host, event, step.now_ns)
+        snapshot = judge(fleet, step.now_ns, snapshot)
+        _note(states, snapshot)
+    return states
+
+
+def _note(states: dict[str, set[State]], snapshot: Judgement) -> None:
+    for host in snapshot.hosts:
+        states.setdefault(host.host, set()).add(host.state)
+
+
+@pytest.mark.parametrize(
+    "name", ["thermal", "power_brake", "hbm", "gsp_hang", "gpu_lost", "pcie_width"]
+)
+def test_the_culprit_is_named_and_its_victims_are_not(name: str) -> None:
+    """Frames, tables, units and flags of the world are those that judgement reads; else it sees nothing."""
+    episode = next(e for e in eventful(PARADE, 1) if e.class_name == name)
+    hosts = episode.hosts[:12]
+    number = next(i for i, c in enumerate(PARADE.schedule.classes) if c.name == name)
+    rows = PARADE.schedule.rows[PARADE.schedule.rows["cls"] == number]
+    struck = {PARADE.names[h] for h in rows["host"].tolist()}
+    end = float((rows["begin"] + rows["onset"]).max()) + 100.0
+    # What else stands in a parade must not be counted against this class.
+    others = PARADE.schedule.rows[(PARADE.schedule.rows["cls"] != number)]
+    others = others[(others["begin"] < end) & (others["end"] > episode.begin - 600)]
+    clean = {PARADE.names[h] for h in hosts} - struck - {PARADE.names[h] for h in others["host"]}
+    states = judged(PARADE, hosts, episode.begin, end)
+    assert all(states[host] & set(NAMED) for host in struck)
+    assert clean and not any(states[host] & set(NAMED) for host in clean)
+
+
+def test_nobody_is_named_in_a_healthy_world() -> None:
+    """Stage and sequence imbalance, checkpoints, stalls shared by all, planned reboots, caps at full load."""
+    calm = World("healthy", 5, hosts=64)
+    for begin in np.linspace(3600.0, calm.seconds - 3600.0, 3).tolist():
+        states = judged(calm, range(0, 64, 2), begin, begin + 200.0)
+        assert len(states) >= 30
+        assert not [host for host, seen in states.items() if seen & set(NAMED)]

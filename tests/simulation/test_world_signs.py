@@ -1,0 +1,262 @@
+"""What each class shows on its culprit and on those who wait for it, and what look-alikes show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world.noise import Noise
+from gangline.fingerprints import frames
+from tests.simulation.readings import Reading
+
+WORLD = World("parade", 1)
+NUMBERS = {each.name: number for number, each in enumerate(WORLD.schedule.classes)}
+
+
+@dataclass
+class Seen:
+    """Readings of the culprit and of one who shares its job, once the onset is over."""
+
+    before: dict[int, Reading]
+    after: dict[int, Reading]
+    culprit: int
+    part: int
+    victim: int
+    events: list[int]
+
+
+@lru_cache(maxsize=40)
+def seen(name: str, age_seconds: float = 25.0) -> Seen:
+    """Return what is read before the onset of a class, and *age_seconds* after it is over."""
+    rows = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS[name]]
+    row = rows[0]
+    begin, culprit = float(row["begin"]), int(row["host"])
+    job = WORLD.schedule.job_at(culprit, begin)
+    others = [h for h in job.hosts.tolist() if h not in rows["host"]] if job is not None else []
+    victim = others[0] if others else culprit
+    hosts = sorted({culprit, victim})
+    after = min(begin + float(row["onset"]) + age_seconds, float(row["end"]) - 1e-3)
+    view = WORLD.open(hosts, max(begin - 30.0, 0.0), after + 1.0)
+    taken: list[dict[int, Reading]] = []
+    events: list[int] = []
+    spans = [
+        *np.arange(max(begin - 20.0, 0.0), begin, 10.0),
+        *np.arange(begin + 1e-3, after, 5.0),
+        after,
+    ]
+    for seconds in spans:
+        view.step(float(seconds))
+        taken.append(
+            {h: Reading(view.readings.blocks(i, -1.0, seconds)) for i, h in enumerate(hosts)}
+        )
+        events += [event.code for i in range(len(hosts)) for event in view.events(i)]
+    return Seen(taken[0], taken[-1], culprit, max(int(row["part"]), 0), victim, events)
+
+
+def gpu(of: Seen, signal: str, when: str = "after") -> float:
+    """Return a signal of the struck GPU."""
+    return getattr(of, when)[of.culprit].numbers(signal)[of.part]
+
+
+@pytest.mark.parametrize("name", ["thermal", "power_cap", "power_brake"])
+def test_a_braked_gpu_is_slow_and_says_why(name: str) -> None:
+    """Clock down and the reason beside it; without the reason an operator cannot act."""
+    it = seen(name, 30.0)
+    assert gpu(it, "gpu.sm_clock_hertz") < 0.93 * gpu(it, "gpu.sm_clock_hertz", "before")
+    counter, flag = {
+        "thermal": ("gpu.violation_thermal_nanoseconds", 0x20),
+        "power_cap": ("gpu.violation_power_nanoseconds", 0x4),
+        "power_brake": ("gpu.violation_hw_power_brake_nanoseconds", 0x80),
+    }[name]
+    assert gpu(it, counter) > gpu(it, counter, "before") + 5e9
+    said = int(gpu(it, "gpu.clock_event_reasons_flags"))
+    assert said & flag or name != "power_brake", "held for 98 % of the time"
+    assert not said & ~flag & 0xA4, "and for no other reason"
+    hot = gpu(it, "gpu.temperature_celsius") >= 86
+    assert hot == (name == "thermal")
+
+
+def test_heat_leads_the_clock() -> None:
+    """Temperature at its limit with the clock still up is the only warning that there is."""
+    rows = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS["thermal"]]
+    host, part = int(rows["host"][0]), int(rows["part"][0])
+    middle = float(rows["begin"][0] + 0.45 * rows["onset"][0])
+    view = WORLD.open([host], middle - 10.0, middle + 1.0)
+    moment = view.step(middle)
+    assert moment.now.channels.speed[0, part] == 1.0
+    assert (
+        Reading(view.readings.blocks(0, -1.0, middle)).numbers("gpu.temperature_celsius")[part] > 75
+    )
+
+
+def test_who_waits_shows_full_utilisation_at_wait_power() -> None:
+    """100 % utilisation at 150 W of 550: never score on utilisation. The culprit is who does not wait."""
+    hung = [seen(name) for name in ("gsp_hang", "nic", "hbm", "gpu_lost", "gpu_fault", "leaf_down")]
+    gangs = [it for it in hung if it.victim != it.culprit]
+    assert len(gangs) >= 2
+    for it in gangs:
+        waits = it.after[it.victim]
+        assert waits.numbers("gpu.utilization_ratio") == [1.0] * 8
+        assert all(120 < watts < 180 for watts in waits.numbers("gpu.power_watts"))
+        assert waits.numbers("gpu.recovery_action_state") == [0.0] * 8
+
+
+def test_a_slow_rank_computes_while_the_others_wait() -> None:
+    """By busy shares the culprit alone has none to spare: its mean power is up, the others' down."""
+    rows = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS["thermal"]]
+    host, part = int(rows["host"][0]), int(rows["part"][0])
+    at = float(rows["begin"][0] + rows["onset"][0]) + 15.0
+    view = WORLD.open([host], at - 10.0, at + 1.0)
+    shares = view.step(at).now.shares
+    own, others = shares.wait[0, part], np.delete(shares.wait, 0, axis=0)
+    assert own < 0.01 and others[shares.at_work[1:]].min() > own
+    assert np.allclose((shares.compute + shares.exchange + shares.gap + shares.wait)[0], 1.0)
+
+
+def test_lost_memory_tells_its_xids_and_asks_for_a_reset() -> None:
+    """48, 95 and 63 or 64 in one breath are one incident of one GPU."""
+    it = seen("hbm")
+    assert it.events[:2] == [48, 95] and it.events[2] in (63, 64)
+    assert gpu(it, "gpu.ecc_uncorrected_volatile_errors") == 1
+    assert gpu(it, "gpu.recovery_action_state") == 1
+
+
+def test_a_gpu_off_the_bus_leaves_only_that() -> None:
+    """What is gone has no clock: a reading of 0 Hz would be a lie."""
+    it = seen("gpu_lost")
+    assert it.events == [79]
+    readings = it.after[it.culprit]
+    assert readings.column("gpu.lost_state")[it.part] == 1
+    assert readings.column("gpu.sm_clock_hertz")[it.part] is None
+    assert len(readings.column("gpu.pcie_width_lanes")) == 7
+
+
+def test_a_hung_driver_takes_the_readings_away() -> None:
+    """Fields vanish before any XID: missing is not zero."""
+    it = seen("gsp_hang")
+    assert len(it.after[it.culprit].column("gpu.sm_clock_hertz")) == 7
+    assert 4 in it.after[it.culprit].numbers("collector.outcome_state")
+    assert it.events == [119]
+    same = seen("hung_collector", 5.0)
+    assert len(same.after[same.culprit].column("gpu.sm_clock_hertz")) == 7 and not same.events
+
+
+def test_links_and_ports_show_theirs() -> None:
+    """A cable shows on its port, a NIC is gone, an NVLink repeats."""
+    port = seen("rdma_link", 60.0)
+    culprit = port.after[port.culprit]
+    assert culprit.numbers("rdma.packet_sequence_errors")[port.part] > 100
+    assert culprit.numbers("rdma.symbol_errors")[port.part] > 10
+    gone = seen("nic")
+    assert gone.after[gone.culprit].numbers("rdma.port_state")[gone.part] == 1
+    assert gone.after[gone.culprit].numbers("rdma.link_downed_events")[gone.part] == 1
+    link = seen("nvlink", 5.0)
+    assert gpu(link, "gpu.sm_clock_hertz") > 1.5e9
+    crc = link.after[link.culprit].numbers("nvlink.crc_errors")
+    assert sum(c > 0 for c in crc) == 1 and link.events == [74]
+    flap = seen("flap", 1.0)
+    assert flap.after[flap.culprit].numbers("rdma.link_downed_events")[flap.part] >= 1
+
+
+def test_contention_and_storage_show_on_the_host() -> None:
+    """Clocks are normal in both: the hardest to see, so their few signs must be there."""
+    cpu, disk = seen("cpu_contention"), seen("storage_stall")
+    pressure = "host.pressure_cpu_some_ratio"
+    assert cpu.after[cpu.culprit].numbers(pressure)[0] > 0.1
+    assert cpu.before[cpu.culprit].numbers(pressure)[0] < 0.05
+    if cpu.victim != cpu.culprit:
+        assert cpu.after[cpu.victim].numbers(pressure)[0] < 0.05
+    assert gpu(disk, "gpu.utilization_ratio") < 0.95
+    assert disk.after[disk.culprit].numbers("host.pressure_io_some_ratio")[0] > 0.1
+
+
+def test_pcie_is_narrow_under_load_and_idle_links_shrink_by_themselves() -> None:
+    """Width below its maximum under load is a fault; a lower generation on an idle GPU is none."""
+    it = seen("pcie_width")
+    assert gpu(it, "gpu.pcie_width_lanes") in (4, 8)
+    for host in range(64):
+        if WORLD.schedule.job_at(host, 30.0) is None and not WORLD.schedule.is_away(host, 30.0):
+            view = WORLD.open([host], 20.0, 31.0)
+            view.step(30.0)
+            readings = Reading(view.readings.blocks(0, -1.0, 30.0))
+            assert set(readings.numbers("gpu.pcie_generation_number")) == {1.0}
+            assert set(readings.numbers("gpu.pcie_width_lanes")) == {16.0}
+            assert max(readings.numbers("gpu.utilization_ratio")) == 0.0
+            return
+    raise AssertionError("no host is idle: the world lost its idle share")
+
+
+def test_faults_of_the_telling_change_the_telling_alone() -> None:
+    """A skewed clock is in the stamp, a gap is no frame, and after a restart come all tables."""
+    for name in ("skewed_clock", "gap", "agent_restart"):
+        row = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS[name]][0]
+        host, begin, end = int(row["host"]), float(row["begin"]), float(row["end"])
+        steps = list(WORLD.frames([host], begin - 10.0, max(end, begin) + 21.0, 1.0))
+        stamps = {
+            s.seconds: frames.read_stamp(s.deliveries[0].frame) for s in steps if s.deliveries
+        }
+        if name == "skewed_clock":
+            inside = [s for s in steps if begin + 1 < s.seconds < end]
+            off = stamps[inside[0].seconds].wall_ns - inside[0].now_ns
+            assert off == pytest.approx(float(row["amount"]) * 1e9, abs=2)
+        else:
+            quiet = [s.seconds for s in steps if not s.deliveries]
+            assert quiet and all(begin <= s < end + 1.0 for s in quiet)
+        assert len({(stamp.run_id, stamp.boot_id) for stamp in stamps.values()}) == 1
+        sequences = [stamp.sequence for stamp in stamps.values()]
+        assert sequences == list(range(1, len(sequences) + 1)), "one spool, and no frame twice"
+
+
+def test_a_reboot_is_another_boot_and_counters_begin_anew() -> None:
+    """Counted on across a boot, energy would fall below zero."""
+    row = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS["planned_reboot"]][0]
+    host, begin, end = int(row["host"]), float(row["begin"]), float(row["end"])
+    steps = list(WORLD.frames([host], begin - 30.0, end + 25.0))
+    heard = [(s.seconds, s.deliveries[0]) for s in steps if s.deliveries]
+    assert not [s for s, _ in heard if begin <= s < end]
+    assert len({d.boot_id for _, d in heard}) == 2
+    energy = [
+        Reading(frames.decode(d.frame).blocks).numbers("gpu.energy_joules")[0] for _, d in heard
+    ]
+    assert energy[-1] < energy[2]
+    last = frames.read_stamp(heard[-1][1].frame)
+    assert last.boottime_ns < 30e9 and last.sequence == len(heard)
+
+
+def test_imbalance_moves_from_rank_to_rank_or_stays_with_its_stage() -> None:
+    """The slowest rank of a sequence imbalance changes with every step; a stage's does not."""
+    slowest: dict[str, set[tuple[int, int]]] = {}
+    for name in ("sequence_imbalance", "stage_imbalance"):
+        rows = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS[name]]
+        hosts = rows["host"].astype(int).tolist()
+        begin = float(rows["begin"].max())
+        view = WORLD.open(hosts, begin, begin + 200.0)
+        moments = [view.step(begin + 10.0 * i + 5.0) for i in range(12)]
+        runs = [m.now.shares.compute for m in moments if m.now.shares.compute.any()]
+        slowest[name] = {divmod(int(c.argmax()), 8) for c in runs}
+        assert runs
+    assert len(slowest["sequence_imbalance"]) >= 5
+    assert len(slowest["stage_imbalance"]) <= 2
+
+
+def test_healthy_parts_spread_as_published() -> None:
+    """IQR 2-3 %, p95 3 to 6 % above the median, 2-3 % of the parts outliers."""
+    clock = World("healthy", 1, hosts=1000).hardware.clock.ravel()
+    low, median, high, most = np.percentile(clock, (25, 50, 75, 95))
+    assert 0.02 < (high - low) / median < 0.03
+    assert 1.03 < most / median < 1.06
+    assert 0.02 < (np.abs(clock - 1) >= 0.05).mean() < 0.03
+
+
+def test_noise_is_a_function_of_who_and_when_alone() -> None:
+    """Readings asked for one by one must be those asked for together."""
+    all_of, some = Noise(7, np.arange(4000)), Noise(7, np.arange(1000, 1010))
+    drawn = all_of.normal(3, 1)
+    assert (drawn[1000:1010] == some.normal(3, 1)).all()
+    assert abs(drawn.mean()) < 0.05 and abs(drawn.std() - 1) < 0.05
+    uniform = all_of.uniform(3, 2)
+    assert uniform.min() >= 0 and uniform.max() < 1 and abs(uniform.mean() - 0.5) < 0.02
