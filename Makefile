@@ -6,7 +6,7 @@ SIMULATED ?= 32
 ONCE ?= 0
 # The wire. Of these there are servers or clients over grpcio, the agent speaks by hand.
 WIRE := build/names/gangline/fingerprints/wire
-GRPC := telemetry score nvhcd permit query admin
+GRPC := telemetry score nvhcd permit query admin advisory outcome
 
 .PHONY: run test lint types unit fix ext proto docs bench load fuzz soak soak-gpu test-duckdb2 wheel clean system
 
@@ -37,6 +37,7 @@ load: .venv/ready-dev
 
 fuzz: .venv/ready-dev
 	$(BIN)/python -m tests.fuzz --seconds 60 --seed $(SEED)
+	$(BIN)/python -m tests.aggregator.advice.walk --steps 1000000 --seed $(SEED)
 
 # The tests of the store on DuckDB 2.0.x; `make test` runs a slice of it.
 test-duckdb2: .venv/ready-dev

@@ -20,6 +20,9 @@ _ADDRESS = re.compile(
     r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]):(?P<port>[0-9]{1,5})"
 )
 _PORTS = range(1, 65536)
+#: What a host says of itself beside its inventory.
+LABELS_MAX, LABEL_CHARACTERS_MAX = 16, 512
+_LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 #: sun_path of unix(7), less the zero that ends it.
 UNIX_PATH_BYTES_MAX = 107
 
@@ -57,6 +60,22 @@ def check_listen(where: str) -> None:
             raise ValueError(f"nothing, unix:PATH, or {error}") from error
 
 
+def check_labels(labels: tuple[str, ...]) -> None:
+    """Raise ValueError unless each is NAME=VALUE, and no name is there twice."""
+    names = [one.partition("=")[0] for one in labels]
+    if len(labels) > LABELS_MAX or len({*names}) < len(names) or not all(map(_is_label, labels)):
+        raise ValueError(
+            f"up to {LABELS_MAX} of NAME=VALUE, each name once, as gangline.rack=r12 "
+            f"(values of 1 to {LABEL_CHARACTERS_MAX} printable characters)"
+        )
+
+
+def _is_label(text: str) -> bool:
+    name, _, value = text.partition("=")
+    good = 0 < len(value) <= LABEL_CHARACTERS_MAX and value.isprintable()
+    return good and _LABEL_NAME.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
     """The agent's settings. Made by `fingerprints.settings.load`, which checks each."""
@@ -69,6 +88,12 @@ class AgentConfig:
     )
     host: str = setting(
         "", check=check_host, says="this host's name in the fleet; empty: the machine's own"
+    )
+    labels: tuple[str, ...] = setting(
+        (),
+        check=check_labels,
+        says="NAME=VALUE that this host registers with; gangline.rack, .power_domain, .cooling_domain, .leaf, "
+        ".spine, .nvlink_domain, .rails say where it stands",
     )
     spool_folder: Path = setting(  # noqa: RUF009 - a Path is immutable
         Path("var/agent/spool"), says="frames wait here until the aggregator has them for good"

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from ..fingerprints.block import Block
@@ -57,7 +58,16 @@ def version() -> str:
 class Registration:
     """The request of this run. `request` is for the client's thread, `update` for the inventory's."""
 
-    def __init__(self, host: str, run_id: bytes, boot_id: bytes, clock: Clock) -> None:
+    def __init__(
+        self,
+        host: str,
+        run_id: bytes,
+        boot_id: bytes,
+        clock: Clock,
+        labels: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """*labels*: what an operator says of the host, beside what its inventory does."""
+        self._labels = labels
         self._request = telemetry_pb2.RegisterNodeRequest(
             protocol_version=PROTOCOL_VERSION,
             node=host,
@@ -65,6 +75,7 @@ class Registration:
             boot_id=boot_id,
             agent_version=version(),
             signals=dictionary(),
+            labels=labels,
         )
         self._clock = clock
         self._lock = threading.Lock()
@@ -97,6 +108,7 @@ class Registration:
                 )
             self._request.labels.clear()
             self._request.labels.update(inventory.labels)
+            self._request.labels.update(self._labels)
             now = self._request.SerializeToString(deterministic=True)
             outdated = self._told is not None and self._told != now
             self._gpus = {

@@ -247,6 +247,57 @@ class AggregatorConfig:
         says="a backup is ended, with words, once so much came in while it copied the live file",
     )
 
+    # declared: what people say of hosts (docs/declared.md)
+    declared: str = setting(
+        "",
+        says="a folder of .toml, .csv and .json files, or one of them, with places, expected hardware, "
+        "maintenance, overrides, thresholds; read again when it changes and on SIGHUP; empty: none",
+    )
+
+    # advice
+    advice_shadow: bool = setting(
+        False,
+        says="advice is worked out and kept, and nobody is told: ops.advice_shadow reports it",
+    )
+    advice_rack_hosts_max: int = setting(
+        2, low=1, high=10_000, says="hosts of a rack that may be out at once, whoever took them out"
+    )
+    advice_job_hosts_max: int = setting(
+        2, low=1, high=10_000, says="hosts of a job that may be out at once"
+    )
+    advice_cluster_share_max: float = setting(
+        0.02,
+        low=0.0,
+        high=1.0,
+        says="share of all hosts that may be out at once; one may be always",
+    )
+    advice_hosts_per_hour_max: int = setting(
+        8, low=1, high=10_000, says="hosts that advice takes out in an hour; then a breaker opens"
+    )
+    advice_proposal_seconds: float = setting(
+        3600.0, low=60, high=86_400, says="advice that nobody answers expires after so long"
+    )
+    advice_lease_seconds: float = setting(
+        600.0, low=10, high=86_400, says="who accepted advice and is silent for so long has lost it"
+    )
+    advice_hold_seconds: float = setting(
+        7200.0,
+        low=120,
+        high=604_800,
+        says="what advice set on a host ends after so long, unless renewed",
+    )
+    advice_verify_seconds: float = setting(
+        900.0, low=10, high=604_800, says="a host is well for so long before its return is proposed"
+    )
+    advice_probation_seconds: float = setting(
+        604_800.0, low=60, high=31_536_000, says="a host that came back is on probation for so long"
+    )
+
+
+def declared_path(config: AggregatorConfig) -> Path | None:
+    """Return where people's declarations are; None: nowhere."""
+    return Path(config.declared) if config.declared else None
+
 
 def parse_listen(text: str, *, beyond_loopback: bool) -> tuple[str, int]:
     """Return (address, port) of `address:port`. Raises SettingsError with what would be right."""

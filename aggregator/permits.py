@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..fingerprints.wire import telemetry_pb2
+from .judgement.columns import columns_of
 from .refusals import Invalid
 from .verdicts import Snapshot, State
 
@@ -106,12 +107,13 @@ class Permits:
     def _doubt(self, snapshot: Snapshot) -> str:
         if snapshot.degraded_reason:
             return f"the fleet's picture is degraded: {snapshot.degraded_reason}"
-        hosts = [host for host in snapshot.hosts if snapshot.lists(host)]
-        bad = sum(host.state is State.UNHEALTHY for host in hosts)
-        most = max(1.0, self._share_max * len(hosts))
+        columns = columns_of(snapshot)
+        count = int((~columns.ended).sum())
+        bad = int(((columns.state == State.UNHEALTHY) & ~columns.ended).sum())
+        most = max(1.0, self._share_max * count)
         if bad > most:
             return (
-                f"{bad} of {len(hosts)} hosts are UNHEALTHY, which is more than "
+                f"{bad} of {count} hosts are UNHEALTHY, which is more than "
                 f"{100 * self._share_max:g} %: a fault that many share is not each host's own"
             )
         return ""

@@ -41,6 +41,14 @@ class OutOfDate(Refusal):
     """What the request builds on (a dictionary's epoch) is of the past: fetch it again."""
 
 
+class TooLittle(Refusal):
+    """What is on record is not enough for what is asked; the words say how much is."""
+
+
+class Changed(Refusal):
+    """It is not any more what the request speaks of (its etag): look again."""
+
+
 class TooMuch(Refusal):
     """A limit on how many is reached: hosts, events that wait, calls of one caller. Later may help."""
 

@@ -16,16 +16,33 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ..fingerprints.wire import admin_pb2, permit_pb2, query_pb2, score_pb2, telemetry_pb2
+from ..fingerprints.wire import (
+    admin_pb2,
+    advisory_pb2,
+    outcome_pb2,
+    permit_pb2,
+    query_pb2,
+    score_pb2,
+    telemetry_pb2,
+)
 from ..fingerprints.wire.admin_pb2_grpc import add_AdminServiceServicer_to_server
+from ..fingerprints.wire.advisory_pb2_grpc import add_AdvisoryServiceServicer_to_server
+from ..fingerprints.wire.outcome_pb2_grpc import add_OutcomeServiceServicer_to_server
 from ..fingerprints.wire.permit_pb2_grpc import add_PermitServiceServicer_to_server
 from ..fingerprints.wire.query_pb2_grpc import add_QueryServiceServicer_to_server
 from ..fingerprints.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
 from ..fingerprints.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
 from .access.door import Door
 from .access.guard import Guard
-from .config import AggregatorConfig, parse_listen
+from .advice.book import Book
+from .advice.limits import limits_of
+from .advice.observing import Observer
+from .config import AggregatorConfig, declared_path, parse_listen
+from .declared.live import Live
 from .fleet.fleet import Fleet
+from .hazard.events import EventsError
+from .hazard.models import Models
+from .hazard.recorded import incidents_of
 from .health import descriptors
 from .health.alarm_table import ALARMS
 from .health.calls import Calls
@@ -35,12 +52,16 @@ from .health.machine import Machine, look
 from .health.watch import Changes, OwnHealth, Watch, tell
 from .ingest.clocklog import ClockWriter
 from .ingest.intake import Ingest
-from .judgement.judge import JUDGED_FINDINGS, Judgement, judge
+from .judgement.declared import rule_names
+from .judgement.faults import Faults
+from .judgement.judge import JUDGED_FINDINGS, STANDING_RULES, Judgement, judge
 from .judgement.restart import restore
 from .permits import Permits
 from .service.admin import AdminService
+from .service.advisory import AdvisoryService
 from .service.errors import Errors
 from .service.metrics import MetricsServer, listener
+from .service.outcome import OutcomeService
 from .service.permit import PermitService
 from .service.query import QueryService
 from .service.score import ScoreService
@@ -61,6 +82,8 @@ ACCESS_FINDING = "access.trouble"
 
 TELEMETRY: str = telemetry_pb2.DESCRIPTOR.services_by_name["TelemetryService"].full_name
 ADMIN: str = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+ADVISORY: str = advisory_pb2.DESCRIPTOR.services_by_name["AdvisoryService"].full_name
+OUTCOME: str = outcome_pb2.DESCRIPTOR.services_by_name["OutcomeService"].full_name
 PERMIT: str = permit_pb2.DESCRIPTOR.services_by_name["PermitService"].full_name
 QUERY: str = query_pb2.DESCRIPTOR.services_by_name["QueryService"].full_name
 SCORE: str = score_pb2.DESCRIPTOR.services_by_name["ScoreService"].full_name
@@ -91,7 +114,7 @@ class Aggregator:
         self.fleet = Fleet(epoch=wall_ns() // 1_000_000)
         self.holder = Holder()
         self.port = self.token_port = 0
-        self._access_trouble = ""
+        self._access_trouble, self._reload = "", False
         self._servers: list[grpc.aio.Server] = []
         self._config = config
         self._wall_ns = wall_ns
@@ -118,6 +141,10 @@ class Aggregator:
             raise
         try:
             self._ingest = Ingest(self.fleet, self.store, self._config, self._wall_ns)
+            self.declared = Live(declared_path(self._config), self.fleet, self.store, rule_names())
+            self.declared.begin(self._wall_ns())
+            self.models = Models(self.store, STANDING_RULES, self._wall_ns)
+            self.models.load()
             self._remember()
             self._permits = Permits(
                 self._config.data,
@@ -125,6 +152,7 @@ class Aggregator:
                 lambda: self.holder.snapshot,
                 self._wall_ns,
             )
+            self._begin_advice()
             self._clocks = ClockWriter(self._ingest.heard_clocks, self.store)
             self.turns = Turns(self._ingest, self.store, self.fleet, self._config)
             self._telemetry = TelemetryService(
@@ -155,10 +183,53 @@ class Aggregator:
         """Answer as before the restart, until the hosts have spoken."""
         now_ns = self._wall_ns()
         before = restore(self.fleet, self.store.last_scores, now_ns)
-        before = replace(before, findings=self._remember_findings(now_ns))
+        self._before = before = replace(
+            before, findings=self._remember_findings(now_ns), faults=self._remember_faults(now_ns)
+        )
         if before.scores:
-            self.holder.snapshot = judge(self.fleet, now_ns, None, before)
+            self.holder.snapshot = judge(self.fleet, now_ns, None, before, self.models.in_use)
             self._scores.changed(self.holder.snapshot)  # they stand in the store already
+
+    def _remember_faults(self, now_ns: int) -> Faults:
+        """Return what is on record of each host, as training reads it."""
+        try:
+            with self.store.reading() as cursor:
+                return Faults.of(incidents_of(cursor, STANDING_RULES, now_ns // 1000))
+        except EventsError as error:
+            log.error("hazards are told as if no host had failed before: %s", error)
+            return Faults()
+
+    def _begin_advice(self) -> None:
+        """Take advice up where the store has it."""
+        config = self._config
+        self.book = Book(
+            self.store,
+            limits_of(config),
+            Observer(lambda: self.fleet.declared),
+            self._wall_ns(),
+            shadow=config.advice_shadow,
+        )
+        self._advice_trouble = ""
+        self._advice_task: asyncio.Task[None] | None = None
+
+    def _advise(self, snapshot: Judgement) -> None:
+        """Give the machine what was judged; what it decides is written, and then told, beside judging."""
+        try:
+            self.book.observe(snapshot, self.fleet.gpus)
+        except Exception:
+            log.exception("advice failed; what was advised before stands")
+            return
+        if self._advice_task is None or self._advice_task.done():
+            self._advice_task = asyncio.create_task(self._tell_advice())
+
+    async def _tell_advice(self) -> None:
+        try:
+            await self.book.flush()
+            self._advice_trouble = ""
+        except Exception as error:  # noqa: BLE001 - the disk's, DuckDB's: it is tried again
+            if str(error) != self._advice_trouble:
+                log.warning("advice cannot be stored, and so is not given: %s", error)
+            self._advice_trouble = str(error)
 
     def _remember_findings(self, now_ns: int) -> frozenset[tuple[str, str, str]]:
         """Take over what was found of hosts that are known still, and return what judging is to end."""
@@ -234,12 +305,16 @@ class Aggregator:
         add_TelemetryServiceServicer_to_server(self._telemetry, server)  # type: ignore[no-untyped-call]
         add_PermitServiceServicer_to_server(PermitService(self._permits), server)  # type: ignore[no-untyped-call]
         add_ScoreServiceServicer_to_server(ScoreService(self.holder), server)  # type: ignore[no-untyped-call]
+        advisory = AdvisoryService(self.book, self._wall_ns)
+        add_AdvisoryServiceServicer_to_server(advisory, server)  # type: ignore[no-untyped-call]
+        outcome = OutcomeService(self.book, self._wall_ns)
+        add_OutcomeServiceServicer_to_server(outcome, server)  # type: ignore[no-untyped-call]
         add_QueryServiceServicer_to_server(self.query, server)  # type: ignore[no-untyped-call]
-        admin = AdminService(self.store, self._config.backup_wal_bytes_max)
+        admin = AdminService(self.store, self._config.backup_wal_bytes_max, self.models)
         add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (
-            TELEMETRY, SCORE, PERMIT, QUERY, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME,
+            TELEMETRY, SCORE, PERMIT, ADVISORY, OUTCOME, QUERY, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME,
         )  # fmt: skip
         reflection.enable_server_reflection(names, server)
         return server
@@ -272,20 +347,30 @@ class Aggregator:
         self._ingest.step(now_ns)
         self._clocks.step(now_ns)
         self._tell_of_access(now_ns)
-        snapshot = judge(self.fleet, now_ns, self.holder.snapshot)
+        if self._reload:
+            self.declared.ask()
+        self._reload = False
+        self.declared.step(now_ns)
+        before = None if self.holder.snapshot else self._before
+        snapshot = judge(self.fleet, now_ns, self.holder.snapshot, before, self.models.in_use)
         self._ingest.findings.say_not_stored(self.store.failing, now_ns)
         if trouble := self.store.trouble:
             self._telemetry.say_not_stored()
             reasons = filter(None, (snapshot.degraded_reason, trouble))
             snapshot = replace(snapshot, degraded_reason="; ".join(reasons))
-        if self._own.words:
-            snapshot = replace(snapshot, alarms=self._own.words)
+        if alarms := (*self._own.words, *filter(None, (self.declared.trouble,))):
+            snapshot = replace(snapshot, alarms=alarms)
         first, self.holder.snapshot = self.holder.snapshot is None, snapshot
         self.store.submit_scores(snapshot, self._scores.changed(snapshot))
         self.store.submit_findings(self._ingest.findings.changes(now_ns))
+        self._advise(snapshot)
         if first:
             await self._health.set(SCORE, _SERVING)
         await self._health.set(TELEMETRY, _NOT_SERVING if self.store.failing else _SERVING)
+
+    def reload(self) -> None:
+        """Read what people declared again, with the next judgement."""
+        self._reload = True
 
     def _tell_of_access(self, now_ns: int) -> None:
         """Keep what is wrong with certificates or tokens as a finding of the aggregator's own."""
@@ -302,6 +387,8 @@ class Aggregator:
         """
         begin = time.monotonic()
         self._judge_task.cancel()
+        if self._advice_task is not None:
+            await asyncio.wait([self._advice_task], timeout=1.0)
         self._door_task.cancel()
         self._lag.stop()
         self._watch.close()

@@ -5,8 +5,10 @@ The enumerations follow `fingerprints/wire/score.proto`, number by number (a tes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import nan
 
 #: What findings about the aggregator itself have in a host's place: it is none of the fleet's, even where an agent runs
 #: beside it.
@@ -87,11 +89,41 @@ class Evidence:
     normal: str  # what is normal, in words: "below 83"
     log_hazard_delta: float
     relative_speed_factor: float  # 1.0 costs no speed
-    score_delta: float  # what taking it away would give back; zero or negative
+    score_delta: float  # what taking it away would give back; negative: it speaks against the host
     reason: Reason
     words: str  # for a person: "GPU-3f.. clock at 68 % of its peers, held down by heat"
     observed_ns: int  # aggregator's clock
     sql: str  # returns the rows it was computed from
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a score was computed from beside its evidence: with it, it computes again to the same number."""
+
+    model: str  # of the hazard; "prior": none was trained
+    log_hazard_base: float  # ln(hazard) with no evidence
+    hazard_spread: float  # factor up and down of the 90 % interval
+    measured_speed: float  # of the slowest computing GPU; NaN where none computes
+    speed_error: float  # its standard error
+    features: tuple[
+        float, ...
+    ] = ()  # as the model had them, and more; their names are `features.NAMES`
+
+
+@dataclass(frozen=True, slots=True)
+class GpuScore:
+    """What is known of one GPU at one time. Intervals are of 90 %."""
+
+    gpu: str
+    host: int  # node index
+    state: State
+    reason: Reason
+    hazard_per_hour: float
+    hazard_lower: float
+    hazard_upper: float
+    relative_speed: float  # NaN where nothing is known
+    speed_lower: float
+    speed_upper: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +144,15 @@ class HostScore:
     clears_when: str
     heard_ns: int  # last live frame, aggregator's clock; 0: never
     evidence: tuple[Evidence, ...] = ()
+    speed_lower: float = nan  # 90 % interval of the relative speed
+    speed_upper: float = nan
+    inputs: Inputs | None = None  # None: stored before they were kept
+
+    @property
+    def hazard_interval(self) -> tuple[float, float]:
+        """The 90 % interval of the hazard per hour."""
+        spread = self.inputs.hazard_spread if self.inputs else nan
+        return self.hazard_per_hour / spread, self.hazard_per_hour * spread
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -126,7 +167,7 @@ class Snapshot:
     version: int
     computed_ns: int
     horizon_seconds: float
-    hosts: tuple[HostScore, ...]
+    hosts: Sequence[HostScore]
     degraded_reason: str = ""  # not empty: old, frozen, or not complete
     alarms: tuple[str, ...] = ()  # what stands against the aggregator itself, in words
 

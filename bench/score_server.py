@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -28,6 +29,8 @@ from gangline.fingerprints.frames import Stamp
 from gangline.fingerprints.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
 
 GPUS = 8
+#: Hosts whose score is another one each second, where that is asked for.
+CHANGES = 100
 ECHO = "/bench.Echo/Echo"
 
 
@@ -57,6 +60,17 @@ def judged(hosts: int) -> Judgement:
     return judge(fleet, now + 8 * 10**9, None)
 
 
+async def _change(holder: Holder) -> None:
+    """Let every hundredth host be another one each second."""
+    while True:
+        await asyncio.sleep(1.0)
+        before = holder.snapshot
+        columns = before.columns._replace(score=before.columns.score.copy())
+        columns.score[:: len(columns.score) // CHANGES] = 0.5 + 0.1 * (before.version % 2)
+        now_ns, version = time.time_ns(), before.version + 1
+        holder.snapshot = replace(before, version=version, computed_ns=now_ns, columns=columns)
+
+
 class _Echo(grpc.GenericRpcHandler):
     """Answers every call with the same bytes, serialised already."""
 
@@ -72,8 +86,11 @@ class _Echo(grpc.GenericRpcHandler):
 
 async def _serve(options: argparse.Namespace) -> None:
     server = grpc.aio.server(interceptors=[Errors()])
+    tasks: list[asyncio.Task[None]] = []
     if options.role == "score":
         holder = Holder(judged(options.hosts))
+        if options.changing:
+            tasks.append(asyncio.create_task(_change(holder)))
         add_ScoreServiceServicer_to_server(ScoreService(holder), server)  # type: ignore[no-untyped-call]
     else:
         server.add_generic_rpc_handlers((_Echo(bytes(options.bytes)),))
@@ -82,6 +99,8 @@ async def _serve(options: argparse.Namespace) -> None:
     print(port, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await server.stop(0)
+    for task in tasks:
+        task.cancel()
 
 
 def main() -> None:
@@ -89,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=["score", "echo"])
     parser.add_argument("--hosts", type=int, default=10_000)
+    parser.add_argument("--changing", action="store_true", help="other scores each second")
     parser.add_argument("--bytes", type=int, default=0)
     asyncio.run(_serve(parser.parse_args()))
 

@@ -21,8 +21,10 @@ from collections.abc import Callable
 from tests.fuzzing import (
     access,
     answers,
+    declared,
     fleet,
     frames,
+    hazard,
     jobs,
     kernel_log,
     local_socket,
@@ -56,6 +58,8 @@ TARGETS: dict[str, Callable[[random.Random], str]] = {
     **access.TARGETS,
     **questions.TARGETS,
     **stores.TARGETS,
+    **declared.TARGETS,
+    **hazard.TARGETS,
     **worlds.TARGETS,
 }
 

@@ -6,6 +6,8 @@ from .caller import Role
 
 _AGENTS = frozenset({Role.AGENT, Role.ADMIN, Role.ANYONE})
 _SCHEDULERS = frozenset({Role.SCHEDULER, Role.OPERATOR, Role.ADMIN, Role.ANYONE})
+#: Who answers advice is somebody: nobody knows who speaks beyond loopback without a login.
+_EXECUTORS = _SCHEDULERS - {Role.ANYONE}
 _OPERATORS = frozenset({Role.OPERATOR, Role.ADMIN})
 _READERS = _OPERATORS | {Role.ANYONE}
 _ADMINS = frozenset({Role.ADMIN})
@@ -24,12 +26,21 @@ ROLES: dict[str, dict[str, frozenset[Role]]] = {
         "GetNodeScore": _SCHEDULERS,
         "ListNodeScores": _SCHEDULERS,
         "ScoreNodes": _SCHEDULERS,
+        "WatchNodeScores": _SCHEDULERS,
     },
     "gangline.v1.PermitService": {
         "GetPermit": _READERS,
         "GrantPermit": _OPERATORS,
         "RevokePermit": _READERS,  # in doubt anybody who may look may stop it
     },
+    "gangline.v1.AdvisoryService": {
+        "WatchAdvisories": _SCHEDULERS,
+        "ListAdvisories": _SCHEDULERS,
+        "GetAdvisory": _SCHEDULERS,
+        "AckAdvisory": _EXECUTORS,
+        "EvaluateRule": _OPERATORS,
+    },
+    "gangline.v1.OutcomeService": {"ReportOutcomes": _EXECUTORS},
     "gangline.v1.QueryService": {"*": _OPERATORS},
     "gangline.v1.AdminService": {"*": _ADMINS},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _READERS},

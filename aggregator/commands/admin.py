@@ -13,6 +13,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "restore": (".admin_restore", "a backup put in a data folder"),
     "verify": (".admin_verify", "everything of a store or a backup read back, and what is wrong"),
     "compact": (".admin_compact", "free space of the store given back to the disk"),
+    "train": (".admin_train", "a model of hazard from the faults on record"),
     "cert": (
         ".admin_cert",
         "certificates for a small cluster: a CA, the aggregator, agents, operators",

@@ -25,7 +25,7 @@ GC_OBJECTS, GC_LOOKS = 50_000, (50, 20)
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until SIGTERM or SIGINT. 1 with words when it cannot start or store, 2 for a wrong setting."""
+    """Serve until SIGTERM or SIGINT; SIGHUP reads what is declared again. 1 with words when it cannot start or store, 2 for a wrong setting."""
     options = _parser().parse_args(arguments)
     if options.help_settings:
         print(describe(AggregatorConfig))
@@ -65,7 +65,9 @@ async def _serve(config: AggregatorConfig) -> str:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    return await serve(Aggregator(config), stop, lambda it: _say(config, it.port))
+    aggregator = Aggregator(config)
+    loop.add_signal_handler(signal.SIGHUP, aggregator.reload)
+    return await serve(aggregator, stop, lambda it: _say(config, it.port))
 
 
 def _say(config: AggregatorConfig, port: int) -> None:

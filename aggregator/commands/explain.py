@@ -24,6 +24,12 @@ DELTA_MIN = 0.005
 SEEN_SECONDS = 3.0
 #: What is counted, and of one only is said without its s.
 _UNITS = re.compile(r"^(error|event|packet|row|second|minute)s\b")
+#: What a score says of a hazard that no model of this cluster was asked for.
+PRIOR = "prior"
+#: Signals of evidence that is a feature of the hazard's model begin with this.
+OF_MODEL = "hazard."
+#: The pace of a GPU is told below this.
+SLOW_BELOW = 0.95
 #: Units whose numbers say nothing beside the words.
 WITHOUT_VALUE = ("state", "code", "flags", "number", "finding")
 #: No longer name can register.
@@ -67,7 +73,7 @@ def explained(score: score_pb2.NodeScore, width: int) -> str:
     """Return what a colleague would say of the host, wrapped to *width*."""
     parts = [_summary(score)]
     now_ns = score.compute_time.ToNanoseconds()
-    evidence = list(score.contributions)
+    evidence = [one for one in score.contributions if _is_told(one)]
     if evidence:
         parts.append("Because:" if any(map(_costs, evidence)) else "Noted, at no cost:")
         for number, one in enumerate(evidence, 1):
@@ -93,11 +99,44 @@ def _summary(score: score_pb2.NodeScore) -> str:
         f"{host_of(score)}{simulated} is {_state(score)}, last heard {age(score)}.",
         f"Score {share(score.score, 4)}: the chance that a job runs {hours:.0f} h without a fault of "
         + f"this host (90 % interval {share(score.score_lower, 4)} to "
-        + f"{share(score.score_upper, 4)}). {_often(score.hazard_per_hour)}.",
+        + f"{share(score.score_upper, 4)}). {_often(score.hazard_per_hour)}{_by(score.hazard_model)}.",
     ]
     if not math.isnan(score.relative_speed):
-        lines.append(f"Its slowest GPU runs at {100 * score.relative_speed:.0f} % of its peers.")
+        lines.append(
+            f"Its slowest GPU runs at {100 * score.relative_speed:.0f} % of its peers "
+            f"({_interval(score.relative_speed_lower, score.relative_speed_upper)})."
+        )
+    if unwell := [gpu for gpu in score.gpus if gpu.state not in (0, score_pb2.HEALTHY)]:
+        lines.append(_gpus(unwell, len(score.gpus)))
     return "\n".join(lines)
+
+
+def _by(model: str) -> str:
+    """Return what a hazard rests on, where that is worth knowing."""
+    if model == PRIOR:
+        return " (by rates of the public record: no model was trained on this cluster yet)"
+    return f" (by model {model})" if model else ""
+
+
+def _interval(lower: float, upper: float) -> str:
+    return f"90 % interval {100 * lower:.0f} to {100 * upper:.0f} %"
+
+
+def _gpus(unwell: list[score_pb2.GpuScore], count: int) -> str:
+    """Return which GPUs are not well; the rest in a word. Where none is, the host's own words say why."""
+    if len(unwell) == count:
+        states = sorted({score_pb2.HealthState.Name(gpu.state) for gpu in unwell})
+        return f"Of its {count} GPUs none is well: {', '.join(states)}."
+    told = [f"{gpu.gpu} is {score_pb2.HealthState.Name(gpu.state)}{_pace(gpu)}" for gpu in unwell]
+    others = count - len(unwell)
+    return f"Of its {count} GPUs {'; '.join(told)}; the other {others} {'is' if others == 1 else 'are'} well."
+
+
+def _pace(gpu: score_pb2.GpuScore) -> str:
+    if math.isnan(gpu.relative_speed) or gpu.relative_speed >= SLOW_BELOW:
+        return ""
+    lower, upper = gpu.relative_speed_lower, gpu.relative_speed_upper
+    return f" at {100 * gpu.relative_speed:.0f} % of its peers ({_interval(lower, upper)})"
 
 
 def _often(hazard_per_hour: float) -> str:
@@ -143,6 +182,11 @@ def value(one: score_pb2.Contribution) -> str:
     return f"{digits} {unit}".rstrip()
 
 
+def _is_told(one: score_pb2.Contribution) -> bool:
+    """Leave out what a model's features add that nobody would notice; `--json` has all."""
+    return not one.signal.startswith(OF_MODEL) or abs(one.log_hazard_delta) > DELTA_MIN
+
+
 def _moves(one: score_pb2.Contribution) -> bool:
     return one.log_hazard_delta > DELTA_MIN
 
@@ -158,6 +202,9 @@ def _cost(one: score_pb2.Contribution, *, confirms: bool) -> str:
         costs.append(f"{-one.score_delta:.4f} of the score (a fault is {_times(times)} as likely)")
     if one.relative_speed_factor < 1.0:
         costs.append(f"{100 * (1 - one.relative_speed_factor):.0f} % of the speed")
+    if one.log_hazard_delta < -DELTA_MIN:
+        times = math.exp(one.log_hazard_delta)
+        return f"speaks for it: {one.score_delta:.4f} of the score (a fault is {_times(times)} as likely)"
     if costs:
         return f"costs {' and '.join(costs)}"
     return "confirms what is said above" if confirms else "costs nothing"

@@ -41,6 +41,7 @@ COUNTED = frozenset(
         "rdma.out_of_sequence_packets",
         "rdma.packet_sequence_errors",
         "rdma.received_bytes",
+        "rdma.symbol_errors",
         "rdma.transmitted_bytes",
     }
 )

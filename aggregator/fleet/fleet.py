@@ -5,12 +5,16 @@ Owned by one thread; takes no locks, does no I/O. Live frames move it, late ones
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from ...ext.intake import Received
 from ...fingerprints.catalogue import TABLES
+from ..declared.differences import Expecting
+from ..declared.model import NOTHING
+from ..declared.told import Told
 from ..verdicts import Finding
 from . import naming
 from .activity import Activity
@@ -74,6 +78,8 @@ class Fleet:
         self.wiring = Wiring()
         self.seen = Seen()
         self._inventory = Inventories()
+        #: What people declared, and what hosts say of their place and hardware.
+        self.declared, self.told, self.expecting = NOTHING, Told(), Expecting()
         self._make(64)
 
     def _make(self, capacity: int) -> None:
@@ -101,6 +107,7 @@ class Fleet:
         boot_id: bytes,
         devices: Sequence[DeviceLike],
         booted_ns: int = 0,
+        labels: Mapping[str, str] = MappingProxyType({}),
     ) -> int:
         """Make *name* known and return its node index, the same one each time.
 
@@ -114,6 +121,7 @@ class Fleet:
             self._booted_ns[host] = min(booted_ns, TIME_NS_MAX)
         self.attributes[host] = self._inventory.kept(devices)
         self._gpus[host] = sum(d.kind == "gpu" for d in devices)
+        self.told.register(name, devices, labels)
         self.shape_version += 1
         return host
 

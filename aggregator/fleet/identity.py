@@ -10,11 +10,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .arrays import Flags, Words, grown
+from .arrays import Words, grown
 from .tables import Devices, DeviceTable
 
 #: The column of such a number, in whichever tables have it.
 WITNESS = "counter_epoch_count"
+#: No device bears this number: all ones is a register that is gone.
+_NEVER = np.uint64(2**64 - 1)
 
 
 class Witness:
@@ -22,21 +24,21 @@ class Witness:
 
     def __init__(self, table: DeviceTable) -> None:
         self._table, self.devices = table, table.devices
-        self._last: Words = np.zeros(64, dtype=np.uint64)
-        self._known: Flags = np.zeros(64, dtype=bool)
+        self._last: Words = np.full(64, _NEVER, dtype=np.uint64)
 
     def changes(self) -> list[tuple[int, bool]]:
         """Return (row, whether the number rose) of every device that bears another one than before."""
-        if self._last.shape[0] < self._table.devices.capacity:
+        before = self._last.size
+        if before < self._table.devices.capacity:
             self._last = grown(self._last, self._table.devices.capacity)
-            self._known = grown(self._known, self._table.devices.capacity)
-        now, known = self._table.state(WITNESS), self._table.known(WITNESS)
-        here = slice(0, now.shape[0])
-        changed = known & self._known[here] & (now != self._last[here])
-        rose = now > self._last[here]
-        self._last[here] = np.where(known, now, self._last[here])
-        self._known[here] |= known
-        return [(row, bool(rose[row])) for row in np.flatnonzero(changed).tolist()]
+            self._last[before:] = _NEVER
+        cells = self._table.state_at(WITNESS, slice(0, self._table.devices.count))
+        rows = np.flatnonzero(cells != self._last[: cells.size])
+        rows = rows[self._table.known(WITNESS)[rows]]
+        now, last = cells[rows], self._last[rows]
+        changed = np.flatnonzero(last != _NEVER)
+        self._last[rows] = now
+        return [(int(rows[at]), bool(now[at] > last[at])) for at in changed.tolist()]
 
 
 class Identity:

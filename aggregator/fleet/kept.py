@@ -122,6 +122,7 @@ KEPT = frozenset(
         "rdma.packet_sequence_errors",
         "rdma.physical_state",
         "rdma.port_state",
+        "rdma.rate_bytes_per_second",
         "rdma.receive_constraint_errors",
         "rdma.receive_errors",
         "rdma.receive_remote_physical_errors",

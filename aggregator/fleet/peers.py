@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from .arrays import Codes, Flags, Floats
 from .tables import Devices, DeviceTable
 
+#: How well a clock tells the pace of work, as a share (assumed: memory-bound work hardly follows it).
+CLOCK_ERROR = 0.01
 #: Fewer computing GPUs of a model than this have no median worth the name.
 PEERS_MIN = 4
 
@@ -21,6 +23,7 @@ class Speeds(NamedTuple):
     relative: Floats
     peers: Codes
     median_hertz: Floats
+    error: Floats  # standard error of `relative` as a measure of the GPU's pace
 
 
 class Herd(Protocol):
@@ -43,6 +46,8 @@ class Models:
         self._version = -1
         self._codes: Codes = np.zeros(0, dtype=np.int32)
         self._known: dict[str, int] = {}
+        self._keys: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._numbers: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
 
     def codes(self, fleet: Herd) -> Codes:
         """Return a code per GPU row."""
@@ -55,6 +60,12 @@ class Models:
             self._codes = np.array(codes, dtype=np.int32)
             self._version = fleet.shape_version
         return self._codes
+
+    def numbers(self, keys: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return a number for each distinct key; the same array as before while they are the same."""
+        if not np.array_equal(keys, self._keys):
+            self._keys, self._numbers = keys, np.unique(keys, return_inverse=True)[1]
+        return self._numbers
 
     def _code(self, attributes: Mapping[str, str]) -> int:
         name = attributes.get("name")  # "NVIDIA H100 80GB HBM3"
@@ -71,13 +82,14 @@ def groups(fleet: Herd) -> NDArray[np.intp]:
     megahertz = np.nan_to_num(highest / 1e6, nan=0.0).clip(0, 1e6).astype(np.int64)
     keys = np.where(models >= 0, models, -1 - megahertz)
     keys = keys * 2 + fleet.simulated[fleet.devices["gpu"].host]
-    return np.unique(keys, return_inverse=True)[1]
+    return fleet.models.numbers(keys)
 
 
 def relative_speeds(fleet: Herd, clock: Floats) -> Speeds:
     """Compare *clock* (Hz while computing, NaN when it did not) with the median of the peers."""
     relative = np.full(clock.shape, np.nan)
     medians = np.full(clock.shape, np.nan)
+    errors = np.full(clock.shape, np.nan)
     peers = np.zeros(clock.shape, dtype=np.int32)
     group = groups(fleet)
     computing = np.isfinite(clock)
@@ -89,4 +101,22 @@ def relative_speeds(fleet: Herd, clock: Floats) -> Speeds:
         peers[rows] = rows.size - 1
         if median > 0:
             relative[rows] = clock[rows] / median
-    return Speeds(relative, peers, medians)
+            errors[rows] = _error(relative[rows])
+    return Speeds(relative, peers, medians, errors)
+
+
+def _error(relative: Floats) -> float:
+    """Return the standard error of GPUs' paces, told from their clocks over the median of them all.
+
+    That median is off by 1.2533 s / sqrt(n) (normal spread s, here from the median of absolute deviations).
+    """
+    spread = 1.4826 * float(np.median(np.abs(relative - 1.0)))
+    return float(np.hypot(CLOCK_ERROR, 1.2533 * spread / np.sqrt(relative.size)))
+
+
+def slowest(relative: Floats, hosts: Codes, count: int) -> Floats:
+    """Return the least of *relative* for each of *count* hosts, NaN where none is known."""
+    known = np.isfinite(relative)
+    least = np.full(count, np.inf)
+    np.minimum.at(least, hosts[known], relative[known])
+    return np.where(np.isfinite(least), least, np.nan)

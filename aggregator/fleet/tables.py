@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -263,13 +264,37 @@ class DeviceTable:
         age = (now_ns[host] - self._boottime_ns[:count]) / 1e9
         return np.where(self._boot[:count] == boot[host], age, np.inf)
 
+    def heard_at(self, rows: Indexes, boot: Codes, now_ns: Times) -> Floats:
+        """Return the same for *rows* alone."""
+        self._fit()
+        host = self.devices.host[rows]
+        age = (now_ns[host] - self._boottime_ns[rows]) / 1e9
+        return np.where(self._boot[rows] == boot[host], age, np.inf)
+
     def gauge(self, column: str) -> Floats:
         """Return the values of a gauge, NaN where there is none that can be."""
         self._fit()
-        index, count = self.column[column], self.devices.count
-        values = self._bits[index, :count].view(np.float64)
-        sane = self._valid[index, :count] & (np.abs(values) <= GAUGE_MAX)
+        return self.gauge_at(column, slice(0, self.devices.count))
+
+    def gauge_at(self, column: str, rows: Indexes | slice) -> Floats:
+        """Return the same for *rows* alone."""
+        self._fit()
+        index = self.column[column]
+        values = self._bits[index, rows].view(np.float64)
+        sane = self._valid[index, rows] & (np.abs(values) <= GAUGE_MAX)
         return np.where(sane, values, np.nan)
+
+    def cells_where(self, column: str, wrong: Callable[[Any], Flags]) -> Indexes:
+        """Return the rows whose last value *wrong* speaks of, however old it is."""
+        self._fit()
+        index, count = self.column[column], self.devices.count
+        cells = self._bits[index, :count]
+        with np.errstate(invalid="ignore"):  # what was never read may be any bits
+            found = wrong(cells.view(np.float64) if self.is_gauge(column) else cells)
+        rows = np.flatnonzero(found & self._valid[index, :count])
+        if self.is_gauge(column):
+            rows = rows[np.abs(cells[rows].view(np.float64)) <= GAUGE_MAX]
+        return rows
 
     def state(self, column: str, missing: int = 0) -> Words:
         """Return a state's codes or a counter's raw values; *missing* where there is none."""
@@ -277,6 +302,22 @@ class DeviceTable:
         index, count = self.column[column], self.devices.count
         valid = self._valid[index, :count]
         return np.where(valid, self._bits[index, :count], np.uint64(missing))
+
+    def raw(self, column: str) -> Floats:
+        """Return the cells of a gauge as they are, whether they are valid or not."""
+        self._fit()
+        cells = self._bits[self.column[column], : self.devices.count]
+        return np.asarray(cells.view(np.float64))
+
+    def state_at(self, column: str, rows: Indexes | slice) -> Words:
+        """Return a state's codes or a counter's raw values at *rows*, whether they are valid or not."""
+        self._fit()
+        return np.asarray(self._bits[self.column[column], rows])
+
+    def values_at(self, column: str, rows: Indexes) -> Floats:
+        """Return a gauge or a state at *rows* as numbers, whether it is valid or not."""
+        cells: Words = self._bits[self.column[column], rows]
+        return cells.view(np.float64) if self.is_gauge(column) else cells.astype(np.float64)
 
     def nature(self, column: str) -> Nature:
         """Return what is known of a counter."""
@@ -297,19 +338,29 @@ class DeviceTable:
         self._fit()
         return self._boot[: self.devices.count]
 
-    def rates(self, column: str, heard: Floats, *, slow: bool = False) -> Floats:
-        """Return a counter's events per second over the last 10 s (or 600 s), given `heard`."""
-        constant = SLOW_SECONDS if slow else FAST_SECONDS
-        return self.recent(column, heard, slow=slow) / constant
+    def recent(
+        self, column: str, heard: Floats, *, slow: bool = False, rows: Indexes | None = None
+    ) -> Floats:
+        """Return a counter's events, of all rows or of *rows*, given `heard` of them; 0 if never heard.
 
-    def recent(self, column: str, heard: Floats, *, slow: bool = False) -> Floats:
-        """Return a counter's events, those of 10 s (or 600 s) ago weighing 1/e; 0 if never heard."""
+        Those of 10 s (or 600 s) ago weigh 1/e.
+        """
         self._fit()
         constant = SLOW_SECONDS if slow else FAST_SECONDS
-        sums = self._slow if slow else self._fast
-        held = sums[self.counter[column], : self.devices.count]
+        held = self._sums(column, slow=slow)
+        held = held if rows is None else held[rows]
         known = np.isfinite(heard)
         return np.where(known, held * np.exp(-np.where(known, heard, 0.0) / constant), 0.0)
+
+    def counting(self, column: str, least: float, *, slow: bool = False) -> Indexes:
+        """Return the rows whose events may still be *least* or more: most devices count no error ever."""
+        self._fit()
+        held = self._sums(column, slow=slow)
+        return np.flatnonzero(held >= least * (1.0 - 1e-6) if least > 0.0 else held)
+
+    def _sums(self, column: str, *, slow: bool) -> Sums:
+        sums = self._slow if slow else self._fast
+        return np.asarray(sums[self.counter[column], : self.devices.count])
 
     def saturated(self, column: str) -> Flags:
         """Say where a counter stands at its ceiling and so sees nothing."""

@@ -144,6 +144,7 @@ class Ingest:
             boot_id=request.boot_id,
             devices=request.devices,
             booted_ns=now_ns - request.boottime_ns,
+            labels=request.labels,
         )
         gpus = (key for kind, key in self._fleet.attributes[index] if kind == "gpu")
         if self._gpu_owners.register(host, gpus, now_ns):  # on record not later than the host

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..fleet.arrays import Bytes, Flags
-from ..verdicts import HostScore, State
+from ..verdicts import HostScore, Snapshot, State
+from .hosts import Hosts
+from .scoring import scores_of
 
 #: Four stable buckets for consumers that rank: raw scores herd everyone onto the same nodes. They
 #: follow the state, which has hysteresis.
@@ -39,12 +41,26 @@ class Columns(NamedTuple):
     state: Bytes
     bucket: Bytes
     reason: Bytes
-    ended: NDArray[np.bool_]  # simulated hosts that are no longer there
+    ended: Flags  # simulated hosts that are no longer there
+    simulated: Flags
 
     @staticmethod
     def none() -> Columns:
         """Return the columns of no nodes."""
         return pack(())
+
+    def head(self, count: int) -> Columns:
+        """Return those of the first *count* nodes."""
+        return Columns._make(column[:count] for column in self)
+
+    def followed_by(self, now: Columns, changed: Flags) -> Columns:
+        """Return *now*, but for nodes known here that have not *changed*."""
+        known = self.score.size
+        mixed = [column.copy() for column in now]
+        unchanged = ~changed[:known]
+        for column, before in zip(mixed, self, strict=True):
+            column[:known][unchanged] = before[unchanged]
+        return Columns._make(mixed)
 
     def allowed(self, floor: float) -> NDArray[np.bool_]:
         """Say which nodes reach *floor*, are there, and are not out of the question."""
@@ -66,4 +82,35 @@ def pack(hosts: Sequence[HostScore], ended: Flags | None = None) -> Columns:
         bucket=_BUCKET[state],
         reason=np.fromiter((h.reason for h in hosts), np.uint8, count),
         ended=np.zeros(count, dtype=bool) if ended is None else ended,
+        simulated=np.fromiter((h.simulated for h in hosts), np.bool_, count),
     )
+
+
+def pack_hosts(hosts: Hosts, ended: Flags) -> Columns:
+    """Return the same of *hosts*, the well ones all at once."""
+    subjects = hosts.subjects
+    hazard = subjects.hazards_per_hour
+    few = pack(list(hosts.told.values()))
+    at = np.fromiter(hosts.told, np.intp, len(hosts.told))
+    columns = Columns(
+        score=scores_of(hazard).astype(np.float32),
+        hazard_per_hour=hazard.astype(np.float32),
+        relative_speed=subjects.relative_speed.astype(np.float32),
+        state=np.full(len(hosts), State.HEALTHY, dtype=np.uint8),
+        bucket=np.full(len(hosts), BUCKETS[State.HEALTHY], dtype=np.uint8),
+        reason=np.zeros(len(hosts), dtype=np.uint8),
+        ended=ended,
+        simulated=subjects.simulated,
+    )
+    for name in ("score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason"):
+        getattr(columns, name)[at] = getattr(few, name)
+    return columns
+
+
+def columns_of(snapshot: Snapshot) -> Columns:
+    """Return the columns of *snapshot*, those that it has or made from its hosts."""
+    if isinstance(snapshot.hosts, Hosts) and (made := getattr(snapshot, "columns", None)):
+        columns: Columns = made
+        return columns
+    ended = [not snapshot.lists(host) for host in snapshot.hosts]
+    return pack(snapshot.hosts, np.array(ended, dtype=bool))

@@ -11,15 +11,25 @@ import numpy as np
 
 from ..fleet.arrays import Floats
 from ..fleet.fleet import Fleet
+from ..fleet.peers import slowest
 from ..fleet.sources import Source
-from ..verdicts import Finding, HostScore, Snapshot, State
+from ..hazard.model import PRIOR, HazardModel
+from ..verdicts import Finding, Snapshot, State
 from . import hysteresis
-from .columns import Columns, pack
+from .columns import Columns, pack_hosts
+from .declared import in_maintenance, without_noise
+from .faults import Faults, Standing
+from .features import COLUMN, assemble
+from .gpus import Gpus, score_gpus
+from .gpus import none as no_gpus
+from .hosts import Hosts, Subjects
 from .hysteresis import Hold, Key
+from .model import parts_of, trained
 from .present import Present
 from .restart import Before, carried
 from .rules import agent as rules_agent
 from .rules import clock as rules_clock
+from .rules import expected as rules_expected
 from .rules import fabric as rules_fabric
 from .rules import gpu as rules_gpu
 from .rules import hangs as rules_hangs
@@ -31,7 +41,7 @@ from .rules import nvlink as rules_nvlink
 from .rules import parts as rules_parts
 from .rules import pcie as rules_pcie
 from .rules import xid as rules_xid
-from .scoring import HORIZON_HOURS, Seen, Subject, score_host
+from .scoring import HORIZON_HOURS, Seen, score_host
 from .symptoms import Symptom
 
 log = logging.getLogger(__name__)
@@ -75,6 +85,7 @@ RULES: tuple[Callable[[Present], Iterator[Symptom]], ...] = (
     rules_agent.lost_frames,
     rules_agent.barred_hosts,
     rules_agent.standing_findings,
+    rules_expected.differences,
 )
 
 #: So many hosts, and so large a share of the fleet, that fall silent within a minute of each other
@@ -95,8 +106,10 @@ STANDING_RULES = (
     "gpu.remap_failed",
     "gpu.ecc_uncorrected",
     "folded",
+    "hardware.unexpected",
     *sorted({kind.rule.name for kind in rules_kernel.KINDS.values()}),
 )
+_STANDING = frozenset(STANDING_RULES)
 #: All of these: judging begins them and ends them.
 JUDGED_FINDINGS = frozenset((*FINDING_RULES, *STANDING_RULES))
 
@@ -111,14 +124,21 @@ class Judgement(Snapshot):
     sources: tuple[tuple[Source, ...], ...] = ()
     holds: Mapping[int, Mapping[Key, Hold]] = field(default_factory=dict)
     before: Before = field(default_factory=Before)
+    gpus: Gpus = field(default_factory=no_gpus)
+    faults: Faults = field(default_factory=Faults)
+    model: str = PRIOR  # of the hazard
 
 
 def judge(
-    fleet: Fleet, now_ns: int, previous: Snapshot | None, before: Before | None = None
+    fleet: Fleet,
+    now_ns: int,
+    previous: Snapshot | None,
+    before: Before | None = None,
+    model: HazardModel | None = None,
 ) -> Judgement:
     """Return the fleet as it is at *now_ns* of our clock, following *previous*.
 
-    *before*: what was known before a restart, for the first judgement after it.
+    *before*: what was known before a restart, for the first judgement after it. *model*: of the hazard; None, or a prior: none was trained.
     """
     fleet.advance(now_ns)
     present = Present(fleet, now_ns)
@@ -128,11 +148,20 @@ def judge(
     listened = before.listened_seconds(present.silent_seconds, fleet, now_ns)
     frozen = outage(present, listened) - waiting
     groups, failed = _look(present)
-    symptoms = _by_host(groups)
+    symptoms = without_noise(fleet, _by_host(groups), now_ns)
     holds = _hold(present, symptoms, kin)
     silent = _by_host([rules_agent.silent_hosts(present, frozen)])
-    hosts, before = carried(before, list(_score(present, holds, silent)), fleet, now_ns)
     _report(fleet, holds, before, now_ns)
+    names = _names(fleet, kin)
+    faults = (kin.faults if kin else before.faults).after(
+        fleet.index, _faults(fleet), now_ns // 1000
+    )
+    subjects = _subjects(present, names, faults, trained(model))
+    seen = dict(_seen(present, holds, silent))
+    told = {host: score_host(subjects[host], each) for host, each in seen.items()}
+    live = Hosts(subjects, told)
+    hosts, before = carried(before, live, fleet, now_ns)
+    hosts = in_maintenance(fleet, hosts, now_ns)
     degraded = (
         before.words(len(fleet), len(waiting), now_ns),
         _outage(len(frozen), len(fleet)),
@@ -145,11 +174,14 @@ def judge(
         hosts=hosts,
         degraded_reason="; ".join(words for words in degraded if words),
         dictionary_version=fleet.epoch,
-        names=_names(fleet, kin),
-        columns=pack(hosts, present.ended),
+        names=names,
+        columns=pack_hosts(hosts, present.ended),
         sources=tuple(fleet.sources.of(host) for host in range(len(fleet))),
         holds=holds,
         before=before,
+        gpus=score_gpus(present, live, seen),
+        faults=faults,
+        model=subjects.model,
     )
 
 
@@ -214,35 +246,46 @@ def _hold(
     return result
 
 
-def _score(
+def _faults(fleet: Fleet) -> Standing:
+    """Return the findings that stand and are faults, as training takes them from the record."""
+    found = fleet.findings.values()
+    return frozenset((f.host, f.since_ns // 1000) for f in found if f.name in _STANDING)
+
+
+def _subjects(
+    present: Present, names: tuple[str, ...], faults: Faults, model: HazardModel | None
+) -> Subjects:
+    fleet, speeds = present.fleet, present.speeds
+    of, count = fleet.devices["gpu"].host, len(fleet)
+    features = assemble(present, faults, names)
+    log_base, parts = parts_of(model, features, fleet.gpus)
+    return Subjects(
+        names=names,
+        simulated=fleet.simulated.copy(),
+        gpus=fleet.gpus,
+        heard_ns=fleet.heard_ns.copy(),
+        heard=present.awake,
+        relative_speed=features[:, COLUMN["speed"]],
+        speed_error=-slowest(-speeds.error, of, count),
+        log_base=log_base,
+        parts=parts,
+        features=features,
+        model=model.version if model else PRIOR,
+        at_ns=present.now_ns,
+    )
+
+
+def _seen(
     present: Present,
     holds: Mapping[int, Mapping[Key, Hold]],
     silent: Mapping[int, list[Symptom]],
-) -> Iterator[HostScore]:
-    fleet = present.fleet
-    columns = zip(
-        fleet.names,
-        fleet.simulated.tolist(),
-        fleet.gpus.tolist(),
-        fleet.heard_ns.tolist(),
-        present.awake.tolist(),
-        _slowest(present).tolist(),
-        strict=True,
-    )
-    for host, (name, simulated, gpus, heard_ns, awake, speed) in enumerate(columns):
+) -> Iterator[tuple[int, list[Seen]]]:
+    """Yield the symptoms that count of every host that has any."""
+    for host in sorted(holds.keys() | silent.keys()):
         seen = [Seen(h.worst, h.worst_ns) for h in holds.get(host, {}).values() if h.active]
         seen += [Seen(symptom, present.now_ns) for symptom in silent.get(host, ())]
-        subject = Subject(name, host, simulated, gpus, heard_ns, awake, speed)
-        yield score_host(subject, seen)
-
-
-def _slowest(present: Present) -> Floats:
-    """Return the relative speed of each host's slowest computing GPU; NaN where none computes."""
-    relative = present.speeds.relative
-    known = np.isfinite(relative)
-    slowest = np.full(len(present.fleet), np.inf)
-    np.minimum.at(slowest, present.fleet.devices["gpu"].host[known], relative[known])
-    return np.where(np.isfinite(slowest), slowest, np.nan)
+        if seen:
+            yield host, seen
 
 
 def _report(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
-from ..fleet.arrays import Flags, Floats, Times, Words
+from ..fleet.arrays import Flags, Floats, Indexes, Times, Words
 from ..fleet.fleet import Fleet
 from ..fleet.peers import Speeds, relative_speeds
+from ..fleet.tables import FAST_SECONDS, SLOW_SECONDS
 from ..sql import quoted
 from ..verdicts import SIMULATED_SILENT_SECONDS_MAX
 
@@ -47,6 +50,10 @@ class Present:
             self._speeds = relative_speeds(self.fleet, np.where(awake, clock, np.nan))
         return self._speeds
 
+    def threshold(self, name: str) -> float:
+        """Return a number that rules decide by (`declared/thresholds.py`), as it was declared."""
+        return self.fleet.declared.threshold(name)
+
     def heard(self, table: str) -> Floats:
         """Return the seconds since each row of *table* was heard; infinite for never."""
         known = self._heard.get(table)
@@ -55,14 +62,15 @@ class Present:
             known = self._heard[table] = rows.heard(self.fleet.boot, self.host_now_ns)
         return known
 
-    def _quiet(self, table: str) -> Floats:
-        """Return for how long each row is known not to have counted.
+    def _quiet(self, table: str, at: Indexes) -> Floats:
+        """Return for how long the rows *at* are known not to have counted.
 
         Known are whole periods of its table, up to its host's last frame: what a counter did since its
         last reading tells only the next.
         """
-        rows, heard = self.fleet.tables[table], self.heard(table)
-        silent = self.silent_seconds[rows.devices.host]
+        rows = self.fleet.tables[table]
+        heard = rows.heard_at(at, self.fleet.boot, self.host_now_ns)
+        silent = self.silent_seconds[rows.devices.host[at]]
         known = np.isfinite(heard) & np.isfinite(silent)
         seconds = np.where(known, heard, 0.0) - np.where(known, silent, 0.0)
         whole = np.floor(seconds / rows.period_seconds + 1e-6) * rows.period_seconds
@@ -77,12 +85,45 @@ class Present:
 
     def _is_fresh(self, table: str) -> Flags:
         rows = self.fleet.tables[table]
-        if rows.on_change:
-            limit = KEYFRAME_SECONDS_MAX
-        else:
-            limit = max(SILENT_SECONDS_MAX, PERIODS_MAX * rows.period_seconds)
         awake = self.awake[rows.devices.host]
-        return np.asarray((self.heard(table) <= limit) & awake, dtype=bool)
+        return np.asarray((self.heard(table) <= self._limit(table)) & awake, dtype=bool)
+
+    def _limit(self, table: str) -> float:
+        rows = self.fleet.tables[table]
+        if rows.on_change:
+            return KEYFRAME_SECONDS_MAX
+        return max(SILENT_SECONDS_MAX, PERIODS_MAX * rows.period_seconds)
+
+    def fresh_at(self, table: str, at: Indexes) -> Flags:
+        """Say which of the rows *at* are of now: of large tables rules ask only for what looks wrong."""
+        known = self._fresh.get(table)
+        if known is not None:
+            return known[at]
+        rows = self.fleet.tables[table]
+        heard = rows.heard_at(at, self.fleet.boot, self.host_now_ns)
+        awake = self.awake[rows.devices.host[at]]
+        return np.asarray((heard <= self._limit(table)) & awake, dtype=bool)
+
+    def where(self, table: str, column: str, wrong: Callable[[Any], Flags]) -> Indexes:
+        """Return the rows whose reading of now *wrong* speaks of. No reading is never wrong."""
+        rows = self.fleet.tables[table].cells_where(column, wrong)
+        return rows[self.fresh_at(table, rows)]
+
+    def counting(
+        self, table: str, column: str, least: float = 0.0, *, slow: bool = False
+    ) -> tuple[Indexes, Floats]:
+        """Return (rows, events of about the last 10 s, or 600 s) where these are *least* or more."""
+        rows = self.fleet.tables[table].counting(column, least, slow=slow)
+        rows = rows[self.fresh_at(table, rows)]
+        quiet = self._quiet(table, rows)
+        events = self.fleet.tables[table].recent(column, quiet, slow=slow, rows=rows)
+        enough = events >= least
+        return rows[enough], events[enough]
+
+    def gauge_at(self, table: str, column: str, at: Indexes) -> Floats:
+        """Return a gauge at these rows, NaN where there is none of now."""
+        values = self.fleet.tables[table].gauge_at(column, at)
+        return np.where(self.fresh_at(table, at), values, np.nan)
 
     def gauge(self, table: str, column: str) -> Floats:
         """Return a gauge, NaN where there is none of now."""
@@ -99,13 +140,15 @@ class Present:
 
     def rates(self, table: str, column: str, *, slow: bool = False) -> Floats:
         """Return a counter's events per second over the last 10 s (or 600 s)."""
-        rates = self.fleet.tables[table].rates(column, self._quiet(table), slow=slow)
-        return np.where(self.fresh(table), rates, 0.0)
+        constant = SLOW_SECONDS if slow else FAST_SECONDS
+        return self.recent(table, column, slow=slow) / constant
 
     def recent(self, table: str, column: str, *, slow: bool = False) -> Floats:
         """Return a counter's events of about the last 10 s (or 600 s)."""
-        events = self.fleet.tables[table].recent(column, self._quiet(table), slow=slow)
-        return np.where(self.fresh(table), events, 0.0)
+        rows, events = self.counting(table, column, slow=slow)
+        found = np.zeros(self.fleet.tables[table].devices.count)
+        found[rows] = events
+        return found
 
     def name(self, table: str, row: int) -> tuple[int, str]:
         """Return (node index, device) of a row."""

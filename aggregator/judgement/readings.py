@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..fleet.arrays import Flags, Floats
+from ..fleet.arrays import Flags, Floats, Indexes
 from ..fleet.peers import PEERS_MIN
+from ..fleet.tables import FAST_SECONDS
 from ..verdicts import Reason, State
 from .present import Present
 from .symptoms import Rule, Symptom, short
 
-Wrong = Callable[[Floats], Flags]
+#: Says where cells of gauges or states are wrong.
+Wrong = Callable[[NDArray[Any]], Flags]
 
 #: A counter's memory of ten minutes holds one event for about five of them.
 ONE_EVENT = 0.6
@@ -65,21 +69,14 @@ def beyond(limit: float) -> Wrong:
     return lambda values: np.asarray(np.abs(values) > limit, dtype=bool)
 
 
-def values_of(present: Present, table: str, column: str) -> Floats:
-    """Return a gauge or a state as numbers; NaN where there is none of now."""
-    found = present.fleet.tables[table]
-    if found.is_gauge(column):
-        return present.gauge(table, column)
-    known = present.known(table, column)
-    return np.where(known, present.state(table, column).astype(np.float64), np.nan)
-
-
 def standing(present: Present, entries: Iterable[Standing]) -> Iterator[Symptom]:
     """Name each device whose reading is wrong by itself."""
     for entry in entries:
-        values = values_of(present, entry.table, entry.column)
-        for row in np.flatnonzero(entry.wrong(values)).tolist():
-            yield stands(present, entry, row, float(values[row]))
+        table = present.fleet.tables[entry.table]
+        rows = present.where(entry.table, entry.column, entry.wrong)
+        values = table.values_at(entry.column, rows)
+        for row, value in zip(rows.tolist(), values.tolist(), strict=True):
+            yield stands(present, entry, row, value)
 
 
 def stands(present: Present, entry: Standing, row: int, value: float) -> Symptom:
@@ -100,24 +97,25 @@ def stands(present: Present, entry: Standing, row: int, value: float) -> Symptom
 def counted(present: Present, entries: Iterable[Counted]) -> Iterator[Symptom]:
     """Name each device that counts more than is right."""
     for entry in entries:
-        values = _values(present, entry)
-        limit = _limits(present, entry, values)
-        for row in np.flatnonzero(values >= limit).tolist():
-            yield _counts(present, entry, row, float(values[row]), float(limit[row]))
+        rows, values, limit = _beyond(present, entry)
+        for row, value in zip(rows.tolist(), values.tolist(), strict=True):
+            peers = float(limit[present.fleet.simulated[present.name(entry.table, row)[0]] * 1])
+            if value >= peers:
+                yield _counts(present, entry, row, value, peers)
 
 
-def _values(present: Present, entry: Counted) -> Floats:
-    if entry.per_second:
-        return present.rates(entry.table, entry.column)
-    return present.recent(entry.table, entry.column, slow=True)
-
-
-def _limits(present: Present, entry: Counted, values: Floats) -> Floats:
+def _beyond(present: Present, entry: Counted) -> tuple[Indexes, Floats, tuple[float, float]]:
+    """Return (rows, values, limit of real and of simulated devices), of rows that reach the least of limits."""
+    constant = FAST_SECONDS if entry.per_second else 1.0
     least = entry.least if entry.per_second else max(ONE_EVENT, ONE_EVENT * entry.least)
-    if not entry.peers_ratio:
-        return np.full(values.shape, least)
-    usual = median_of_peers(present, entry.table, values)
-    return np.maximum(least, entry.peers_ratio * usual)
+    slow = not entry.per_second
+    rows, events = present.counting(entry.table, entry.column, least * constant, slow=slow)
+    if not rows.size or not entry.peers_ratio:
+        return rows, events / constant, (least, least)
+    every = present.recent(entry.table, entry.column, slow=slow) / constant
+    usual = medians(present, entry.table, every)
+    limits = [max(least, entry.peers_ratio * median) for median in usual]
+    return rows, events / constant, (limits[0], limits[1])
 
 
 def median_of_peers(present: Present, table: str, values: Floats) -> Floats:
@@ -125,14 +123,20 @@ def median_of_peers(present: Present, table: str, values: Floats) -> Floats:
 
     0 where they are too few to have one worth the name.
     """
+    if not values.any():
+        return np.zeros(values.shape)
+    simulated = present.fleet.simulated[present.fleet.tables[table].devices.host]
+    real, made = medians(present, table, values)
+    return np.where(simulated, made, real)
+
+
+def medians(present: Present, table: str, values: Floats) -> tuple[float, float]:
+    """Return the median over the real devices of *table*, and over the simulated ones; 0 for too few."""
     simulated = present.fleet.simulated[present.fleet.tables[table].devices.host]
     fresh = present.fresh(table)
-    medians = np.zeros(values.shape)
-    for kind in (False, True):
-        group = simulated == kind
-        if (group & fresh).sum() >= PEERS_MIN:
-            medians[group] = np.median(values[group & fresh])
-    return medians
+    groups = [values[fresh & (simulated == kind)] for kind in (False, True)]
+    found = [float(np.median(group)) if group.size >= PEERS_MIN else 0.0 for group in groups]
+    return found[0], found[1]
 
 
 def _counts(present: Present, entry: Counted, row: int, value: float, limit: float) -> Symptom:

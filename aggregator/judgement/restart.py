@@ -5,7 +5,7 @@ Missing is neither zero nor healthy, and our restart is not the hosts' fault.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -14,6 +14,8 @@ import numpy as np
 from ..fleet.arrays import Floats
 from ..fleet.fleet import Fleet
 from ..verdicts import SEVERITY, SIMULATED_SILENT_SECONDS_MAX, HostScore, State
+from .faults import Faults
+from .hosts import Hosts
 
 #: So long hosts have to be heard again before their silence counts, and so long a host must be heard
 #: before it is better than it was: most symptoms need less to show again.
@@ -36,6 +38,8 @@ class Before:
     scores: Mapping[int, HostScore] = field(default_factory=dict[int, HostScore])
     #: Judged findings of before: (host, name, subject).
     findings: frozenset[tuple[str, str, str]] = frozenset()
+    #: What is on record of each host.
+    faults: Faults = field(default_factory=Faults)
 
     def waiting(self, fleet: Fleet, now_ns: int) -> frozenset[int]:
         """Return the hosts not heard again yet, for as long as that is our doing."""
@@ -94,29 +98,28 @@ def restore(fleet: Fleet, last: Iterable[tuple[HostScore, int]], now_ns: int) ->
     return Before(now_ns, scores)
 
 
-def carried(
-    before: Before, live: Sequence[HostScore], fleet: Fleet, now_ns: int
-) -> tuple[tuple[HostScore, ...], Before]:
+def carried(before: Before, live: Hosts, fleet: Fleet, now_ns: int) -> tuple[Hosts, Before]:
     """Return the hosts as they stand, those of *before* where these still do, and what is left."""
     if not before.scores:
-        return tuple(live), before
-    hosts, left = list(live), dict(before.scores)
+        return live, before
+    stands: dict[int, HostScore] = {}
+    left = dict(before.scores)
     waiting = before.waiting(fleet, now_ns)
     for index, old in before.scores.items():
-        now = live[index]
-        if _is_settled(old, now, int(fleet.first_ns[index]), now_ns):
+        state = live.state(index)
+        if _is_settled(old.state, state, int(fleet.first_ns[index]), now_ns):
             del left[index]
-        elif index in waiting or now.state is State.UNKNOWN or _is_worse(old, now):
-            hosts[index] = replace(old, heard_ns=now.heard_ns)
-    return tuple(hosts), replace(before, scores=left)
+        elif index in waiting or state is State.UNKNOWN or _is_worse(old.state, state):
+            stands[index] = replace(old, heard_ns=int(live.subjects.heard_ns[index]))
+    return live.but(stands), replace(before, scores=left)
 
 
-def _is_settled(old: HostScore, now: HostScore, first_ns: int, now_ns: int) -> bool:
+def _is_settled(old: State, now: State, first_ns: int, now_ns: int) -> bool:
     """Say whether *now*, heard since *first_ns* (0: not heard), is all there is to say."""
-    if not first_ns or now.state is State.UNKNOWN:
+    if not first_ns or now is State.UNKNOWN:
         return False
-    return old.state in _PASSING or now_ns - first_ns >= _SETTLED_NS
+    return old in _PASSING or now_ns - first_ns >= _SETTLED_NS
 
 
-def _is_worse(one: HostScore, other: HostScore) -> bool:
-    return SEVERITY.index(one.state) < SEVERITY.index(other.state)
+def _is_worse(one: State, other: State) -> bool:
+    return SEVERITY.index(one) < SEVERITY.index(other)

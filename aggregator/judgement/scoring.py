@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from math import exp, isnan, log, nan
 from typing import NamedTuple
 
-from ..verdicts import Evidence, HostScore, Reason, State
+import numpy as np
+
+from ..fleet.arrays import Codes, Floats
+from ..hazard.model import PRIOR
+from ..verdicts import Evidence, HostScore, Inputs, Reason, State
+from .features import evidence_of
 from .symptoms import Symptom
 
 #: What hazard and score refer to.
@@ -27,11 +32,26 @@ HOST_HAZARD_PER_HOUR = 5e-6
 #: (assumed until outcomes calibrate it), and one that is not heard may be in any state.
 SPREAD_HEARD, SPREAD_UNHEARD = 3.0, 100.0
 
+#: Standard errors that hold 90 %, and the standard error of a pace that no peers were measured with (assumed).
+Z90, SPEED_ERROR = 1.645, 0.02
+#: Within these a host's pace lies of which nothing is known (assumed: a power brake leaves a tenth).
+SPEED_UNKNOWN = (0.05, 1.10)
+
 #: No hazard is larger: an interruption a minute is faster than any job starts again.
 HAZARD_PER_HOUR_MAX = 60.0
 
 #: Pieces of evidence per host; the weakest beyond are left out of the sum, too.
 EVIDENCE_MAX = 48
+
+
+class Own(NamedTuple):
+    """What a model says of a host's hazard, before any symptom."""
+
+    model: str
+    log_base: float
+    parts: tuple[float, ...]  # what each feature adds to ln(hazard)
+    features: tuple[float, ...]
+    at_ns: int
 
 
 class Subject(NamedTuple):
@@ -44,6 +64,8 @@ class Subject(NamedTuple):
     heard_ns: int
     heard: bool  # now
     relative_speed: float  # of its slowest computing GPU; NaN where nothing is known
+    speed_error: float = nan  # standard error of that
+    own: Own | None = None  # None: the prior
 
 
 class Seen(NamedTuple):
@@ -58,6 +80,16 @@ def base_hazard_per_hour(gpus: int) -> float:
     return GPU_HAZARD_PER_HOUR * gpus + HOST_HAZARD_PER_HOUR
 
 
+def base_hazards_per_hour(gpus: Codes | Floats) -> Floats:
+    """Return the same of many hosts."""
+    return GPU_HAZARD_PER_HOUR * gpus.astype(np.float64) + HOST_HAZARD_PER_HOUR
+
+
+def scores_of(hazards_per_hour: Floats) -> Floats:
+    """Return `score_of` of many."""
+    return np.asarray(np.exp(-hazards_per_hour * HORIZON_HOURS))
+
+
 def score_of(hazard_per_hour: float) -> float:
     """Return P(no health-caused interruption over the horizon)."""
     return exp(-hazard_per_hour * HORIZON_HOURS)
@@ -67,29 +99,103 @@ def score_host(subject: Subject, seen: Sequence[Seen]) -> HostScore:
     """Return what is known of *subject*, of which the symptoms *seen* hold."""
     ordered = sorted(seen, key=lambda s: s.symptom.weight, reverse=True)[:EVIDENCE_MAX]
     symptoms = [s.symptom for s in ordered]
-    base = base_hazard_per_hour(subject.gpus)
-    deltas = counted(symptoms, log(HAZARD_PER_HOUR_MAX / base))
-    hazard = exp(log(base) + sum(deltas))
-    score, spread = score_of(hazard), SPREAD_HEARD if subject.heard else SPREAD_UNHEARD
+    inputs = inputs_of(subject)
+    parts = _parts(subject)
+    calm = inputs.log_hazard_base + sum(delta for _, delta in parts)
+    deltas = counted(symptoms, max(log(HAZARD_PER_HOUR_MAX) - calm, 0.0))
+    speeds = [s.speed for s in symptoms]
+    told = numbers(inputs, [*deltas, *(delta for _, delta in parts)], speeds, HORIZON_HOURS)
     strongest = symptoms[0] if symptoms else None
+    evidence = [_evidence(s, delta, told) for s, delta in zip(ordered, deltas, strict=True)] + [
+        _of_model(subject, at, delta, told) for at, delta in parts
+    ]
     return HostScore(
         host=subject.name,
         node_index=subject.node_index,
         simulated=subject.simulated,
-        score=score,
-        score_lower=score_of(hazard * spread),
-        score_upper=score_of(hazard / spread),
+        score=told.score,
+        score_lower=told.score_lower,
+        score_upper=told.score_upper,
         state=strongest.host_state if strongest else State.HEALTHY,
-        hazard_per_hour=hazard,
-        relative_speed=_speed(subject.relative_speed, symptoms),
+        hazard_per_hour=told.hazard_per_hour,
+        relative_speed=told.relative_speed,
         reason=_reason(strongest),
         reason_words=strongest.words if strongest else "",
         clears_when=_clears(strongest),
         heard_ns=subject.heard_ns,
-        evidence=tuple(
-            _evidence(s, delta, hazard, score) for s, delta in zip(ordered, deltas, strict=True)
-        ),
+        evidence=tuple(evidence),
+        speed_lower=told.speed_lower,
+        speed_upper=told.speed_upper,
+        inputs=inputs,
     )
+
+
+class Numbers(NamedTuple):
+    """What is computed from a host's inputs and the deltas and factors of its evidence."""
+
+    score: float
+    score_lower: float
+    score_upper: float
+    hazard_per_hour: float
+    relative_speed: float
+    speed_lower: float
+    speed_upper: float
+
+
+def numbers(
+    inputs: Inputs, deltas: Sequence[float], speeds: Sequence[float], horizon_hours: float
+) -> Numbers:
+    """Return the numbers of a score. *deltas*, *speeds*: of all evidence, in its order.
+
+    The same inputs give the same numbers, to the bit: a stored score computes again from its row.
+    """
+    hazard = exp(inputs.log_hazard_base + sum(deltas))
+    spread = inputs.hazard_spread
+    speed = _speed(inputs.measured_speed, speeds)
+    slow, fast = speed_interval(speed, inputs.speed_error, heard=spread <= SPREAD_HEARD)
+    return Numbers(
+        exp(-hazard * horizon_hours),
+        exp(-hazard * spread * horizon_hours),
+        exp(-hazard / spread * horizon_hours),
+        hazard,
+        speed,
+        slow,
+        fast,
+    )
+
+
+def inputs_of(subject: Subject) -> Inputs:
+    """Return what the score of *subject* is computed from beside its evidence."""
+    own = subject.own
+    return Inputs(
+        model=own.model if own else PRIOR,
+        log_hazard_base=own.log_base if own else log(base_hazard_per_hour(subject.gpus)),
+        hazard_spread=SPREAD_HEARD if subject.heard else SPREAD_UNHEARD,
+        measured_speed=subject.relative_speed,
+        speed_error=subject.speed_error,
+        features=own.features if own else (),
+    )
+
+
+def _parts(subject: Subject) -> list[tuple[int, float]]:
+    """Return (feature, what it adds), the largest first, of those that add anything."""
+    parts = enumerate(subject.own.parts if subject.own else ())
+    return sorted((p for p in parts if p[1]), key=lambda part: (-abs(part[1]), part[0]))
+
+
+def _of_model(subject: Subject, at: int, delta: float, told: Numbers) -> Evidence:
+    own = subject.own
+    assert own is not None
+    without = score_of(told.hazard_per_hour * exp(-delta))
+    return evidence_of(at, subject.name, own.features[at], delta, told.score - without, own.at_ns)
+
+
+def speed_interval(speed: float, error: float, *, heard: bool) -> tuple[float, float]:
+    """Return the 90 % interval of a relative speed: of one that is not known, all that it may be."""
+    if isnan(speed) or not heard:
+        return SPEED_UNKNOWN
+    reach = Z90 * (SPEED_ERROR if isnan(error) else error)
+    return max(speed - reach, SPEED_UNKNOWN[0]), speed + reach
 
 
 def counted(symptoms: Sequence[Symptom], room: float) -> list[float]:
@@ -105,14 +211,14 @@ def counted(symptoms: Sequence[Symptom], room: float) -> list[float]:
     return deltas
 
 
-def _evidence(seen: Seen, delta: float, hazard: float, score: float) -> Evidence:
-    without = score_of(hazard * exp(-delta))
-    return seen.symptom.evidence(delta, min(score - without, 0.0), seen.seen_ns)
+def _evidence(seen: Seen, delta: float, told: Numbers) -> Evidence:
+    without = score_of(told.hazard_per_hour * exp(-delta))
+    return seen.symptom.evidence(delta, min(told.score - without, 0.0), seen.seen_ns)
 
 
-def _speed(measured: float, symptoms: Sequence[Symptom]) -> float:
+def _speed(measured: float, factors: Sequence[float]) -> float:
     """Return the pace of the slowest: as measured, or as it was when a symptom that holds was seen."""
-    speeds = [s.speed for s in symptoms if s.speed < 1.0]
+    speeds = [factor for factor in factors if factor < 1.0]
     if not isnan(measured):
         speeds.append(measured)
     return min(speeds, default=nan)

@@ -9,7 +9,9 @@ from typing import Any
 
 from ...fingerprints.wire import admin_pb2
 from ...fingerprints.wire.admin_pb2_grpc import AdminServiceServicer
-from ..refusals import NotReady, TooMuch
+from ..hazard.events import EventsError
+from ..hazard.models import Models
+from ..refusals import NotReady, TooLittle, TooMuch
 from ..store.store import Store
 from ..store.storefile import StoreError
 from ..store.upkeep.compact import Compacted, compact
@@ -23,11 +25,11 @@ LOOK_SECONDS = 0.5
 
 
 class AdminService(AdminServiceServicer):
-    """Two streams of grpc.aio. A `Refusal` becomes its status at the edge."""
+    """Methods of grpc.aio. A `Refusal` becomes its status at the edge."""
 
-    def __init__(self, store: Store, hold_bytes_max: int) -> None:
+    def __init__(self, store: Store, hold_bytes_max: int, models: Models) -> None:
         """*hold_bytes_max*: a backup is ended once so much came in while it copied."""
-        self._store, self._hold_bytes_max = store, hold_bytes_max
+        self._store, self._hold_bytes_max, self._models = store, hold_bytes_max, models
         self._compacting = False
 
     async def HoldStore(self, request: admin_pb2.HoldStoreRequest, context: Any) -> None:
@@ -58,6 +60,22 @@ class AdminService(AdminServiceServicer):
         finally:
             stop.set()
             self._compacting = False
+
+    async def TrainHazard(
+        self, request: admin_pb2.TrainHazardRequest, context: Any
+    ) -> admin_pb2.TrainedHazard:
+        """Train on what is on record. Raises TooLittle, NotReady."""
+        try:
+            done = await asyncio.get_running_loop().run_in_executor(
+                None, lambda: self._models.train(simulated=request.simulated)
+            )
+        except EventsError as error:
+            raise TooLittle(str(error)) from error
+        except StoreError as error:
+            raise NotReady(str(error)) from error
+        return admin_pb2.TrainedHazard(
+            accepted=done.accepted, words=done.words, model=done.model.to_text()
+        )
 
     async def _compact(self, context: Any, stop: threading.Event) -> None:
         so_far = admin_pb2.CompactedStore()

@@ -14,6 +14,7 @@ from ...fingerprints.wire import status_pb2
 from ..access.guard import around
 from ..health.calls import Calls
 from ..refusals import (
+    Changed,
     DifferencesLost,
     Invalid,
     NameTaken,
@@ -26,6 +27,7 @@ from ..refusals import (
     Refusal,
     StreamRefused,
     TookTooLong,
+    TooLittle,
     TooMuch,
 )
 
@@ -40,6 +42,8 @@ STATUS: dict[type[Refusal], grpc.StatusCode] = {
     NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
     NotFound: grpc.StatusCode.NOT_FOUND,
     OutOfDate: grpc.StatusCode.FAILED_PRECONDITION,
+    TooLittle: grpc.StatusCode.FAILED_PRECONDITION,
+    Changed: grpc.StatusCode.ABORTED,
     TooMuch: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TookTooLong: grpc.StatusCode.DEADLINE_EXCEEDED,
     NotReady: grpc.StatusCode.UNAVAILABLE,

@@ -11,9 +11,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from ...fingerprints.wire import score_pb2
 from ...fingerprints.wire.score_pb2_grpc import ScoreServiceServicer
 from ..fleet.sources import Source
+from ..judgement.columns import Columns
+from ..judgement.gpus import Gpus
 from ..judgement.judge import Judgement
 from ..refusals import Invalid, NotFound, NotReady, OutOfDate
-from ..verdicts import Evidence, HostScore, Snapshot
+from ..verdicts import SEVERITY, Evidence, GpuScore, HostScore, Snapshot, State
+from .watching import Watching
 
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
 #: Snapshots that someone is paging through; a token of an older one has expired.
@@ -22,6 +25,10 @@ LISTINGS_MAX = 8
 VALID_SECONDS = 15
 #: A bitmap of more nodes than this is a mistake.
 BITMAP_BYTES_MAX = 1 << 20
+#: State -> its place, worst first; of no state it is the last.
+_SEVERITY = np.array(
+    [SEVERITY.index(State(code)) if code else len(SEVERITY) for code in range(len(State) + 1)]
+)
 
 
 class Holder(Protocol):
@@ -32,7 +39,7 @@ class Holder(Protocol):
 
 
 class ScoreService(ScoreServiceServicer):
-    """The four calls, as coroutines of grpc.aio. A `Refusal` becomes its status at the edge.
+    """Its calls, as coroutines of grpc.aio. A `Refusal` becomes its status at the edge.
 
     A reply made of bytes is one that was serialised before; `errors.Errors` lets it pass as it is.
     """
@@ -40,8 +47,9 @@ class ScoreService(ScoreServiceServicer):
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
         self._listings: OrderedDict[int, tuple[Judgement, list[int]]] = OrderedDict()
-        self._packed: tuple[Judgement, bytes] | None = None
+        self._packed: dict[bool, tuple[Judgement, bytes]] = {}
         self._dictionary: tuple[tuple[str, ...], bytes] | None = None
+        self._watching = Watching(self._snapshot)
 
     async def GetNodeScore(
         self, request: score_pb2.GetNodeScoreRequest, context: Any
@@ -49,10 +57,11 @@ class ScoreService(ScoreServiceServicer):
         """Return one node's score. Raises NotFound, Invalid, NotReady."""
         snapshot = self._snapshot()
         name = node_of(request.name)
-        for host in (h for h in snapshot.hosts if h.host == name):
-            sources = snapshot.sources[host.node_index]
-            return message(snapshot, host, full=_is_full(request.view), sources=sources)
-        raise NotFound(f"no node {name!r}: no host of that name has ever registered")
+        if name not in snapshot.names:
+            raise NotFound(f"no node {name!r}: no host of that name has ever registered")
+        index = snapshot.names.index(name)
+        host, sources = snapshot.hosts[index], snapshot.sources[index]
+        return message(snapshot, host, full=_is_full(request.view), sources=sources)
 
     async def ListNodeScores(
         self, request: score_pb2.ListNodeScoresRequest, context: Any
@@ -103,17 +112,31 @@ class ScoreService(ScoreServiceServicer):
         if not 0.0 <= floor <= 1.0:  # also refuses NaN
             raise Invalid("score_floor", f"{floor}, expected 0 to 1")
         if floor or request.node_bitmap:
-            return _columns(snapshot, _selected(snapshot, request.node_bitmap), floor)
-        if self._packed is None or self._packed[0] is not snapshot:
+            chosen = _selected(snapshot, request.node_bitmap)
+            return _columns(snapshot, chosen, floor, gpus=request.gpus)
+        packed = self._packed.get(request.gpus)
+        if packed is None or packed[0] is not snapshot:
             everyone = np.arange(len(snapshot.hosts), dtype=np.intp)
-            self._packed = snapshot, _columns(snapshot, everyone, 0.0).SerializeToString()
-        return self._packed[1]
+            reply = _columns(snapshot, everyone, 0.0, gpus=request.gpus)
+            packed = self._packed[request.gpus] = snapshot, reply.SerializeToString()
+        return packed[1]
+
+    async def WatchNodeScores(
+        self, request: score_pb2.WatchNodeScoresRequest, context: Any
+    ) -> None:
+        """Stream all nodes, then what changes, within a second. Raises Invalid, NotReady, TooMuch."""
+        await self._watching.watch(request.bookmark, context.write)
 
     async def GetNodeDictionary(
         self, request: score_pb2.GetNodeDictionaryRequest, context: Any
     ) -> score_pb2.NodeDictionary | bytes:
         """Return all names; the position is the node index. Raises NotReady."""
         snapshot = self._snapshot()
+        if request.gpus:
+            names = [snapshot.gpus.names[at] for at in range(len(snapshot.gpus))]
+            return score_pb2.NodeDictionary(
+                version=snapshot.dictionary_version, names=snapshot.names, gpus=names
+            )
         if self._dictionary is None or self._dictionary[0] is not snapshot.names:
             version = snapshot.dictionary_version
             reply = score_pb2.NodeDictionary(version=version, names=snapshot.names)
@@ -133,9 +156,7 @@ class ScoreService(ScoreServiceServicer):
             known = self._listings.get(snapshot.version)
             if known and known[0] is snapshot:
                 return *known, 0
-            hosts = snapshot.hosts
-            listed = [i for i, host in enumerate(hosts) if snapshot.lists(host)]
-            return snapshot, sorted(listed, key=lambda i: (*hosts[i].rank, -i)), 0
+            return snapshot, worst_first(snapshot.columns), 0
         version, dash, at = token.partition("-")
         if not (dash and version.isdecimal() and at.isdecimal() and len(token) <= 40):
             raise Invalid("page_token", f"{token[:40]!r}, expected next_page_token of a reply")
@@ -143,6 +164,15 @@ class ScoreService(ScoreServiceServicer):
         if listing is None:
             raise Invalid("page_token", f"{token!r} has expired: begin again without one")
         return *listing, int(at)
+
+
+def worst_first(columns: Columns) -> list[int]:
+    """Return the node indexes of all that are to be listed."""
+    listed = np.flatnonzero(~columns.ended)
+    severity = _SEVERITY[columns.state[listed]]
+    order = np.lexsort((-listed, columns.score[listed], severity))
+    found: list[int] = listed[order].tolist()
+    return found
 
 
 def node_of(name: str) -> str:
@@ -175,6 +205,11 @@ def message(
         reason_words=host.reason_words,
         clears_when=host.clears_when,
         simulated=host.simulated,
+        hazard_lower=host.hazard_interval[0],
+        hazard_upper=host.hazard_interval[1],
+        relative_speed_lower=host.speed_lower,
+        relative_speed_upper=host.speed_upper,
+        hazard_model=host.inputs.model if host.inputs else "",
         compute_time=timestamp(snapshot.computed_ns),
         version=snapshot.version,
     )
@@ -183,11 +218,26 @@ def message(
         reply.data_age.FromNanoseconds(max(0, snapshot.computed_ns - host.heard_ns))
     if full:
         reply.contributions.extend(_contribution(e) for e in host.evidence)
+        reply.gpus.extend(map(_gpu, snapshot.gpus.of(host.node_index)))
         reply.sources.extend(
             score_pb2.SourceOutcome(source=s.name, outcome=s.outcome_word, words=s.words)
             for s in sources
         )
     return reply
+
+
+def _gpu(gpu: GpuScore) -> score_pb2.GpuScore:
+    return score_pb2.GpuScore(
+        gpu=gpu.gpu,
+        state=_number(gpu.state),
+        reason=_number(gpu.reason),
+        hazard_per_hour=gpu.hazard_per_hour,
+        hazard_lower=gpu.hazard_lower,
+        hazard_upper=gpu.hazard_upper,
+        relative_speed=gpu.relative_speed,
+        relative_speed_lower=gpu.speed_lower,
+        relative_speed_upper=gpu.speed_upper,
+    )
 
 
 def _contribution(evidence: Evidence) -> score_pb2.Contribution:
@@ -232,11 +282,11 @@ def _selected(snapshot: Judgement, bitmap: bytes) -> np.typing.NDArray[np.intp]:
 
 
 def _columns(
-    snapshot: Judgement, chosen: np.typing.NDArray[np.intp], floor: float
+    snapshot: Judgement, chosen: np.typing.NDArray[np.intp], floor: float, *, gpus: bool
 ) -> score_pb2.ScoreNodesResponse:
     columns = snapshot.columns
     allowed = columns.allowed(floor)[chosen]
-    return score_pb2.ScoreNodesResponse(
+    reply = score_pb2.ScoreNodesResponse(
         dictionary_version=snapshot.dictionary_version,
         score_version=snapshot.version,
         node_index=chosen.tolist(),
@@ -251,3 +301,25 @@ def _columns(
         degraded=bool(snapshot.degraded_reason),
         degraded_reason=snapshot.degraded_reason,
     )
+    if gpus:
+        _add_gpus(reply, snapshot.gpus, chosen, len(snapshot.hosts))
+    return reply
+
+
+def _add_gpus(
+    reply: score_pb2.ScoreNodesResponse,
+    gpus: Gpus,
+    chosen: np.typing.NDArray[np.intp],
+    nodes: int,
+) -> None:
+    wanted = np.zeros(nodes, dtype=bool)
+    wanted[chosen] = True
+    rows = np.flatnonzero(wanted[gpus.host])
+    reply.gpu_index.extend(rows.tolist())
+    reply.gpu_node_index.extend(gpus.host[rows].tolist())
+    reply.gpu_hazard_per_hour.extend(gpus.hazard_per_hour[rows].tolist())
+    reply.gpu_hazard_spread.extend(gpus.hazard_spread[rows].tolist())
+    reply.gpu_relative_speed.extend(gpus.relative_speed[rows].tolist())
+    reply.gpu_relative_speed_lower.extend(gpus.speed_lower[rows].tolist())
+    reply.gpu_relative_speed_upper.extend(gpus.speed_upper[rows].tolist())
+    reply.gpu_state, reply.gpu_reason = gpus.state[rows].tobytes(), gpus.reason[rows].tobytes()

@@ -9,6 +9,7 @@ from typing import Any
 import duckdb
 
 from ...fingerprints.wire.telemetry_pb2 import HealthEvent
+from ..judgement.recompute import inputs_of_row
 from ..verdicts import Evidence, Finding, HostScore, Reason, State
 from .journal import StoredEvent
 
@@ -137,16 +138,31 @@ def _last_score(row: dict[str, Any]) -> LastScore:
         reason=_reason(row["reason"]),
         reason_words=row["reason_words"],
         clears_when=row["clears_when"],
-        heard_ns=_time_ns(row["heard"]),
-        evidence=tuple(_evidence(one) for one in row["evidence"]),
+        heard_ns=time_ns(row["heard"]),
+        evidence=_in_order(row),
+        speed_lower=_number(row["relative_speed_lower"]),
+        speed_upper=_number(row["relative_speed_upper"]),
+        inputs=inputs_of_row(row),
     )
     return score, row["gpus"]
 
 
-def _evidence(row: dict[str, Any]) -> Evidence:
+def _in_order(row: dict[str, Any]) -> tuple[Evidence, ...]:
+    """Return the evidence in the order in which it was added, where that is known: the score computes again then."""
+    evidence = [evidence_of(one) for one in row["evidence"]]
+    order = row["log_hazard_deltas"] or []
+    places: dict[float, list[int]] = {}
+    for at, delta in enumerate(order):
+        places.setdefault(delta, []).append(at)
+    taken = [(places.get(e.log_hazard_delta) or [len(order)]).pop(0) for e in evidence]
+    return tuple(e for _, e in sorted(zip(taken, evidence, strict=True), key=lambda pair: pair[0]))
+
+
+def evidence_of(row: dict[str, Any]) -> Evidence:
+    """Return what `evidence` was given, from a row of it."""
     own = {key: row[key] for key in Evidence.__slots__ if key in row}
     own |= {"value": _number(row["value"]), "reason": _reason(row["reason"])}
-    return Evidence(**own, observed_ns=_time_ns(row["observed"]))
+    return Evidence(**own, observed_ns=time_ns(row["observed"]))
 
 
 def _number(value: float | None) -> float:
@@ -158,7 +174,8 @@ def _reason(name: str) -> Reason:
     return Reason.__members__.get(name, Reason.NONE)
 
 
-def _time_ns(time: datetime | None) -> int:
+def time_ns(time: datetime | None) -> int:
+    """Return a TIMESTAMP in ns since 1970; 0 for NULL."""
     return 0 if time is None else (time - _EPOCH) // timedelta(microseconds=1) * 1000
 
 

@@ -9,6 +9,8 @@ SCORES_SECONDS = 3600
 EVENTS_SECONDS = 86_400
 #: So are the aggregator's readings of itself: what a night began with is asked in the morning.
 OWN_SECONDS = 6 * 3600
+#: Advice, and what came of it, is looked back at by the month.
+ADVICE_SECONDS = 30 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,20 @@ STANDING: tuple[str, ...] = ("devices", "signals", "parts")
 COPIES: tuple[Copy, ...] = (
     Copy("hosts"),
     Copy("clocks"),
+    Copy("declared_versions"),
+    Copy("declared_places"),
+    Copy("declared_windows"),
+    Copy("declared_overrides"),
+    Copy("declared_expected"),
+    Copy("declared_thresholds"),
     Copy("scores", 1_000_000, "time", SCORES_SECONDS),
     Copy("evidence", 1_000_000, "time", SCORES_SECONDS),
     Copy("findings", 100_000, "coalesce(cleared, 'infinity'::TIMESTAMP)", SCORES_SECONDS),
     Copy("events", 100_000, "received", EVENTS_SECONDS, f"NOT {_TOLD}"),
     Copy("events", 500_000, "received", EVENTS_SECONDS, _TOLD),
     Copy("own_health", 200_000, "time", OWN_SECONDS),
+    Copy("models", 1_000, "time"),
+    Copy("advisories", 100_000, "time", ADVICE_SECONDS),
+    Copy("advice_decisions", 100_000, "time", ADVICE_SECONDS),
+    Copy("outcomes", 100_000, "time", ADVICE_SECONDS),
 )

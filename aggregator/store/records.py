@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import pyarrow as pa
 
 from ...ext.intake import TIME_NS_MAX
 from ...fingerprints.catalogue import SIGNALS
+from ..judgement.features import NAMES
 from ..verdicts import Finding, HostScore, Snapshot
 from .journal import StoredEvent
 from .rows import Foreign
@@ -23,6 +25,8 @@ _TYPES: dict[str, Any] = {
     "bool": pa.bool_(),
     "map": _MAP,
     "texts": pa.list_(pa.string()),
+    "floats": pa.list_(pa.float64()),
+    "figures": pa.map_(pa.string(), pa.float64()),
     "time": pa.timestamp("us"),
 }
 Row = tuple[Any, ...]
@@ -162,15 +166,33 @@ def scores(judged: Iterable[ScoreOf]) -> Any:
     return table(
         "time:time host:str node_index:int simulated:bool version:int score:float "
         "score_lower:float score_upper:float state:str hazard_per_hour:float relative_speed:float "
-        "reason:str reason_words:str clears_when:str heard:time horizon_seconds:float",
+        "reason:str reason_words:str clears_when:str heard:time horizon_seconds:float "
+        "relative_speed_lower:float relative_speed_upper:float hazard_model:str log_hazard_base:float "
+        "log_hazard_deltas:floats hazard_spread:float measured_speed:float speed_error:float "
+        "relative_speed_factors:floats features:figures",
         [
             (
                 time_us(s.computed_ns), h.host, h.node_index, h.simulated, s.version, h.score,
                 h.score_lower, h.score_upper, h.state.name, h.hazard_per_hour, h.relative_speed,
                 h.reason.name, h.reason_words, h.clears_when, time_us(h.heard_ns), s.horizon_seconds,
+                h.speed_lower, h.speed_upper, *_inputs(h),
             )
             for s, h in judged
         ],
+    )  # fmt: skip
+
+
+def _inputs(host: HostScore) -> Row:
+    """Return what *host* was computed from, as its row bears it."""
+    known = host.inputs
+    if known is None:
+        return (None,) * 8
+    named = zip(NAMES, known.features, strict=False)
+    return (
+        known.model, known.log_hazard_base, [e.log_hazard_delta for e in host.evidence],
+        known.hazard_spread, known.measured_speed, known.speed_error,
+        [e.relative_speed_factor for e in host.evidence],
+        [(name, None if isnan(value) else value) for name, value in named],
     )  # fmt: skip
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from ..fleet.arrays import Flags, Times
+from ..judgement.columns import Columns, columns_of
 from ..verdicts import HostScore, Snapshot
 
 #: An unchanged score is written again after this long; hosts are spread over it by their index.
@@ -13,39 +17,40 @@ HAZARD_STEP_RATIO = 0.10
 
 
 class ScoreLog:
-    """Remembers what was written of each host."""
+    """Remembers what was written of each host, by node index."""
 
     def __init__(self) -> None:
-        self._written: dict[str, tuple[HostScore, int]] = {}
+        self._columns = Columns.none()
+        self._written_ns: Times = np.zeros(0, dtype=np.int64)
 
     def changed(self, snapshot: Snapshot) -> list[HostScore]:
         """Return the hosts to write now, and take them as written."""
-        chosen = [one for one in snapshot.hosts if self._due(one, snapshot.computed_ns)]
-        for one in chosen:
-            self._written[one.host] = one, snapshot.computed_ns
-        return chosen
+        now = columns_of(snapshot)
+        due = self._due(now, snapshot.computed_ns)
+        written_ns = np.zeros(due.size, dtype=np.int64)
+        written_ns[: self._written_ns.size] = self._written_ns
+        self._written_ns = np.where(due, snapshot.computed_ns, written_ns)
+        self._columns = self._columns.followed_by(now, due)
+        return [snapshot.hosts[host] for host in np.flatnonzero(due).tolist()]
 
-    def _due(self, one: HostScore, now_ns: int) -> bool:
-        last = self._written.get(one.host)
-        if last is None:
-            return True
-        before, written_ns = last
-        spread = one.node_index % REPEAT_SECONDS
-        periods = [(t // 1_000_000_000 + spread) // REPEAT_SECONDS for t in (written_ns, now_ns)]
-        return periods[0] != periods[1] or _differs(before, one)
+    def _due(self, now: Columns, now_ns: int) -> Flags:
+        """Say which hosts are new, changed, or were last written in an earlier period of theirs."""
+        due, known = np.ones(now.score.size, dtype=bool), self._written_ns.size
+        spread = np.arange(known) % REPEAT_SECONDS
+        before, after = (
+            (time_ns // 1_000_000_000 + spread) // REPEAT_SECONDS
+            for time_ns in (self._written_ns, np.int64(now_ns))
+        )
+        due[:known] = (before != after) | differs(self._columns, now.head(known))
+        return due
 
 
-def _differs(before: HostScore, now: HostScore) -> bool:
-    if (before.state, before.reason, before.simulated) != (now.state, now.reason, now.simulated):
-        return True
-    speed = abs(before.relative_speed - now.relative_speed) > SPEED_STEP
-    known = (before.relative_speed == before.relative_speed) == (
-        now.relative_speed == now.relative_speed
-    )
-    hazard = abs(before.hazard_per_hour - now.hazard_per_hour)
-    return (
-        abs(before.score - now.score) > SCORE_STEP
-        or speed
-        or not known
-        or hazard > HAZARD_STEP_RATIO * before.hazard_per_hour
-    )
+def differs(before: Columns, now: Columns) -> Flags:
+    """Say which hosts are other than *before* by more than noise."""
+    other = (before.state != now.state) | (before.reason != now.reason)
+    other |= before.simulated != now.simulated
+    other |= np.isnan(before.relative_speed) != np.isnan(now.relative_speed)
+    other |= np.abs(before.relative_speed - now.relative_speed) > SPEED_STEP
+    other |= np.abs(before.score - now.score) > SCORE_STEP
+    hazard = np.abs(before.hazard_per_hour - now.hazard_per_hour)
+    return np.asarray(other | (hazard > HAZARD_STEP_RATIO * before.hazard_per_hour), dtype=bool)

@@ -327,7 +327,10 @@ class Writer:
             hours = self._retention_ns // HOUR_NS
             log.info("dropped %d live tables older than %d hours (retention_hours)", dropped, hours)
         before = now_ns // 1000 - self._history_days * 86_400_000_000
-        for table, column in _HISTORY:
+        # A kill between the two leaves a finding in both; who reads them takes what overlaps as one.
+        self._connection.execute(_PAST, [before])
+        for table, column, days in _HISTORY:
+            before = now_ns // 1000 - (days or self._history_days) * 86_400_000_000
             self._connection.execute(
                 f"DELETE FROM {table} WHERE {column} < make_timestamp(?)", [before]
             )
@@ -379,11 +382,20 @@ def _lost(path: Path) -> str:
         return ""
 
 
-#: What is kept for days rather than hours, and by which column it is known to be old.
-_HISTORY: Iterable[tuple[str, str]] = (
-    ("scores", "time"),
-    ("evidence", "time"),
-    ("events", "received"),
-    ("findings", "cleared"),
-    ("own_health", "time"),
+#: What is kept for days rather than hours, by which column it is known to be old, and how many days (0: `history_days`).
+_HISTORY: Iterable[tuple[str, str, int]] = (
+    ("scores", "time", 0),
+    ("evidence", "time", 0),
+    ("events", "received", 0),
+    ("findings", "cleared", 0),
+    ("past_findings", "cleared", 400),
+    ("own_health", "time", 0),
+    ("advice_decisions", "time", 0),
+    ("advisories", "time", 0),
+    ("outcomes", "time", 0),
+)
+#: What findings leave behind.
+_PAST = (
+    "INSERT INTO past_findings SELECT host, name, since, cleared FROM findings "
+    "WHERE cleared < make_timestamp(?)"
 )

@@ -44,6 +44,11 @@ class AdminServiceStub:
                 request_serializer=gangline_dot_fingerprints_dot_wire_dot_admin__pb2.CompactStoreRequest.SerializeToString,
                 response_deserializer=gangline_dot_fingerprints_dot_wire_dot_admin__pb2.CompactedStore.FromString,
                 _registered_method=True)
+        self.TrainHazard = channel.unary_unary(
+                '/gangline.v1.AdminService/TrainHazard',
+                request_serializer=gangline_dot_fingerprints_dot_wire_dot_admin__pb2.TrainHazardRequest.SerializeToString,
+                response_deserializer=gangline_dot_fingerprints_dot_wire_dot_admin__pb2.TrainedHazard.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -64,6 +69,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TrainHazard(self, request, context):
+        """Trains a model of hazard on the faults on record; it is used from the next judgement on, unless it is worse.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +88,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CompactStore,
                     request_deserializer=gangline_dot_fingerprints_dot_wire_dot_admin__pb2.CompactStoreRequest.FromString,
                     response_serializer=gangline_dot_fingerprints_dot_wire_dot_admin__pb2.CompactedStore.SerializeToString,
+            ),
+            'TrainHazard': grpc.unary_unary_rpc_method_handler(
+                    servicer.TrainHazard,
+                    request_deserializer=gangline_dot_fingerprints_dot_wire_dot_admin__pb2.TrainHazardRequest.FromString,
+                    response_serializer=gangline_dot_fingerprints_dot_wire_dot_admin__pb2.TrainedHazard.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +149,33 @@ class AdminService:
             '/gangline.v1.AdminService/CompactStore',
             gangline_dot_fingerprints_dot_wire_dot_admin__pb2.CompactStoreRequest.SerializeToString,
             gangline_dot_fingerprints_dot_wire_dot_admin__pb2.CompactedStore.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TrainHazard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.AdminService/TrainHazard',
+            gangline_dot_fingerprints_dot_wire_dot_admin__pb2.TrainHazardRequest.SerializeToString,
+            gangline_dot_fingerprints_dot_wire_dot_admin__pb2.TrainedHazard.FromString,
             options,
             channel_credentials,
             insecure,

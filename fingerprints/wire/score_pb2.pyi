@@ -117,7 +117,7 @@ class Contribution(_message.Message):
     def __init__(self, signal: _Optional[str] = ..., device: _Optional[str] = ..., value: _Optional[float] = ..., unit: _Optional[str] = ..., normal: _Optional[str] = ..., log_hazard_delta: _Optional[float] = ..., relative_speed_factor: _Optional[float] = ..., score_delta: _Optional[float] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., words: _Optional[str] = ..., observe_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., evidence_sql: _Optional[str] = ...) -> None: ...
 
 class NodeScore(_message.Message):
-    __slots__ = ("node", "score", "horizon", "score_lower", "score_upper", "state", "hazard_per_hour", "relative_speed", "reason", "reason_words", "clears_when", "simulated", "data_age", "compute_time", "version", "contributions", "sources")
+    __slots__ = ("node", "score", "horizon", "score_lower", "score_upper", "state", "hazard_per_hour", "relative_speed", "reason", "reason_words", "clears_when", "simulated", "data_age", "compute_time", "version", "contributions", "sources", "hazard_lower", "hazard_upper", "relative_speed_lower", "relative_speed_upper", "hazard_model", "gpus")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     HORIZON_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,12 @@ class NodeScore(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    HAZARD_LOWER_FIELD_NUMBER: _ClassVar[int]
+    HAZARD_UPPER_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_SPEED_LOWER_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_SPEED_UPPER_FIELD_NUMBER: _ClassVar[int]
+    HAZARD_MODEL_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     node: str
     score: float
     horizon: _duration_pb2.Duration
@@ -152,7 +158,35 @@ class NodeScore(_message.Message):
     version: int
     contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
     sources: _containers.RepeatedCompositeFieldContainer[SourceOutcome]
-    def __init__(self, node: _Optional[str] = ..., score: _Optional[float] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., score_lower: _Optional[float] = ..., score_upper: _Optional[float] = ..., state: _Optional[_Union[HealthState, str]] = ..., hazard_per_hour: _Optional[float] = ..., relative_speed: _Optional[float] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., reason_words: _Optional[str] = ..., clears_when: _Optional[str] = ..., simulated: _Optional[bool] = ..., data_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., compute_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., version: _Optional[int] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceOutcome, _Mapping]]] = ...) -> None: ...
+    hazard_lower: float
+    hazard_upper: float
+    relative_speed_lower: float
+    relative_speed_upper: float
+    hazard_model: str
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuScore]
+    def __init__(self, node: _Optional[str] = ..., score: _Optional[float] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., score_lower: _Optional[float] = ..., score_upper: _Optional[float] = ..., state: _Optional[_Union[HealthState, str]] = ..., hazard_per_hour: _Optional[float] = ..., relative_speed: _Optional[float] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., reason_words: _Optional[str] = ..., clears_when: _Optional[str] = ..., simulated: _Optional[bool] = ..., data_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., compute_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., version: _Optional[int] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceOutcome, _Mapping]]] = ..., hazard_lower: _Optional[float] = ..., hazard_upper: _Optional[float] = ..., relative_speed_lower: _Optional[float] = ..., relative_speed_upper: _Optional[float] = ..., hazard_model: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[GpuScore, _Mapping]]] = ...) -> None: ...
+
+class GpuScore(_message.Message):
+    __slots__ = ("gpu", "state", "reason", "hazard_per_hour", "hazard_lower", "hazard_upper", "relative_speed", "relative_speed_lower", "relative_speed_upper")
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    HAZARD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    HAZARD_LOWER_FIELD_NUMBER: _ClassVar[int]
+    HAZARD_UPPER_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_SPEED_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_SPEED_LOWER_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_SPEED_UPPER_FIELD_NUMBER: _ClassVar[int]
+    gpu: str
+    state: HealthState
+    reason: ReasonCode
+    hazard_per_hour: float
+    hazard_lower: float
+    hazard_upper: float
+    relative_speed: float
+    relative_speed_lower: float
+    relative_speed_upper: float
+    def __init__(self, gpu: _Optional[str] = ..., state: _Optional[_Union[HealthState, str]] = ..., reason: _Optional[_Union[ReasonCode, str]] = ..., hazard_per_hour: _Optional[float] = ..., hazard_lower: _Optional[float] = ..., hazard_upper: _Optional[float] = ..., relative_speed: _Optional[float] = ..., relative_speed_lower: _Optional[float] = ..., relative_speed_upper: _Optional[float] = ...) -> None: ...
 
 class SourceOutcome(_message.Message):
     __slots__ = ("source", "outcome", "words")
@@ -199,17 +233,19 @@ class ListNodeScoresResponse(_message.Message):
     def __init__(self, node_scores: _Optional[_Iterable[_Union[NodeScore, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., version: _Optional[int] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., alarms: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ScoreNodesRequest(_message.Message):
-    __slots__ = ("dictionary_version", "node_bitmap", "score_floor")
+    __slots__ = ("dictionary_version", "node_bitmap", "score_floor", "gpus")
     DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_BITMAP_FIELD_NUMBER: _ClassVar[int]
     SCORE_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     dictionary_version: int
     node_bitmap: bytes
     score_floor: float
-    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., score_floor: _Optional[float] = ...) -> None: ...
+    gpus: bool
+    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., score_floor: _Optional[float] = ..., gpus: _Optional[bool] = ...) -> None: ...
 
 class ScoreNodesResponse(_message.Message):
-    __slots__ = ("dictionary_version", "score_version", "node_index", "score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason", "allowed_bitmap", "valid_until", "degraded", "degraded_reason")
+    __slots__ = ("dictionary_version", "score_version", "node_index", "score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason", "allowed_bitmap", "valid_until", "degraded", "degraded_reason", "gpu_index", "gpu_node_index", "gpu_hazard_per_hour", "gpu_hazard_spread", "gpu_relative_speed", "gpu_relative_speed_lower", "gpu_relative_speed_upper", "gpu_state", "gpu_reason")
     DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     SCORE_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +259,15 @@ class ScoreNodesResponse(_message.Message):
     VALID_UNTIL_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
+    GPU_INDEX_FIELD_NUMBER: _ClassVar[int]
+    GPU_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    GPU_HAZARD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    GPU_HAZARD_SPREAD_FIELD_NUMBER: _ClassVar[int]
+    GPU_RELATIVE_SPEED_FIELD_NUMBER: _ClassVar[int]
+    GPU_RELATIVE_SPEED_LOWER_FIELD_NUMBER: _ClassVar[int]
+    GPU_RELATIVE_SPEED_UPPER_FIELD_NUMBER: _ClassVar[int]
+    GPU_STATE_FIELD_NUMBER: _ClassVar[int]
+    GPU_REASON_FIELD_NUMBER: _ClassVar[int]
     dictionary_version: int
     score_version: int
     node_index: _containers.RepeatedScalarFieldContainer[int]
@@ -236,18 +281,71 @@ class ScoreNodesResponse(_message.Message):
     valid_until: _timestamp_pb2.Timestamp
     degraded: bool
     degraded_reason: str
-    def __init__(self, dictionary_version: _Optional[int] = ..., score_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[float]] = ..., hazard_per_hour: _Optional[_Iterable[float]] = ..., relative_speed: _Optional[_Iterable[float]] = ..., state: _Optional[bytes] = ..., bucket: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., allowed_bitmap: _Optional[bytes] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ...) -> None: ...
+    gpu_index: _containers.RepeatedScalarFieldContainer[int]
+    gpu_node_index: _containers.RepeatedScalarFieldContainer[int]
+    gpu_hazard_per_hour: _containers.RepeatedScalarFieldContainer[float]
+    gpu_hazard_spread: _containers.RepeatedScalarFieldContainer[float]
+    gpu_relative_speed: _containers.RepeatedScalarFieldContainer[float]
+    gpu_relative_speed_lower: _containers.RepeatedScalarFieldContainer[float]
+    gpu_relative_speed_upper: _containers.RepeatedScalarFieldContainer[float]
+    gpu_state: bytes
+    gpu_reason: bytes
+    def __init__(self, dictionary_version: _Optional[int] = ..., score_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[float]] = ..., hazard_per_hour: _Optional[_Iterable[float]] = ..., relative_speed: _Optional[_Iterable[float]] = ..., state: _Optional[bytes] = ..., bucket: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., allowed_bitmap: _Optional[bytes] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., gpu_index: _Optional[_Iterable[int]] = ..., gpu_node_index: _Optional[_Iterable[int]] = ..., gpu_hazard_per_hour: _Optional[_Iterable[float]] = ..., gpu_hazard_spread: _Optional[_Iterable[float]] = ..., gpu_relative_speed: _Optional[_Iterable[float]] = ..., gpu_relative_speed_lower: _Optional[_Iterable[float]] = ..., gpu_relative_speed_upper: _Optional[_Iterable[float]] = ..., gpu_state: _Optional[bytes] = ..., gpu_reason: _Optional[bytes] = ...) -> None: ...
 
 class GetNodeDictionaryRequest(_message.Message):
-    __slots__ = ("known_version",)
+    __slots__ = ("known_version", "gpus")
     KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     known_version: int
-    def __init__(self, known_version: _Optional[int] = ...) -> None: ...
+    gpus: bool
+    def __init__(self, known_version: _Optional[int] = ..., gpus: _Optional[bool] = ...) -> None: ...
 
 class NodeDictionary(_message.Message):
-    __slots__ = ("version", "names")
+    __slots__ = ("version", "names", "gpus")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     version: int
     names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+    gpus: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WatchNodeScoresRequest(_message.Message):
+    __slots__ = ("bookmark",)
+    BOOKMARK_FIELD_NUMBER: _ClassVar[int]
+    bookmark: str
+    def __init__(self, bookmark: _Optional[str] = ...) -> None: ...
+
+class NodeScoresUpdate(_message.Message):
+    __slots__ = ("snapshot", "bookmark", "dictionary_version", "score_version", "compute_time", "node_index", "score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason", "ended", "degraded", "degraded_reason")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    BOOKMARK_FIELD_NUMBER: _ClassVar[int]
+    DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SCORE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_TIME_FIELD_NUMBER: _ClassVar[int]
+    NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    HAZARD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_SPEED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_REASON_FIELD_NUMBER: _ClassVar[int]
+    snapshot: bool
+    bookmark: str
+    dictionary_version: int
+    score_version: int
+    compute_time: _timestamp_pb2.Timestamp
+    node_index: _containers.RepeatedScalarFieldContainer[int]
+    score: _containers.RepeatedScalarFieldContainer[float]
+    hazard_per_hour: _containers.RepeatedScalarFieldContainer[float]
+    relative_speed: _containers.RepeatedScalarFieldContainer[float]
+    state: bytes
+    bucket: bytes
+    reason: bytes
+    ended: bytes
+    degraded: bool
+    degraded_reason: str
+    def __init__(self, snapshot: _Optional[bool] = ..., bookmark: _Optional[str] = ..., dictionary_version: _Optional[int] = ..., score_version: _Optional[int] = ..., compute_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., node_index: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[float]] = ..., hazard_per_hour: _Optional[_Iterable[float]] = ..., relative_speed: _Optional[_Iterable[float]] = ..., state: _Optional[bytes] = ..., bucket: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., ended: _Optional[bytes] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ...) -> None: ...

@@ -54,6 +54,11 @@ class ScoreServiceStub:
                 request_serializer=gangline_dot_fingerprints_dot_wire_dot_score__pb2.GetNodeDictionaryRequest.SerializeToString,
                 response_deserializer=gangline_dot_fingerprints_dot_wire_dot_score__pb2.NodeDictionary.FromString,
                 _registered_method=True)
+        self.WatchNodeScores = channel.unary_stream(
+                '/gangline.v1.ScoreService/WatchNodeScores',
+                request_serializer=gangline_dot_fingerprints_dot_wire_dot_score__pb2.WatchNodeScoresRequest.SerializeToString,
+                response_deserializer=gangline_dot_fingerprints_dot_wire_dot_score__pb2.NodeScoresUpdate.FromString,
+                _registered_method=True)
 
 
 class ScoreServiceServicer:
@@ -85,6 +90,13 @@ class ScoreServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchNodeScores(self, request, context):
+        """All nodes once, then those that changed, as they change; and bookmarks, so that a watch goes on where it ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ScoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +119,11 @@ def add_ScoreServiceServicer_to_server(servicer, server):
                     servicer.GetNodeDictionary,
                     request_deserializer=gangline_dot_fingerprints_dot_wire_dot_score__pb2.GetNodeDictionaryRequest.FromString,
                     response_serializer=gangline_dot_fingerprints_dot_wire_dot_score__pb2.NodeDictionary.SerializeToString,
+            ),
+            'WatchNodeScores': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchNodeScores,
+                    request_deserializer=gangline_dot_fingerprints_dot_wire_dot_score__pb2.WatchNodeScoresRequest.FromString,
+                    response_serializer=gangline_dot_fingerprints_dot_wire_dot_score__pb2.NodeScoresUpdate.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -217,6 +234,33 @@ class ScoreService:
             '/gangline.v1.ScoreService/GetNodeDictionary',
             gangline_dot_fingerprints_dot_wire_dot_score__pb2.GetNodeDictionaryRequest.SerializeToString,
             gangline_dot_fingerprints_dot_wire_dot_score__pb2.NodeDictionary.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchNodeScores(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/gangline.v1.ScoreService/WatchNodeScores',
+            gangline_dot_fingerprints_dot_wire_dot_score__pb2.WatchNodeScoresRequest.SerializeToString,
+            gangline_dot_fingerprints_dot_wire_dot_score__pb2.NodeScoresUpdate.FromString,
             options,
             channel_credentials,
             insecure,

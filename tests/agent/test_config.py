@@ -91,3 +91,12 @@ def test_a_machine_whose_own_name_cannot_serve_is_told_what_to_set(
     with pytest.raises(SettingsError, match="this machine's name 'gpu 7' cannot serve; set host"):
         _ = AgentConfig().host_name
     assert AgentConfig(host="gpu-7").host_name == "gpu-7"
+
+
+def test_labels_are_names_with_values() -> None:
+    """A rack without its name would be a rack of nobody; two of one name, one that was not meant."""
+    given = ("gangline.rack=r12", "site=a=b c")
+    assert load(AgentConfig, None, ["labels=" + ",".join(given)]).labels == given
+    for wrong in ("r12", "=r12", "gangline.rack=", "a b=c", "a=1,a=2", "a=" + "x" * 513, "a=b\tc"):
+        with pytest.raises(SettingsError, match="NAME=VALUE"):
+            load(AgentConfig, None, [f"labels={wrong}"])

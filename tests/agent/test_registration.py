@@ -88,6 +88,16 @@ def test_only_what_the_aggregator_was_not_told_is_told_again() -> None:
     assert made.changes == 1
 
 
+def test_what_an_operator_says_of_the_host_is_told_with_every_inventory() -> None:
+    """Its rack was told with the first request, and was gone with the first inventory."""
+    labels = {"gangline.rack": "r12"}
+    registration = Registration("gpu-7", RUN, BOOT, StoppedClock(), labels)
+    registration.proceed()
+    assert dict(registration.request().labels) == labels
+    registration.update(Found([Gpu("GPU-a")]))
+    assert dict(registration.request().labels) == labels | {"kernel": "6.1"}
+
+
 def test_an_inventory_that_could_not_be_read_changes_nothing_and_is_an_outcome() -> None:
     """The child was killed for memory; the host's GPUs did not vanish with it."""
     made = Counted()

@@ -5,15 +5,22 @@ Time is handed in, readings are the simulated fleet's, and what it has no fault 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gangline.agent.framing import Framer
 from gangline.agent.simulated import SimulatedFleet, parts
+from gangline.aggregator.advice.book import Book, Happened
+from gangline.aggregator.advice.limits import Limits
+from gangline.aggregator.advice.observing import Observer
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.declared.model import Declared
+from gangline.aggregator.declared.reading import File, parse
+from gangline.aggregator.declared.record import put_places, put_version
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.history import parts as history_parts
 from gangline.aggregator.ingest.findings import Findings
@@ -76,6 +83,56 @@ CLOCKS = [
 ]
 
 
+#: What the operators of this fleet declared. One host's own label disagrees with it, and it lacks a memory module.
+MOVED, MEMORY_BYTES = "sim-002", 2 << 40
+DECLARED = File(
+    "fleet.toml",
+    b"""time_zone = "UTC"
+[[place]]
+hosts = ["sim-[000-003]"]
+rack = "r1"
+power_domain = "pdu-1"
+leaf = "leaf-1"
+spine = "spine-1"
+[[place]]
+hosts = ["sim-[004-007]"]
+rack = "r2"
+power_domain = "pdu-2"
+leaf = "leaf-2"
+spine = "spine-1"
+[[expected]]
+name = "8 x H100"
+model = "NVIDIA H100*"
+gpus = 8
+gpu_memory_gigabytes_min = 79
+gpu_pcie_width_lanes = 16
+nvlinks_per_gpu = 18
+rdma_ports = 8
+rdma_port_gigabits_per_second = 400
+memory_gigabytes_min = 2160
+[[maintenance]]
+racks = ["r2"]
+begin = 2023-11-18T08:00:00
+end = 2023-11-18T12:00:00
+who = "alice"
+why = "new power feed"
+[[override]]
+hosts = ["sim-[004-007]"]
+rule = "net.flaps"
+until = 2023-11-30
+who = "bob"
+why = "the management switch is replaced"
+[thresholds]
+"host.cpu_steal_ratio" = 0.2
+""",
+)
+
+
+def _put_declared(live: Any, declared: Declared) -> None:
+    put_version(live, declared, [DECLARED], START_NS)
+    put_places(live, declared)
+
+
 def _put_parts(live: Any, broken: str) -> None:
     """Where parts are, and that one GPU was in another host until yesterday."""
     history_parts.see(live, [f"sim-{number:03}" for number in range(HOSTS)])
@@ -102,16 +159,21 @@ class Night:
         self.gpus = {m.name: m.gpus for m in self.simulated.machines}
         for name in self.simulated.names:
             self._register(name)
+        declared = parse([DECLARED], START_NS, number=1)
+        self.fleet.declared = declared.with_told(self.fleet.told.settle())
         self._before()
 
     def _register(self, name: str) -> None:
         """Register a host as if it were real: of a simulated one silence is no news."""
         devices = [*_inventory(self.simulated, name), *_around(self.gpus[name])]
-        index = self.fleet.register(name, simulated=False, boot_id=BOOT_ID, devices=devices,
-                                    booted_ns=START_NS - UPTIME_NS)  # fmt: skip
-        told = tuple((d.kind, d.key, dict(d.attributes)) for d in devices)
         labels = {"hostname": name, "kernel": "6.8.0-48-generic",
                   "nvidia_driver_version": DRIVERS.get(name, "580.65.06")}  # fmt: skip
+        labels["memory_bytes"] = str(MEMORY_BYTES)
+        if name == MOVED:
+            labels |= {"gangline.leaf": "leaf-2", "memory_bytes": str(MEMORY_BYTES - (64 << 30))}
+        index = self.fleet.register(name, simulated=False, boot_id=BOOT_ID, devices=devices,
+                                    booted_ns=START_NS - UPTIME_NS, labels=labels)  # fmt: skip
+        told = tuple((d.kind, d.key, dict(d.attributes)) for d in devices)
         self.store.submit_host(
             HostRecord(
                 name, index, False, RUN_ID, BOOT_ID, "0.2", "10.0.0.1", labels, START_NS, told
@@ -236,6 +298,25 @@ def _put(block: Block, row: int, **values: int) -> None:
         block.put_int(columns.index(column), row, value)
 
 
+def _advise(store: Store, one: Night) -> None:
+    """Advise in shadow mode on what stood at the night's end, and tell how a job ended beside it."""
+    assert one.seen is not None
+    observer = Observer(lambda: one.fleet.declared)
+    limits = Limits(gather_seconds=0.0, cluster_share_max=1.0, rack_hosts_max=HOSTS)
+    book = Book(store, limits, observer, one.now_ns, shadow=True)
+    for seconds in (0, 5):  # a case waits a moment for others of the same cause
+        later = replace(one.seen, computed_ns=one.now_ns + seconds * SECOND_NS)
+        book.observe(later, one.fleet.gpus)
+    asyncio.run(book.flush())
+    first = next(iter(book.machine.memory.advisories.values()))
+    now_us = one.now_ns // 1000
+    row = (
+        now_us, "job-7/1", first.name, "slurm", "job-7", [*first.hosts], now_us - 3_600_000_000, now_us, True,
+        first.hosts[0], "node failed", False, 12.0, 1.0, 0.02, first.reason,
+    )  # fmt: skip
+    asyncio.run(book.take_outcomes([Happened("job-7/1", True, 0.02, row)]))
+
+
 @contextmanager
 def night(folder: Path) -> Iterator[Night]:
     """Yield a night that has passed; the store and the operators' file are in *folder* once it is left."""
@@ -247,7 +328,9 @@ def night(folder: Path) -> Iterator[Night]:
         one.run()
         clock_ns[0] = START_NS + SECONDS * SECOND_NS + SECOND_NS // 2
         store.submit_own(OWN)
+        _advise(store, one)
         store.in_transaction(lambda live: put(live, CLOCKS))
+        store.in_transaction(lambda live: _put_declared(live, one.fleet.declared))
         store.in_transaction(lambda live: live.execute(ROLLUPS))
         store.in_transaction(lambda live: _put_parts(live, one.simulated.truth[2].device))
         yield one

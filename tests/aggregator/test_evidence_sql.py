@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.hazard.features import FEATURES
+from gangline.aggregator.judgement.features import evidence_of
 from gangline.aggregator.judgement.rules import (
     agent,
     clock,
@@ -277,6 +279,13 @@ def claims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list
 def test_every_rule_is_tripped() -> None:
     """A rule added without its query being run is a query that fails at 3 a.m."""
     assert {name for name, _ in [*TRIPS, *TOGETHER]} | {NEW} == RULES
+
+
+@pytest.mark.parametrize("at", range(len(FEATURES)), ids=[one.name for one in FEATURES])
+def test_the_query_of_a_models_feature_runs(claims: tuple[Any, Any], at: int) -> None:
+    """What a model holds against a host is to be looked up as what a rule does."""
+    names, _ = rows_of(claims[0], evidence_of(at, "h0", 1.0, 0.1, -0.01, 1).sql)
+    assert "since" in names
 
 
 @pytest.mark.parametrize("at", range(len(TRIPS) + len(TOGETHER) + 2))

@@ -147,7 +147,7 @@ def test_one_bad_host_of_few_is_enforced_and_ended_simulations_do_not_count(worl
     assert world.seconds() == LEASE_SECONDS
     bad = snapshot(50)
     gone = tuple(replace(host, simulated=True, heard_ns=1) for host in bad.hosts[:50])
-    world.snapshot = replace(bad, hosts=gone + bad.hosts[50:])
+    world.snapshot = replace(bad, hosts=(*gone, *bad.hosts[50:]))
     assert world.seconds() == LEASE_SECONDS
 
 

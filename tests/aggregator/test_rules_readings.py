@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gangline.aggregator.fleet.arrays import Floats
+from gangline.aggregator.declared.reading import File, parse
+from gangline.aggregator.fleet.arrays import Floats, Indexes
 from gangline.aggregator.fleet.counted import COUNTED
 from gangline.aggregator.fleet.kept import KEPT
 from gangline.aggregator.fleet.tables import DeviceTable
 from gangline.aggregator.judgement import judge as judging
 from gangline.aggregator.judgement import readings
+from gangline.aggregator.judgement.faults import Faults
+from gangline.aggregator.judgement.features import assemble
 from gangline.aggregator.judgement.present import Present
 from gangline.aggregator.judgement.readings import Counted, Standing
 from gangline.aggregator.judgement.rules import memory, nvlink, parts, pcie
@@ -60,19 +63,19 @@ def test_the_counters_that_are_followed_are_those_that_rules_read() -> None:
     asked: set[str] = set()
 
     class Asked(Present):
-        def rates(self, table: str, column: str, *, slow: bool = False) -> Floats:
+        def counting(
+            self, table: str, column: str, least: float = 0.0, *, slow: bool = False
+        ) -> tuple[Indexes, Floats]:
             asked.add(f"{TABLES[table][0].device_kind}.{column}")
-            return super().rates(table, column, slow=slow)
-
-        def recent(self, table: str, column: str, *, slow: bool = False) -> Floats:
-            asked.add(f"{TABLES[table][0].device_kind}.{column}")
-            return super().recent(table, column, slow=slow)
+            return super().counting(table, column, least, slow=slow)
 
     world = furnished(hosts=2)
     throttle(world.hosts[0], 0)  # what is slow is asked for its causes
     world.run(20)
     for rule in judging.RULES:
         list(rule(Asked(world.fleet, world.now_ns)))
+    none = Faults().after(world.fleet.index, frozenset(), world.now_ns // 1000)
+    assemble(Asked(world.fleet, world.now_ns), none, tuple(world.fleet.names))
     assert asked == COUNTED
 
 
@@ -81,17 +84,28 @@ def test_the_signals_that_are_kept_are_those_that_are_read(
 ) -> None:
     """All of them of 80,000 GPUs with their ports and links were 1.5 GB, which nobody looked at."""
     asked: set[str] = set()
-    for name in ("gauge", "state", "known", "saturated"):
+    for name in (
+        "gauge",
+        "gauge_at",
+        "raw",
+        "state_at",
+        "cells_where",
+        "state",
+        "known",
+        "saturated",
+    ):
         before = getattr(DeviceTable, name)
 
         def asking(
-            self: DeviceTable, column: str, *more: int, before: Any = before, **missing: int
+            self: DeviceTable, column: str, *more: Any, before: Any = before, **missing: int
         ) -> Any:
             asked.add(self.signals[self.column[column]].name)
             return before(self, column, *more, **missing)
 
         monkeypatch.setattr(DeviceTable, name, asking)
     world = furnished(hosts=2)
+    expected = File("a.toml", b'[[expected]]\nmodel = "*"\nrdma_port_gigabits_per_second = 1\n')
+    world.fleet.declared = parse([expected], world.now_ns)
     throttle(world.hosts[0], 0)
     world.event(world.hosts[1], 79, gpu_of(world.hosts[1], 0))
     world.run(21)

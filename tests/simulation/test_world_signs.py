@@ -59,7 +59,7 @@ def seen(name: str, age_seconds: float = 25.0) -> Seen:
 
 def gpu(of: Seen, signal: str, when: str = "after") -> float:
     """Return a signal of the struck GPU."""
-    return getattr(of, when)[of.culprit].numbers(signal)[of.part]
+    return float(getattr(of, when)[of.culprit].numbers(signal)[of.part])
 
 
 @pytest.mark.parametrize("name", ["thermal", "power_cap", "power_brake"])

@@ -1,7 +1,7 @@
 """What each class does to what the host's parts read: a function each, over all rows of it that stand at once.
 
 *strength* is 0 to 1 over the onset, *amount* the incident's own, *seconds* how long it has stood. Levels
-that health.md does not give are assumed, and named here.
+for which no public figure is known are assumed, and named here.
 """
 
 from __future__ import annotations

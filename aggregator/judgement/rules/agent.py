@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ...fleet.arrays import Flags
 from ...fleet.sources import BLIND, ERROR, HUNG
 from ...sql import quoted
 from ...verdicts import Reason, State
@@ -126,12 +129,13 @@ def failing_collectors(present: Present) -> Iterator[Symptom]:
 
     One that hangs on a host whose agent names the device is left to `hung_devices`.
     """
-    outcomes = present.state("collector_10s", "outcome_state")
+    rows = present.where("collector_10s", "outcome_state", _is_unwell)
+    outcomes = present.fleet.tables["collector_10s"].values_at("outcome_state", rows)
     unwell = ~np.isin(present.state("probe_1s", "state"), (WELL, RELEASED))
     named = {present.name("probe_1s", row)[0] for row in np.flatnonzero(unwell).tolist()}
-    for row in np.flatnonzero((outcomes >= BLIND) & (outcomes <= HUNG)).tolist():
+    for row, code in zip(rows.tolist(), outcomes.tolist(), strict=True):
         host, name = present.name("collector_10s", row)
-        outcome, source = int(outcomes[row]), name.partition("_")[0]
+        outcome, source = int(code), name.partition("_")[0]
         if outcome == HUNG and host in named:
             continue
         said = next((s.words for s in present.fleet.sources.of(host) if s.name == name), "")
@@ -151,6 +155,10 @@ def failing_collectors(present: Present) -> Iterator[Symptom]:
         )
 
 
+def _is_unwell(outcomes: NDArray[Any]) -> Flags:
+    return np.asarray((outcomes >= BLIND) & (outcomes <= HUNG), dtype=bool)
+
+
 def stuck_counters(present: Present) -> Iterator[Symptom]:
     """A counter stands at its ceiling: it says nothing for ever, which is not the same as quiet.
 
@@ -158,8 +166,8 @@ def stuck_counters(present: Present) -> Iterator[Symptom]:
     """
     for name, table in present.fleet.tables.items():
         for column in table.sticky:
-            stuck = table.saturated(column) & present.fresh(name)
-            for row in np.flatnonzero(stuck).tolist():
+            stuck = np.flatnonzero(table.saturated(column))
+            for row in stuck[present.fresh_at(name, stuck)].tolist():
                 yield _stuck(present, name, row, column)
 
 

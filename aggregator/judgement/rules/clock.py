@@ -22,10 +22,9 @@ from ...verdicts import Reason, State
 from ..present import Present
 from ..symptoms import Rule, Symptom, short
 
-#: Healthy parts of one model spread by 2-3 % (IQR), outliers by 7 %: this is past all of them.
-SLOW_BELOW = 0.90
-#: Without a cause that the driver names, more is asked.
-UNEXPLAINED_BELOW = 0.85
+#: Healthy parts of one model spread by 2-3 % (IQR), outliers by 7 %: its default is past all of them. Without a cause
+#: that the driver names, more is asked.
+SLOW_BELOW = "gpu.slow_below_ratio"
 #: Software slowdown begins a few degrees before the threshold the driver tells.
 NEAR_SLOWDOWN_CELSIUS = 8.0
 #: Where no threshold is known; the lowest that NVIDIA's data-center parts brake at is in the eighties.
@@ -37,11 +36,12 @@ HELD_SHARE = 0.05
 #: Power within this share of the limit is at the limit.
 AT_LIMIT_SHARE = 0.95
 
+_CLEARS = "its SM clock stays within {:.0f} % of its peers' for 60 s"
 THERMAL = Rule(
     "gpu.thermal",
     State.DEGRADED,
     Reason.THERMAL_THROTTLE,
-    "its SM clock stays within 10 % of its peers' for 60 s",
+    _CLEARS.format(10),
     enter_seconds=4.0,
     hazard_factor=3.0,
 )
@@ -49,7 +49,7 @@ POWER = Rule(
     "gpu.power",
     State.DEGRADED,
     Reason.POWER_CAP,
-    "its SM clock stays within 10 % of its peers' for 60 s",
+    _CLEARS.format(10),
     enter_seconds=6.0,
     hazard_factor=1.5,
 )
@@ -64,7 +64,7 @@ STRAGGLER = Rule(
     "gpu.straggler",
     State.DEGRADED,
     Reason.STRAGGLER,
-    "its SM clock stays within 10 % of its peers' for 60 s",
+    _CLEARS.format(10),
     enter_seconds=20.0,
     hazard_factor=1.5,
 )
@@ -73,7 +73,7 @@ STRAGGLER = Rule(
 def slow_gpus(present: Present) -> Iterator[Symptom]:
     """Name each GPU that is slower than its peers, under the cause that its own readings show."""
     relative = present.speeds.relative
-    slow = relative < SLOW_BELOW
+    slow = relative < present.threshold(SLOW_BELOW)
     if not slow.any():
         return
     flags = present.state("gpu_1s", "clock_event_reasons_flags")
@@ -88,7 +88,7 @@ def slow_gpus(present: Present) -> Iterator[Symptom]:
             yield _symptom(present, POWER, row, _power_words(present, row, int(flags[row])))
         elif setting[row]:
             yield _symptom(present, SETTING, row, "held down by a clock setting of its own")
-        elif relative[row] < UNEXPLAINED_BELOW:
+        elif relative[row] < present.threshold("gpu.unexplained_below_ratio"):
             yield _symptom(present, STRAGGLER, row, "and its driver names no cause")
 
 
@@ -142,17 +142,18 @@ def _symptom(present: Present, rule: Rule, row: int, cause: str) -> Symptom:
         "sm_clock_hertz, temperature_celsius, power_watts, clock_event_reasons_flags, "
         "violation_thermal_nanoseconds, violation_power_nanoseconds"
     )
-    median = speeds.median_hertz[row]
+    median, limit = speeds.median_hertz[row], present.threshold(SLOW_BELOW)
     return Symptom(
         rule=rule,
         host=host,
         device=device,
         signal="gpu.sm_clock_hertz",
         value=float(relative * median),
-        normal=f"above {SLOW_BELOW * median / 1e9:.2f} GHz "
-        f"({100 * SLOW_BELOW:.0f} % of the median of {speeds.peers[row]} peers)",
+        normal=f"above {limit * median / 1e9:.2f} GHz "
+        f"({100 * limit:.0f} % of the median of {speeds.peers[row]} peers)",
         words=f"{short(device)} SM clock at {100 * relative:.0f} % of its "
         f"{speeds.peers[row]} peers, {cause}",
         sql=present.sql("gpu_1s", row, columns, 60),
         speed=min(relative, 1.0),
+        clears="" if rule is SETTING else _CLEARS.format(100 * (1 - limit)),
     )

@@ -7,7 +7,8 @@ from math import log
 
 import numpy as np
 
-from ...fleet.arrays import Flags, Floats
+from ...fleet.arrays import Flags
+from ...fleet.tables import FAST_SECONDS
 from ...verdicts import Reason, State
 from ..present import Present
 from ..readings import median_of_peers
@@ -22,14 +23,15 @@ RETRANSMISSIONS = {
     "implied_nak_errors": "implied NAKs",
     "adaptive_retransmissions_packets": "adaptive retransmissions",
 }
-#: Healthy ports retransmit now and then; this many a second, sustained, is not that (assumed).
-RETRANSMISSIONS_PER_SECOND = 10.0
+#: Healthy ports retransmit now and then; past `rdma.retransmissions_per_second`, sustained, it is not that.
 #: And so many times what its peers do: adaptive routing reorders packets everywhere alike.
 PEERS_RATIO = 10.0
 #: Correctable PCIe errors per second that are worth a look (assumed).
 CORRECTABLE_PER_SECOND = 1.0
 TABLE_AER = "pcie_10s_changes"
 LOST, CORRECTED = ("aer_nonfatal_errors", "aer_fatal_errors"), "aer_correctable_errors"
+#: One event within ten minutes, for about five of them.
+LOST_LEAST = 0.6
 ACTIVE, DISABLED = 4, 3
 PER_TEN_MINUTES = "events in 10 min"
 
@@ -37,7 +39,7 @@ RETRANSMITS = Rule(
     "rdma.retransmits",
     State.SUSPECT,
     Reason.FABRIC,
-    "each of its retransmission counters rises by less than 10 a second for 60 s",
+    "each of its retransmission counters rises slower for 60 s",
     enter_seconds=8.0,
     hazard_factor=10.0,
 )
@@ -87,8 +89,11 @@ AER_CORRECTED = Rule(
 def retransmitting_ports(present: Present) -> Iterator[Symptom]:
     """A port sends again far more than its peers do, by the largest of the counters that say so."""
     rates = np.array([present.rates("rdma_1s_changes", c) for c in RETRANSMISSIONS])
+    least = present.threshold("rdma.retransmissions_per_second")
+    if not (rates >= least).any():
+        return
     usual = np.array([median_of_peers(present, "rdma_1s_changes", each) for each in rates])
-    limits = np.maximum(RETRANSMISSIONS_PER_SECOND, PEERS_RATIO * usual)
+    limits = np.maximum(least, PEERS_RATIO * usual)
     beyond = np.where(rates >= limits, rates, 0.0)
     worst = beyond.argmax(axis=0)
     for row in np.flatnonzero(beyond.any(axis=0)).tolist():
@@ -103,7 +108,8 @@ def _retransmits(
     column, words = list(RETRANSMISSIONS.items())[at[0]]
     host, device = present.name("rdma_1s_changes", at[1])
     unit = f"{column.rpartition('_')[2]}/s"
-    excess = min(rate / RETRANSMISSIONS_PER_SECOND, 100.0)
+    least = present.threshold("rdma.retransmissions_per_second")
+    excess = min(rate / least, 100.0)
     return Symptom(
         rule=RETRANSMITS,
         host=host,
@@ -115,6 +121,7 @@ def _retransmits(
         words=f"RDMA port {device}: {words} {rate:.0f}/s (its peers {usual:.0f})",
         sql=present.sql_counted("rdma_1s_changes", at[1], column, unit, 10),
         hazard_factor=RETRANSMITS.hazard_factor * (1.0 + log(max(excess, 1.0))),
+        clears=f"each of its retransmission counters rises by less than {least:g} a second for 60 s",
     )
 
 
@@ -202,20 +209,28 @@ def interfaces_down(present: Present) -> Iterator[Symptom]:
 
 def pcie_errors(present: Present) -> Iterator[Symptom]:
     """A PCIe link lost transactions, or repairs many."""
-    lost: Floats = np.stack([present.recent(TABLE_AER, column, slow=True) for column in LOST])
-    rate = present.rates(TABLE_AER, CORRECTED)
-    for row in np.flatnonzero(lost.max(axis=0) > 0.6).tolist():
-        # The counter that moved most is the evidence: a sum would be no signal that exists.
-        column = LOST[int(lost[:, row].argmax())]
-        count = float(max(1, round(float(lost[:, row].max()))))
+    for row, (lost, column) in _lost(present).items():
+        count = float(max(1, round(lost)))
         words = f"lost {count:.0f} transactions lately"
         sql = present.sql_counted(TABLE_AER, row, column, PER_TEN_MINUTES, 600)
         yield _pcie(present, AER_LOST, row, column, (count, PER_TEN_MINUTES), words, sql)
-    for row in np.flatnonzero(rate >= CORRECTABLE_PER_SECOND).tolist():
-        value = round(float(rate[row]), 1)
+    rows, events = present.counting(TABLE_AER, CORRECTED, CORRECTABLE_PER_SECOND * FAST_SECONDS)
+    for row, rate in zip(rows.tolist(), (events / FAST_SECONDS).tolist(), strict=True):
+        value = round(rate, 1)
         words = f"repairs {value:.0f} errors a second"
         sql = present.sql_counted(TABLE_AER, row, CORRECTED, "errors/s", 10)
         yield _pcie(present, AER_CORRECTED, row, CORRECTED, (value, "errors/s"), words, sql)
+
+
+def _lost(present: Present) -> dict[int, tuple[float, str]]:
+    """Return row -> (events, counter) by the one that moved most: a sum would be no signal that exists."""
+    most: dict[int, tuple[float, str]] = {}
+    for column in LOST:
+        rows, events = present.counting(TABLE_AER, column, LOST_LEAST, slow=True)
+        for row, count in zip(rows.tolist(), events.tolist(), strict=True):
+            if row not in most or count > most[row][0]:
+                most[row] = count, column
+    return dict(sorted(most.items()))
 
 
 def _pcie(

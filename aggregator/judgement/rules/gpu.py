@@ -201,8 +201,11 @@ def _read_in_this_boot(present: Present) -> Flags:
     """Say of which GPUs anything was read: which collectors are off is the operator's affair."""
     tables = present.fleet.tables.values()
     gpus = present.fleet.devices["gpu"]
-    names = [each.name for each in tables if each.devices is gpus and each.name != "gpu_1s_probe"]
-    return np.asarray(np.isfinite([present.heard(name) for name in names]).any(axis=0), dtype=bool)
+    boot, is_read = present.fleet.boot[gpus.host], np.zeros(gpus.count, dtype=bool)
+    for each in tables:
+        if each.devices is gpus and each.name != "gpu_1s_probe" and not is_read.all():
+            is_read |= each.boot == boot
+    return is_read
 
 
 def _readings_of_each(host: str) -> str:

@@ -6,18 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...fleet.arrays import Flags, Floats
 from ...verdicts import Reason, State
 from ..present import Present
 from ..symptoms import Rule, Symptom
 
-#: Share of time in which tasks waited for a core, or for memory (assumed; a small virtual machine
-#: that builds something is above the first, and is none the worse).
-CPU_PRESSURE, MEMORY_PRESSURE = 0.60, 0.20
-#: Share of time that the hypervisor gave to others.
-STEAL = 0.10
-#: A file system with less room than both of these is full.
-AVAILABLE_SHARE, AVAILABLE_BYTES = 0.02, 2e9
 #: Smaller ones (boot, EFI, container mounts) are not judged.
 SIZE_BYTES_MIN = 4e9
 
@@ -25,21 +17,21 @@ CPU = Rule(
     "host.cpu_pressure",
     State.WATCH,
     Reason.HOST_CPU,
-    "tasks wait for a core less than 60 % of the time, for a minute",
+    "tasks wait for a core less often for a minute",
     enter_seconds=30.0,
 )
 STOLEN = Rule(
     "host.cpu_steal",
     State.WATCH,
     Reason.HOST_CPU,
-    "the hypervisor takes less than 10 % of the cores, for a minute",
+    "the hypervisor takes less for a minute",
     enter_seconds=30.0,
 )
 MEMORY = Rule(
     "host.memory_pressure",
     State.WATCH,
     Reason.HOST_CPU,
-    "all tasks wait for memory less than 20 % of the time, for a minute",
+    "all tasks wait for memory less often for a minute",
     enter_seconds=30.0,
     hazard_factor=2.0,
 )
@@ -55,7 +47,7 @@ FULL = Rule(
     "filesystem.full",
     State.WATCH,
     Reason.STORAGE,
-    "the file system has more than 2 % or 2 GB of room",
+    "the file system has more room",
     leave_seconds=0.0,
     hazard_factor=1.5,
 )
@@ -63,11 +55,12 @@ FULL = Rule(
 
 def contention(present: Present) -> Iterator[Symptom]:
     """Tasks wait for cores or memory, or the hypervisor takes them away."""
-    for rule, column, limit, words in (
-        (CPU, "pressure_cpu_some_ratio", CPU_PRESSURE, "tasks waited for a core"),
-        (STOLEN, "cpu_steal_ratio", STEAL, "the hypervisor gave the cores to others"),
-        (MEMORY, "pressure_memory_full_ratio", MEMORY_PRESSURE, "all tasks waited for memory"),
+    for rule, column, words in (
+        (CPU, "pressure_cpu_some_ratio", "tasks waited for a core"),
+        (STOLEN, "cpu_steal_ratio", "the hypervisor gave the cores to others"),
+        (MEMORY, "pressure_memory_full_ratio", "all tasks waited for memory"),
     ):
+        limit = present.threshold(f"{rule.name}_ratio")
         values = present.gauge("host_1s", column)
         for row in np.flatnonzero(values > limit).tolist():
             host, device = present.name("host_1s", row)
@@ -80,6 +73,7 @@ def contention(present: Present) -> Iterator[Symptom]:
                 normal=f"below {100 * limit:.0f} %",
                 words=f"{words} {100 * values[row]:.0f} % of the time",
                 sql=present.sql("host_1s", row, column, 60),
+                clears=f"it is below {100 * limit:.0f} % for a minute",
             )
 
 
@@ -92,17 +86,15 @@ def file_systems(present: Present) -> Iterator[Symptom]:
     for row in np.flatnonzero(read_only & present.fleet.seen.writable).tolist():
         words = "turned read-only: the kernel gave up writing to it"
         yield _file_system(present, READ_ONLY, row, "read_only_state", 1.0, "0", words)
-    for row in np.flatnonzero(_is_full(size, available) & ~read_only).tolist():
+    share = present.threshold("filesystem.available_ratio")
+    least = np.minimum(share * size, present.threshold("filesystem.available_bytes"))
+    full = (available < least) & (size >= SIZE_BYTES_MIN)
+    for row in np.flatnonzero(full & ~read_only).tolist():
         gigabytes = available[row] / 1e9
         words = f"has {gigabytes:.1f} GB of {size[row] / 1e9:.0f} GB left"
-        normal = f"above {min(AVAILABLE_SHARE * size[row], AVAILABLE_BYTES) / 1e9:.1f} GB"
+        normal = f"above {least[row] / 1e9:.1f} GB"
         value = float(available[row])
         yield _file_system(present, FULL, row, "available_bytes", value, normal, words)
-
-
-def _is_full(size: Floats, available: Floats) -> Flags:
-    little = (available < AVAILABLE_SHARE * size) & (available < AVAILABLE_BYTES)
-    return np.asarray(little & (size >= SIZE_BYTES_MIN), dtype=bool)
 
 
 def _file_system(

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ...fleet.arrays import Flags
 from ...verdicts import Reason
 from .. import readings
@@ -131,10 +129,9 @@ FABRICS = (
 def links(present: Present) -> Iterator[Symptom]:
     """A link that was up is down, or makes errors as its peers do not."""
     for entry, seen in DOWN:
-        state = present.state(entry.table, entry.column)
-        down = present.known(entry.table, entry.column) & (state == 0)
+        down = present.where(entry.table, entry.column, entry.wrong)
         once_up: Flags = getattr(present.fleet.seen, seen)
-        for row in np.flatnonzero(down & once_up).tolist():
+        for row in down[once_up[down]].tolist():
             if _should_be_up(present, *present.name(entry.table, row)):
                 yield stands(present, entry, row, 0.0)
     yield from readings.standing(present, STANDS)

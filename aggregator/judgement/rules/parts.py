@@ -157,6 +157,8 @@ def pauses(present: Present) -> Iterator[Symptom]:
     """
     columns = [f"priority_{priority}_transmitted_pause_frames" for priority in PRIORITIES]
     rates = np.array([present.rates(NIC, column) for column in columns])
+    if not (rates >= PAUSES_PER_SECOND).any():
+        return
     usual = np.array([median_of_peers(present, NIC, each) for each in rates])
     limits = np.maximum(PAUSES_PER_SECOND, PEERS_RATIO * usual)
     beyond_it = np.where(rates >= limits, rates, 0.0)

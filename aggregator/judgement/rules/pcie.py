@@ -115,20 +115,34 @@ def _told(noun: str, now: float, most: float) -> str:
 
 def links_above(present: Present) -> Iterator[Symptom]:
     """A link between a GPU or an adapter under load and the root is slower than its ends can be."""
+    below = {
+        column: _below_own(present, column, most)
+        for column, most in ((SPEED, SPEED_MAX), (WIDTH, WIDTH_MAX))
+    }
     told: set[int] = set()  # eight GPUs share the link above their switch
     for kind, loaded in (("gpu", _gpus_loaded(present)), ("rdma", _moving(present, "rdma"))):
         links = present.fleet.wiring.links(present.fleet, kind)
         for column, most_column in ((SPEED, SPEED_MAX), (WIDTH, WIDTH_MAX)):
-            now = present.gauge("pcie_10s", column)[links.lower]
+            loaded_at = below[column][links.lower] & loaded[links.user]
+            at_links = np.flatnonzero(loaded_at)
+            now = present.gauge_at("pcie_10s", column, links.lower[at_links])
             # Of a link whose other end is not known nothing can be said: np.minimum keeps that NaN.
-            most = np.minimum(*(present.gauge("pcie_10s", most_column)[e] for e in links[1:]))
-            slow = (now < most) & (now > 0) & loaded[links.user]
-            for at in np.flatnonzero(slow).tolist():
-                row = int(links.lower[at])
-                if row not in told and not _told_by_driver(present, kind, row, int(links.user[at])):
+            most = np.minimum(
+                *(present.gauge_at("pcie_10s", most_column, ends[at_links]) for ends in links[1:])
+            )
+            for at in np.flatnonzero((now < most) & (now > 0)).tolist():
+                row, user = int(links.lower[at_links[at]]), int(links.user[at_links[at]])
+                if row not in told and not _told_by_driver(present, kind, row, user):
                     told.add(row)
-                    user = present.fleet.devices[kind].names[int(links.user[at])]
-                    yield _above(present, row, column, (float(now[at]), float(most[at])), user)
+                    name = present.fleet.devices[kind].names[user]
+                    yield _above(present, row, column, (float(now[at]), float(most[at])), name)
+
+
+def _below_own(present: Present, column: str, most_column: str) -> Flags:
+    """Say which functions are slower than they can be themselves, by their last reading: no other can be too slow."""
+    table = present.fleet.tables["pcie_10s"]
+    with np.errstate(invalid="ignore"):
+        return np.asarray(table.raw(column) < table.raw(most_column), dtype=bool)
 
 
 def _told_by_driver(present: Present, kind: str, row: int, user: int) -> bool:

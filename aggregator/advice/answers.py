@@ -1,0 +1,236 @@
+"""What executors and people answer: accept, done, failed, reject, defer. Each is taken, or refused in words."""
+
+from __future__ import annotations
+
+from . import budget
+from .advisory import ENDED, TRANSITIONS, Action, Advisory, State, takes_out
+from .desk import Desk, Hold, Watched
+from .events import Acked, Act, Clear, Refused
+from .limits import seconds_ns
+from .proposing import verified
+
+#: What may be answered; the other states are ours to say.
+ANSWERS = (State.ACCEPTED, State.REJECTED, State.DEFERRED, State.DONE, State.FAILED)
+ACTOR_CHARACTERS_MAX = 128
+WORDS_CHARACTERS_MAX = 500
+
+
+def ack(desk: Desk, event: Acked) -> None:
+    """Take *event*, or say why it changes nothing."""
+    one = desk.known(event.name)
+    why, words = _against(desk, one, event)
+    if one is None or why:
+        desk.say(Refused(event.name, why, words))
+        return
+    match event.to:
+        case State.ACCEPTED:
+            _accept(desk, one, event)
+        case State.DONE:
+            _done(desk, one, event)
+        case State.FAILED:
+            _failed(desk, one, event)
+        case State.REJECTED:
+            _reject(desk, one, event)
+        case _:
+            _defer(desk, one, event)
+
+
+def _against(desk: Desk, one: Advisory | None, event: Acked) -> tuple[str, str]:
+    """Return (kind, words) of what is against the answer; ("", "") for nothing."""
+    if one is None:
+        return "missing", f"no advisory {event.name!r} is known, or it ended long ago"
+    if wrong := _field(event):
+        return "field", wrong
+    if event.etag and event.etag != one.etag:
+        return "etag", f"etag {event.etag!r}: it is {one.etag!r} by now: {one.state_words}"
+    renews = one.state is State.ACCEPTED and event.to is State.ACCEPTED
+    if not renews and event.to not in TRANSITIONS.get(one.state, frozenset()):
+        ended = (
+            "it has ended and nothing more comes of it" if one.state in ENDED else "not from there"
+        )
+        return "state", f"{one.name} is {one.state.name} ({one.state_words}): {ended}"
+    owned = renews or event.to in (State.DONE, State.FAILED)
+    if owned and event.actor != one.owner:
+        return "owner", f"{one.name} is {one.owner!r}'s to carry out until its lease ends"
+    if event.to is State.ACCEPTED and desk.memory.frozen:
+        return "frozen", f"nothing is taken out while the picture is in doubt: {desk.memory.frozen}"
+    if event.to is State.ACCEPTED and not renews and one.action is Action.RETURN_TO_SERVICE:
+        hold = desk.memory.holds.get(one.host)
+        if hold is None or not verified(desk, hold):
+            return "state", f"{one.host} is not well any more, or nothing of ours is set on it"
+    return "", ""
+
+
+def _field(event: Acked) -> str:
+    if event.to not in ANSWERS:
+        return f"new_state: {event.to.name} is not to be answered; expected one of {_names()}"
+    if not 0 < len(event.actor) <= ACTOR_CHARACTERS_MAX or not event.actor.isprintable():
+        return f"actor: who answers, in 1 to {ACTOR_CHARACTERS_MAX} characters"
+    if len(event.words) > WORDS_CHARACTERS_MAX or not (event.words or "-").isprintable():
+        return f"note: one line of at most {WORDS_CHARACTERS_MAX} characters"
+    if event.to is State.REJECTED and not event.words:
+        return "note: a rejection says why; the next advisory is better for it"
+    return ""
+
+
+def _names() -> str:
+    return ", ".join(one.name for one in ANSWERS)
+
+
+# ---- accepted
+
+
+def _accept(desk: Desk, one: Advisory, event: Acked) -> None:
+    lease = desk.after(desk.limits.lease_seconds)
+    if one.state is State.ACCEPTED:
+        desk.put(one, f"{event.actor} is still at it", lease_until_ns=lease)
+        return
+    if takes_out(one.action) and (words := _too_much(desk, one)):
+        later = desk.after(desk.limits.defer_seconds)
+        expires = later + seconds_ns(desk.limits.proposal_seconds)
+        desk.put(one, words, state=State.DEFERRED, deferred_until_ns=later, expires_ns=expires)
+        return
+    desk.memory.token += 1
+    said = f"accepted by {event.actor}" + (f": {event.words}" if event.words else "")
+    taken = desk.put(
+        one, said, state=State.ACCEPTED, owner=event.actor, lease_until_ns=lease,
+        token=desk.memory.token,
+    )  # fmt: skip
+    if one.action is Action.RETURN_TO_SERVICE:
+        hold = desk.memory.holds[one.host]
+        desk.say(Clear(hold.name, hold.host, event.actor, one.words))
+        return
+    until = desk.after(desk.limits.hold_seconds)
+    if takes_out(one.action):
+        budget.grant(desk, taken)
+        _hold(desk, taken, until)
+    desk.say(
+        Act(
+            taken.name, taken.host, taken.action, taken.scope, taken.owner, taken.token, until, said
+        )
+    )
+
+
+def _too_much(desk: Desk, one: Advisory) -> str:
+    """Return why *one* may not take its host out now; a rate that is reached opens the breaker."""
+    words = budget.refusal(desk, (one.host, one.place, one.job), one.name, granting=True)
+    full = budget.granted_in_hour(desk) >= desk.limits.hosts_per_hour_max
+    if words and full and desk.memory.fuse.position == "closed" and "within an hour" in words:
+        desk.trip(desk.limits.breaker_seconds, words)
+    return words
+
+
+def _hold(desk: Desk, one: Advisory, until_ns: int) -> None:
+    """Keep what is being set on the host; a milder one that is set there goes over to it."""
+    memory = desk.memory
+    before = memory.holds.get(one.host)
+    watched = memory.probation.get(one.host)
+    if before is None and watched is not None and watched.until_ns > desk.now_ns:
+        memory.probation[one.host] = Watched(watched.until_ns, watched.relapses + 1)
+    earlier, action = _done_before(desk, before)
+    memory.holds[one.host] = Hold(
+        one.name, one.host, one.action, one.owner, until_ns, one.place, one.job,
+        confirmed=bool(earlier), earlier=earlier, earlier_action=action,
+    )  # fmt: skip
+    for other in desk.open_of(one.host):
+        if other.name != one.name:
+            desk.put(other, f"{one.name} took its place", state=State.WITHDRAWN)
+            _rename(desk, other.name, one.name)
+
+
+def _done_before(desk: Desk, before: Hold | None) -> tuple[str, Action | None]:
+    """Return the advisory whose work stands on the host already, and its action; "" for none."""
+    if before is None:
+        return "", None
+    known = desk.known(before.name)
+    if before.confirmed and (known is None or known.state is State.DONE):
+        return before.name, before.action
+    return before.earlier, before.earlier_action
+
+
+def _rename(desk: Desk, before: str, now: str) -> None:
+    for standing in desk.memory.cases.values():
+        if standing.advisory == before:
+            standing.advisory = now
+
+
+# ---- done, failed
+
+
+def _done(desk: Desk, one: Advisory, event: Acked) -> None:
+    words = f"done by {event.actor}" + (f": {event.words}" if event.words else "")
+    desk.put(one, words, state=State.DONE)
+    hold = desk.memory.holds.get(one.host)
+    if one.action is Action.RETURN_TO_SERVICE:
+        if hold is not None:
+            desk.drop(hold, words)
+        return
+    if not takes_out(one.action):
+        mute_all(desk, one, desk.limits.again_seconds)
+        return
+    if hold is not None and hold.name == one.name:
+        hold.confirmed, hold.unsure, hold.earlier = True, False, ""
+    fuse = desk.memory.fuse
+    if fuse.position == "half-open":
+        desk.close_fuse(f"{one.name} went well")
+    fuse.failures = 0
+
+
+def _failed(desk: Desk, one: Advisory, event: Acked) -> None:
+    trial = desk.memory.fuse.trial == one.name
+    words = f"{event.actor} did not manage" + (f": {event.words}" if event.words else "")
+    desk.put(one, words, state=State.FAILED)
+    if one.action is Action.RETURN_TO_SERVICE:
+        desk.mute(f"return {one.host}", one.action, desk.limits.again_seconds)
+        return
+    mute_all(desk, one, desk.limits.again_seconds)
+    hold = desk.memory.holds.get(one.host)
+    if hold is not None and hold.name == one.name:
+        hold.unsure = not hold.confirmed  # it may be half done: it counts as out until it expires
+    if not takes_out(one.action):
+        return
+    fuse = desk.memory.fuse
+    fuse.failures += 1
+    if trial:
+        desk.trip(2 * fuse.seconds, f"the trial {one.name} failed")
+    elif fuse.failures >= desk.limits.failures_max and fuse.position == "closed":
+        desk.trip(desk.limits.breaker_seconds, f"{fuse.failures} failed on end")
+
+
+# ---- rejected, deferred
+
+
+def _reject(desk: Desk, one: Advisory, event: Acked) -> None:
+    was = one.state
+    words = f"rejected by {event.actor}: {event.words}"
+    desk.put(one, words, state=State.REJECTED)
+    hold = desk.memory.holds.get(one.host)
+    if one.action is Action.RETURN_TO_SERVICE:
+        desk.mute(f"return {one.host}", one.action, desk.limits.rejected_seconds)
+        if was is State.ACCEPTED and hold is not None:
+            hold.unsure = True  # it may be cleared already
+        return
+    mute_all(desk, one, desk.limits.rejected_seconds)
+    if hold is not None and hold.name == one.name:
+        desk.clear(hold, words)
+
+
+def _defer(desk: Desk, one: Advisory, event: Acked) -> None:
+    latest = desk.after(desk.limits.defer_seconds_max)
+    until = min(event.until_ns or desk.after(desk.limits.defer_seconds), latest)
+    if until <= desk.now_ns:
+        desk.say(Refused(one.name, "field", "defer_until: a moment that is still to come"))
+        return
+    words = f"put off by {event.actor}" + (f": {event.words}" if event.words else "")
+    expires = until + seconds_ns(desk.limits.proposal_seconds)
+    desk.put(one, words, state=State.DEFERRED, deferred_until_ns=until, expires_ns=expires)
+
+
+def mute_all(desk: Desk, one: Advisory, seconds: float) -> None:
+    """Propose nothing as grave of what *one* was about for so long; nor of the hosts of a cause."""
+    desk.mute(one.subject, one.action, seconds)
+    if one.host:
+        return
+    for standing in desk.memory.cases.values():
+        if standing.advisory == one.name:
+            desk.mute(f"host {standing.case.host}", standing.case.action, seconds)

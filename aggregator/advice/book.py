@@ -1,0 +1,225 @@
+"""The machine in service: a judgement in, rows written, then, and only then, the world is told.
+
+Nothing is published that is not on disk: after a crash the machine stands where the world saw it. While the disk
+takes nothing no advice comes, and no answer to any is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from ..fleet.arrays import Codes
+from ..judgement.judge import Judgement
+from ..refusals import Changed, Invalid, NotAllowed, NotFound, NotReady, OutOfDate, Refusal
+from . import rows, whatif
+from .advisory import Advisory
+from .events import Acked, Event, Publish, Refused, Tick
+from .feed import Feed
+from .limits import Limits
+from .machine import Machine
+from .observing import Observer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+#: Decisions that wait for the disk; from then on nothing is decided, which is advice withheld, not lost.
+DECISIONS_WAITING_MAX = 50_000
+
+#: Why an answer was refused -> what is raised.
+REFUSALS: dict[str, Callable[[str], Refusal]] = {
+    "missing": NotFound,
+    "etag": Changed,
+    "state": OutOfDate,
+    "owner": NotAllowed,
+    "frozen": OutOfDate,
+}
+
+
+#: No hazard is scaled by more than this, however few or many outcomes there are.
+FACTOR_BOUNDS = (0.1, 10.0)
+
+
+class Happened(NamedTuple):
+    """An outcome: its id, whether a job was interrupted, how many were expected (None: unknown), its row."""
+
+    outcome: str
+    interrupted: bool
+    expected: float | None
+    row: tuple[Any, ...]
+
+
+class Storing(Protocol):
+    """What is needed of the store."""
+
+    def in_transaction(self, work: Callable[[rows.Connection], T]) -> T:
+        """Run *work* durably."""
+        ...
+
+    def reading(self) -> AbstractContextManager[rows.Connection]:
+        """Return a context with a cursor for reading."""
+        ...
+
+
+class Book:
+    """Belongs to the aggregator's loop."""
+
+    def __init__(
+        self, store: Storing, limits: Limits, observer: Observer, now_ns: int, *, shadow: bool
+    ) -> None:
+        """Take over what is stored. Blocks for the store; raises ValueError where its rows are not ours."""
+
+        def read(connection: rows.Connection) -> Any:
+            restored = rows.restored(connection, limits)
+            return *restored, rows.outcome_names(connection), *rows.calibration(connection)
+
+        self._store, self._observer, self.shadow = store, observer, shadow
+        self._limits = limits
+        self._machine: Machine
+        self._outcomes: set[str]
+        read_back = store.in_transaction(read)
+        self._machine, self._number, self._outcomes, self._interrupted, self._expected = read_back
+        self._calibrate()
+        self._batch = rows.Batch(memory=self._whole())
+        self._writing = asyncio.Lock()
+        self.feed = Feed(now_ns // 1_000_000)
+        if not shadow:
+            self.feed.standing(list(self._machine.memory.advisories.values()))
+
+    @property
+    def machine(self) -> Machine:
+        return self._machine
+
+    def _whole(self) -> tuple[int, int, str]:
+        memory = self._machine.memory
+        return self._number, memory.now_ns, rows.memory_text(memory)
+
+    def observe(self, judged: Judgement, gpus: Codes) -> None:
+        """Tell the machine of a judgement, and of the time."""
+        if len(self._batch.decisions) > DECISIONS_WAITING_MAX:
+            return
+        for event in [*self._observer.events(self._machine.memory, judged, gpus)]:
+            self._give(event)
+        self._give(Tick(judged.computed_ns))
+
+    def _give(self, event: Event) -> list[Any]:
+        event = self._machine.stamped(event)
+        told = list(self._machine.step(event))
+        if self._machine.touched:
+            self._number += 1
+            self._batch.events.append((self._number, event))
+            self._batch.decisions += [(self._number, event.now_ns, one) for one in told]
+            if self._number % rows.EVENTS_PER_MEMORY == 0:
+                self._batch.memory = self._whole()
+        return told
+
+    async def flush(self) -> None:
+        """Write what waits, then tell of it. Raises what the store raises; what waits then goes on waiting."""
+        async with self._writing:
+            if self._batch.empty:
+                return
+            batch, self._batch = self._batch, rows.Batch()
+            try:
+                await asyncio.to_thread(self._store.in_transaction, self._writer(batch))
+            except BaseException:
+                self._put_back(batch)
+                raise
+        if not self.shadow:
+            for one in batch.published:
+                self.feed.publish(one)
+
+    def _writer(self, batch: rows.Batch) -> Callable[[rows.Connection], None]:
+        return lambda connection: rows.write(connection, batch, shadow=self.shadow)
+
+    def _put_back(self, batch: rows.Batch) -> None:
+        after = self._batch
+        self._batch = rows.Batch(
+            [*batch.events, *after.events], [*batch.decisions, *after.decisions],
+            after.memory or batch.memory, [*batch.outcomes, *after.outcomes],
+        )  # fmt: skip
+
+    async def answer(self, answer: Acked) -> Advisory:
+        """Take an answer, and return the advisory as it then is. Raises a Refusal; NotReady where the disk fails."""
+        if self.shadow:
+            raise OutOfDate(
+                "advice is in shadow mode (advice_shadow): nothing of it is to be answered"
+            )
+        told = self._give(answer)
+        for one in told:
+            if isinstance(one, Refused):
+                raise _refusal(one)
+        await self._flushed()
+        return next(
+            one.advisory for one in reversed(told)
+            if isinstance(one, Publish) and one.advisory.name == answer.name
+        )  # fmt: skip
+
+    def _calibrate(self) -> None:
+        """Scale hazards by what happened, with a Gamma prior worth one interruption: few outcomes move little."""
+        factor = (1.0 + self._interrupted) / (1.0 + self._expected)
+        low, high = FACTOR_BOUNDS
+        self._observer.hazard_factor = min(max(factor, low), high)
+
+    @property
+    def hazard_factor(self) -> float:
+        """By how much prices scale hazards, for what outcomes have shown."""
+        return self._observer.hazard_factor
+
+    async def expected(self, spans: Sequence[tuple[int, str, int, int]]) -> dict[int, float]:
+        """Return `rows.expected`, read beside the writer."""
+
+        def read() -> dict[int, float]:
+            with self._store.reading() as connection:
+                return rows.expected(connection, spans)
+
+        return await asyncio.to_thread(read)
+
+    async def take_outcomes(self, told: Iterable[Happened]) -> int:
+        """Keep what happened; of each id the first. Returns how many were new. Raises NotReady."""
+        new = 0
+        for one in told:
+            if one.outcome in self._outcomes:
+                continue
+            self._outcomes.add(one.outcome)
+            self._batch.outcomes.append(one.row)
+            new += 1
+            if one.expected is not None:
+                self._interrupted += one.interrupted
+                self._expected += one.expected
+        self._calibrate()
+        await self._flushed()
+        return new
+
+    async def _flushed(self) -> None:
+        try:
+            await self.flush()
+        except Exception as error:
+            log.warning("advice cannot be stored: %s", error)
+            raise NotReady(f"the disk does not take it yet: {error}") from error
+
+    def what_if(self, rule: str, days: int, now_ns: int) -> whatif.Report:
+        """Return what *rule* would have done. Blocks: for a thread of its own. Raises Invalid."""
+        with self._store.reading() as connection:
+            return whatif.evaluated(connection, rule, days, self._limits, now_ns)
+
+    def known(self, name: str) -> Advisory | None:
+        """Return the advisory *name*, open or ended a while ago; None in shadow mode."""
+        if self.shadow:
+            return None
+        memory = self._machine.memory
+        return memory.advisories.get(name) or memory.ended.get(name)
+
+    def all_known(self) -> list[Advisory]:
+        """Return what is open and what has ended a while ago, oldest first; nothing in shadow mode."""
+        memory = self._machine.memory
+        return [] if self.shadow else [*memory.ended.values(), *memory.advisories.values()]
+
+
+def _refusal(one: Refused) -> Refusal:
+    if one.why == "field":
+        field, _, words = one.words.partition(": ")
+        return Invalid(field, words)
+    return REFUSALS[one.why](one.words)

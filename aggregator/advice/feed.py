@@ -1,0 +1,92 @@
+"""Who watches advice: what changed, in order, each with a token from which a broken watch goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from .advisory import Advisory
+
+#: Changes that are remembered; whoever comes back for older ones gets all that is open instead.
+CHANGES_MAX = 10_000
+#: Watchers at once.
+WATCHERS_MAX = 256
+#: A watcher that nothing is told for so long gets a bookmark.
+BOOKMARK_SECONDS = 15.0
+
+
+class Change(NamedTuple):
+    """One advisory as it became; `number` is the token. `advisory` None: a bookmark."""
+
+    number: int
+    advisory: Advisory | None
+
+
+class Feed:
+    """Of one loop. `begun_ms` tells the feed of one start from that of another."""
+
+    def __init__(self, begun_ms: int, changes_max: int = CHANGES_MAX) -> None:
+        self.begun_ms = begun_ms
+        self.last = 0
+        #: Who watches now.
+        self.watchers = 0
+        self._changes: deque[Change] = deque(maxlen=changes_max)
+        self._open: dict[str, Advisory] = {}
+        self._news = asyncio.Event()
+
+    def publish(self, advisory: Advisory) -> None:
+        """Tell all that watch."""
+        self.last += 1
+        self._changes.append(Change(self.last, advisory))
+        if advisory.is_open:
+            self._open[advisory.name] = advisory
+        else:
+            self._open.pop(advisory.name, None)
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def standing(self, advisories: list[Advisory]) -> None:
+        """Begin with these, after a restart."""
+        self._open = {one.name: one for one in advisories}
+
+    @property
+    def open(self) -> list[Advisory]:
+        """What is open, oldest first."""
+        return list(self._open.values())
+
+    def after(self, number: int) -> list[Change] | None:
+        """Return what came after *number*; None when that is forgotten or was never."""
+        if number > self.last or (self._changes and number < self._changes[0].number - 1):
+            return None
+        if not self._changes and number != self.last:
+            return None
+        return [one for one in self._changes if one.number > number]
+
+    async def watch(
+        self, number: int | None, bookmark_seconds: float = BOOKMARK_SECONDS
+    ) -> AsyncIterator[Change]:
+        """Yield what came after *number*, then what comes; for None, or what is forgotten, first all that is open."""
+        missed = None if number is None else self.after(number)
+        at = self.last
+        if missed is None:
+            for one in self.open:
+                yield Change(at, one)
+            yield Change(at, None)
+        else:
+            at = number or 0
+        while True:
+            news = self._news
+            fresh = self.after(at)
+            for change in (
+                fresh if fresh is not None else [Change(self.last, one) for one in self.open]
+            ):
+                at = change.number
+                yield change
+            if self.last != at:
+                continue
+            try:
+                await asyncio.wait_for(news.wait(), bookmark_seconds)
+            except TimeoutError:
+                yield Change(at, None)

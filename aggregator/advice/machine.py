@@ -1,0 +1,144 @@
+"""Advice as a machine: events in, instructions out. No I/O, no clock of its own, the same each time.
+
+What it holds to, whatever comes in (`tests/aggregator/advice/invariants.py` checks each):
+- it clears only what it had set, and nothing that it set outlasts its expiry unless renewed;
+- nothing comes of an advisory that was withdrawn, rejected, done, failed, or has expired;
+- of a rack, of a job and of the fleet no more hosts are out at once than may be, whoever took them out, and no
+  more within an hour; beyond that a breaker opens, and tries one host before it closes;
+- a host returns only after it was well for long enough, and is then on probation;
+- one case is in one advisory, however often it is told; hosts that fall together are one cause;
+- a statistical verdict asks for AVOID or DRAIN_AFTER_JOB, EVICT_NOW needs certainty, and a drain at a checkpoint
+  a known cadence; every action names its scope;
+- while the picture is frozen nothing is proposed and nothing granted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .advisory import Case, State, lawful
+from .answers import ack
+from .desk import Desk, Memory, Standing, Taken
+from .events import (
+    Acked,
+    Available,
+    CaseGone,
+    CaseSeen,
+    Event,
+    FleetSize,
+    Frozen,
+    Instruction,
+    Released,
+    Tick,
+    Unavailable,
+    Well,
+)
+from .limits import Limits
+from .passing import pass_time, trim, withdraw_empty
+from .proposing import material, propose
+
+
+class Machine:
+    """`step` each event, and a Tick behind them: only then is anything proposed.
+
+    Its `memory` can be stored and handed to another, which goes on from there."""
+
+    def __init__(self, limits: Limits, memory: Memory | None = None) -> None:
+        self._desk = Desk(limits, memory)
+        #: Whether the last step changed what is remembered: only such events need storing.
+        self.touched = False
+
+    @property
+    def memory(self) -> Memory:
+        return self._desk.memory
+
+    def stamped(self, event: Event) -> Event:
+        """Return *event* as it is to be stored: a clock that was set back stands still."""
+        return replace(event, now_ns=max(event.now_ns, self.memory.now_ns))
+
+    def step(self, event: Event) -> list[Instruction]:
+        """Take *event* and return what is to be done. Raises nothing of what *event* says."""
+        desk = self._desk
+        desk.memory.now_ns = max(event.now_ns, desk.memory.now_ns)
+        desk.out, desk.touched = [], False
+        if isinstance(event, Acked | Tick):
+            pass_time(desk)
+        self._take(event)
+        if isinstance(event, Tick) and not desk.memory.frozen:
+            trim(desk)
+            propose(desk)
+            withdraw_empty(desk)
+        self.touched = desk.touched
+        return desk.out
+
+    def _take(self, event: Event) -> None:
+        desk, memory = self._desk, self.memory
+        match event:
+            case CaseSeen(case=case):
+                _seen(desk, replace(lawful(case), since_ns=min(case.since_ns, desk.now_ns)))
+            case CaseGone(key=key, words=words):
+                _gone(desk, key, words)
+            case Unavailable(host=host, by=by, place=place, job=job):
+                taken = Taken(by, place, job)
+                desk.touched |= memory.taken.get(host) != taken
+                memory.taken[host] = taken
+            case Available(host=host):
+                desk.touched |= memory.taken.pop(host, None) is not None
+            case Released(host=host, by=by):
+                _released(desk, host, by)
+            case Well(host=host, well=well):
+                _well(desk, host, well)
+            case FleetSize(hosts=hosts):
+                desk.touched |= hosts != memory.hosts
+                memory.hosts = hosts
+            case Frozen(words=words):
+                desk.touched |= words != memory.frozen
+                memory.frozen = words
+            case Acked():
+                ack(desk, event)
+            case Tick():
+                pass
+
+
+def _seen(desk: Desk, case: Case) -> None:
+    """Keep *case*; what is news of one that went into a host's advisory is weighed again."""
+    before = desk.memory.cases.get(case.key)
+    if before is None:
+        desk.memory.cases[case.key] = Standing(case, desk.now_ns)
+        desk.touched = True
+        return
+    if not material(before.case, case):
+        return
+    before.case = case
+    desk.touched = True
+    into = desk.memory.advisories.get(before.advisory)
+    if into is not None and into.host:
+        before.changed = True
+
+
+def _gone(desk: Desk, key: str, words: str) -> None:
+    if desk.memory.cases.pop(key, None) is not None:
+        desk.touched = True
+    desk.no_longer_held_back(key)
+
+
+def _well(desk: Desk, host: str, well: bool) -> None:
+    if well == (host in desk.memory.well):
+        return
+    desk.touched = True
+    if well:
+        desk.memory.well[host] = desk.now_ns
+    else:
+        del desk.memory.well[host]
+
+
+def _released(desk: Desk, host: str, by: str) -> None:
+    """Somebody else took away what we had set: it is not set again for a while."""
+    hold = desk.memory.holds.get(host)
+    if hold is None:
+        return
+    words = f"taken away by {by}"
+    for one in desk.open_of(host):
+        desk.put(one, words, state=State.WITHDRAWN)
+    desk.mute(f"host {host}", hold.action, desk.limits.rejected_seconds)
+    desk.drop(hold, words)

@@ -1,0 +1,156 @@
+"""What time does: proposals expire, leases end, deferrals are over, holds are renewed or run out."""
+
+from __future__ import annotations
+
+from . import budget
+from .advisory import Action, Advisory, State, takes_out
+from .answers import mute_all
+from .desk import Desk, Hold
+from .events import Breaker, Renew
+from .limits import HOUR_NS, seconds_ns
+from .proposing import composed, verified, verify_ns
+
+
+def pass_time(desk: Desk) -> None:
+    """Do what is due by now."""
+    for one in list(desk.memory.advisories.values()):
+        if one.state is State.ACCEPTED:
+            _lapse(desk, one)
+        elif one.expires_ns <= desk.now_ns:
+            _expire(desk, one)
+        elif one.state is State.DEFERRED and one.deferred_until_ns <= desk.now_ns:
+            _again(desk, one)
+    for hold in list(desk.memory.holds.values()):
+        _hold(desk, hold)
+    _fuse(desk)
+    _forget(desk)
+
+
+def _lapse(desk: Desk, one: Advisory) -> None:
+    """Lend it to whoever comes next: its owner was silent for too long."""
+    if one.lease_until_ns > desk.now_ns:
+        return
+    words = f"{one.owner} was silent for {desk.limits.lease_seconds:.0f} s: whoever can may take it over"
+    hold = desk.memory.holds.get(one.host)
+    if hold is not None and hold.name == one.name:
+        hold.unsure = not hold.confirmed
+    expires = desk.after(desk.limits.proposal_seconds)
+    keys = [key for key in one.cases if key in desk.memory.cases]
+    cases = tuple(key for key in keys if desk.memory.cases[key].advisory == one.name)
+    desk.put(
+        one,
+        words,
+        state=State.PROPOSED,
+        owner="",
+        lease_until_ns=0,
+        expires_ns=expires,
+        cases=cases,
+    )
+
+
+def _expire(desk: Desk, one: Advisory) -> None:
+    desk.put(one, "nobody answered in time", state=State.EXPIRED)
+    if one.action is not Action.RETURN_TO_SERVICE:
+        mute_all(desk, one, desk.limits.again_seconds)
+
+
+def _again(desk: Desk, one: Advisory) -> None:
+    """Propose again what was put off, if there is room for it."""
+    if desk.memory.frozen:
+        return
+    if takes_out(one.action):
+        wanted = (one.host, one.place, one.job)
+        if words := budget.refusal(desk, wanted, one.name, granting=False):
+            later = desk.after(desk.limits.defer_seconds)
+            desk.put(one, words, deferred_until_ns=later)
+            return
+    desk.put(one, "put off until now", state=State.PROPOSED, deferred_until_ns=0)
+
+
+# ---- holds
+
+
+def _hold(desk: Desk, hold: Hold) -> None:
+    """Renew what we set while its cause stands; else let it run out, and take it away."""
+    length = seconds_ns(desk.limits.hold_seconds)
+    if hold.until_ns <= desk.now_ns:
+        desk.clear(hold, "nothing that we set outlasts its expiry")
+    elif hold.until_ns - desk.now_ns <= length // 2 and (words := _stands(desk, hold)):
+        hold.until_ns = desk.now_ns + length
+        desk.touched = True
+        desk.say(Renew(hold.name, hold.host, hold.until_ns, words))
+
+
+def _stands(desk: Desk, hold: Hold) -> str:
+    """Return why *hold* is to last; "" if it is not."""
+    if hold.unsure:
+        return ""
+    if desk.memory.frozen:
+        return "the fleet's picture is in doubt: what is set stays"
+    if not hold.confirmed:
+        return "it is being carried out"
+    since = desk.memory.well.get(hold.host)
+    if since is None or any(one.case.host == hold.host for one in desk.memory.cases.values()):
+        return "what it was set for still stands"
+    if desk.is_muted(f"return {hold.host}", Action.RETURN_TO_SERVICE):
+        return "its return was refused"
+    waited = since + verify_ns(desk, hold.host) + seconds_ns(desk.limits.hold_seconds)
+    return "its return waits to be accepted" if desk.now_ns < waited else ""
+
+
+# ---- the breaker, and what is forgotten
+
+
+def _fuse(desk: Desk) -> None:
+    fuse = desk.memory.fuse
+    if fuse.position == "open" and fuse.until_ns <= desk.now_ns:
+        fuse.position, desk.touched = "half-open", True
+        desk.say(Breaker("half-open", "one host is tried; if that goes well, advice is as before"))
+
+
+def _forget(desk: Desk) -> None:
+    memory, now_ns = desk.memory, desk.now_ns
+    for until in (memory.muted, memory.probation):
+        for key in [key for key, one in until.items() if one.until_ns <= now_ns]:
+            del until[key]
+            desk.touched = True
+    old = now_ns - seconds_ns(desk.limits.ended_seconds)
+    surplus = len(memory.ended) - desk.limits.ended_max
+    for at, (name, one) in enumerate(list(memory.ended.items())):
+        if at >= surplus and one.changed_ns > old:
+            break  # in the order in which they ended
+        del memory.ended[name]
+        desk.touched = True
+    while memory.granted_ns and memory.granted_ns[0] <= now_ns - HOUR_NS:
+        memory.granted_ns.pop(0)
+        desk.touched = True
+
+
+def trim(desk: Desk) -> None:
+    """Take cases that are gone out of their advisories; of a host's own, the gravest that is left leads."""
+    for one in list(desk.memory.advisories.values()):
+        found = [desk.memory.cases.get(key) for key in one.cases]
+        for each in found:
+            if each is not None and not each.advisory:  # it was gone for a moment only
+                each.advisory, each.changed, desk.touched = one.name, bool(one.host), True
+        left = [each for each in found if each is not None and each.advisory == one.name]
+        if not left or len(left) == len(one.cases):
+            continue
+        words = f"{len(one.cases) - len(left)} of its {len(one.cases)} cases are gone"
+        if one.host and one.state is not State.ACCEPTED:
+            desk.put(one, words, **composed(left))
+        else:
+            desk.put(one, words, cases=tuple(sorted(each.case.key for each in left)))
+
+
+def withdraw_empty(desk: Desk) -> None:
+    """Withdraw what nothing calls for any more. What is being carried out goes on: its host is verified first."""
+    wanted = {one.advisory for one in desk.memory.cases.values()}
+    for one in list(desk.memory.advisories.values()):
+        if one.state is State.ACCEPTED or one.name in wanted:
+            continue
+        if one.action is not Action.RETURN_TO_SERVICE:
+            desk.put(one, "what it was about is gone", state=State.WITHDRAWN)
+            desk.mute(one.subject, one.action, desk.limits.flap_seconds)
+        elif (hold := desk.memory.holds.get(one.host)) is None or not verified(desk, hold):
+            desk.put(one, "it is not well again after all", state=State.WITHDRAWN)

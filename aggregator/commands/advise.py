@@ -1,0 +1,235 @@
+"""`gangline advise`: what to do about which host, what it costs, and what a rule would have done."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from ...fingerprints.wire import advisory_pb2 as wire
+from ...fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceStub
+from .client import DEADLINE_SECONDS, OK, add_options, guarded, translated
+from .way import dialled, way_of
+
+#: A month of evidence is read and replayed.
+WHAT_IF_SECONDS = 120.0
+PAGE_SIZE = 1000
+WORDS_CHARACTERS = 70
+
+
+def main(arguments: list[str]) -> int:
+    """List, show, accept, reject, what-if. 1: refused, with words; 3: no aggregator answers; 4: no such advisory."""
+    options = _parser().parse_args(arguments)
+    return guarded("advise", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    way = way_of(options)
+    with dialled(way) as channel:
+        stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            answer = RUN[options.what](stub, options)
+        except grpc.RpcError as error:
+            raise translated(error, way) from error
+    if options.json:
+        fields = MessageToDict(
+            answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        print(json.dumps(fields))
+    else:
+        print(TOLD[options.what](answer))
+    return OK
+
+
+def _list(stub: Any, options: argparse.Namespace) -> wire.ListAdvisoriesResponse:
+    """Return all pages as one."""
+    whole, token = wire.ListAdvisoriesResponse(), ""
+    while True:
+        node = f"nodes/{options.host}" if options.host else ""
+        page = stub.ListAdvisories(
+            wire.ListAdvisoriesRequest(
+                page_size=PAGE_SIZE, page_token=token, show_ended=options.all, node=node
+            ),
+            timeout=DEADLINE_SECONDS,
+        )
+        whole.advisories.extend(page.advisories)
+        whole.withheld_reason, token = page.withheld_reason, page.next_page_token
+        if not token:
+            return whole
+
+
+def _show(stub: Any, options: argparse.Namespace) -> wire.Advisory:
+    request = wire.GetAdvisoryRequest(name=f"advisories/{options.advisory}")
+    answer: wire.Advisory = stub.GetAdvisory(request, timeout=DEADLINE_SECONDS)
+    return answer
+
+
+def _answer(to: wire.AdvisoryState) -> Callable[[Any, argparse.Namespace], wire.Advisory]:
+    def run(stub: Any, options: argparse.Namespace) -> wire.Advisory:
+        before = _show(stub, options)  # its etag: what was shown is what is answered
+        request = wire.AckAdvisoryRequest(
+            name=before.name, etag=before.etag, new_state=to, actor=_person(), note=options.reason
+        )
+        answer: wire.Advisory = stub.AckAdvisory(request, timeout=DEADLINE_SECONDS)
+        return answer
+
+    return run
+
+
+def _person() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user without a name
+        return "somebody"
+
+
+def _what_if(stub: Any, options: argparse.Namespace) -> wire.EvaluateRuleResponse:
+    if sys.stderr.isatty():
+        print(f"replaying {options.days} days ...", file=sys.stderr)
+    request = wire.EvaluateRuleRequest(rule=options.rule, days=options.days)
+    answer: wire.EvaluateRuleResponse = stub.EvaluateRule(request, timeout=WHAT_IF_SECONDS)
+    return answer
+
+
+RUN: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
+    "list": _list,
+    "show": _show,
+    "accept": _answer(wire.ACCEPTED),
+    "reject": _answer(wire.REJECTED),
+    "done": _answer(wire.DONE),
+    "failed": _answer(wire.FAILED),
+    "what-if": _what_if,
+}
+
+# ---- in words
+
+
+def _listed(answer: wire.ListAdvisoriesResponse) -> str:
+    lines = (
+        [f"no advice is given for now: {answer.withheld_reason}"] if answer.withheld_reason else []
+    )
+    if not answer.advisories:
+        return "\n".join([*lines, "nothing is advised"])
+    lines.append(
+        f"{'name':<7} {'subject':<24} {'action':<19} {'state':<9} {'waiting':>9} {'acting':>9}  why"
+    )
+    for one in answer.advisories:
+        why = one.reason_text
+        why = why if len(why) <= WORDS_CHARACTERS else f"{why[: WORDS_CHARACTERS - 1]}…"
+        lines.append(
+            f"{_short(one.name):<7} {one.subject:<24} {wire.Action.Name(one.action):<19} "
+            f"{wire.AdvisoryState.Name(one.state):<9} {one.cost_of_waiting_gpu_hours:>9,.1f} "
+            f"{one.cost_of_acting_gpu_hours:>9,.1f}  {why}"
+        )
+    return "\n".join(
+        [*lines, "", "costs are GPU-hours; `gangline advise show NAME` shows the sums"]
+    )
+
+
+def shown(one: wire.Advisory) -> str:
+    """Return one advisory as a colleague would tell it."""
+    then = f", then {wire.Action.Name(one.then_action)}" if one.then_action else ""
+    lines = [
+        f"{_short(one.name)}: {wire.Action.Name(one.action)}{then} for {one.subject} (scope: {one.scope})",
+        f"  why      {one.reason_text}",
+        f"  basis    {wire.Basis.Name(one.basis)}, confidence {one.confidence:.2f}",
+        f"  state    {wire.AdvisoryState.Name(one.state)} since {_at(one.update_time)}: {one.state_text}",
+    ]
+    if one.arithmetic:
+        lines.append(f"  price    {one.arithmetic}")
+    if one.HasField("act_by_time"):
+        lines.append(f"  act by   {_at(one.act_by_time)}: from then on waiting has cost more")
+    if one.owner:
+        lines.append(f"  owner    {one.owner}")
+    if one.workload:
+        lines.append(f"  job      {one.workload}")
+    if one.devices:
+        lines.append(f"  devices  {', '.join(one.devices)}")
+    if len(one.nodes) > 1:
+        lines.append(f"  hosts    {', '.join(node.removeprefix('nodes/') for node in one.nodes)}")
+    return "\n".join([*lines, f"  expires  {_at(one.expire_time)} unless it is answered"])
+
+
+def _replayed(answer: wire.EvaluateRuleResponse) -> str:
+    if not answer.episodes_count:
+        return (
+            "it would have done nothing: no stored evidence is of that rule (a code as 'gpu.xid 95', a row "
+            "of the policy as gpu_thermal, a reason, a signal)"
+        )
+    limits = (
+        f"{answer.held_back_count} cases held back by limits, at most {answer.nodes_at_once_max} hosts "
+        "out at once"
+    )
+    price = (
+        f"price: acting {answer.acting_gpu_hours:,.1f}, waiting {answer.waiting_gpu_hours:,.1f} "
+        "GPU-hours, with 8 GPUs a host and no job known"
+    )
+    lines = [
+        f"{answer.episodes_count} episodes; {answer.advised_count} advisories, {limits}",
+        f"{answer.followed_count} of {answer.episodes_count} hosts were UNHEALTHY within the 7 days after",
+        price,
+        "",
+        f"{'host':<20} {'from':<16} {'until':<16} {'action':<19} {'advised':<7} {'faulty':<6}  why",
+    ]
+    for one in answer.episodes:
+        lines.append(
+            f"{one.node.removeprefix('nodes/'):<20} {_at(one.start_time):<16} {_at(one.end_time):<16} "
+            f"{wire.Action.Name(one.action):<19} {_yes(one.advised):<7} {_yes(one.followed_by_fault):<6}  "
+            f"{one.words[:WORDS_CHARACTERS]}"
+        )
+    return "\n".join(lines)
+
+
+TOLD: dict[str, Callable[[Any], str]] = {
+    "list": _listed,
+    "what-if": _replayed,
+    **dict.fromkeys(("show", "accept", "reject", "done", "failed"), shown),
+}
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("advisories/")
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _at(time: Timestamp) -> str:
+    return f"{time.ToDatetime():%Y-%m-%d %H:%M}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline advise",
+        description="What to do about which host, what waiting costs against acting, and who does it. "
+        "Nothing is done by Gangline itself: who accepts an advisory carries it out.",
+        epilog="exit codes: 0 done, 1 refused, 2 wrong usage, 3 no aggregator answers, 4 not found",
+    )
+    commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND")
+    listing = commands.add_parser("list", help="what is advised now, newest first")
+    listing.add_argument("--all", action="store_true", help="what ended within a day, too")
+    listing.add_argument("--host", default="", help="of this host only")
+    for name, says in (
+        ("show", "one advisory with its arithmetic"),
+        ("accept", "take it on: you carry it out, and say done or failed"),
+        ("reject", "say no, with a reason; it is not proposed again for a day"),
+        ("done", "say that what you accepted is carried out"),
+        ("failed", "say that it could not be"),
+    ):
+        one = commands.add_parser(name, help=says)
+        one.add_argument("advisory", help="its name, as a12")
+        one.add_argument("--reason", default="", required=name == "reject", help="a line to keep")
+    what_if = commands.add_parser("what-if", help="what a rule would have advised in the past")
+    what_if.add_argument("rule", help="'gpu.xid 95', gpu_thermal, ECC_TREND, or a signal")
+    what_if.add_argument("--days", type=int, default=30, help="so far back (30)")
+    for command in commands.choices.values():
+        add_options(command)
+    return parser

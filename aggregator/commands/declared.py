@@ -1,0 +1,134 @@
+"""`gangline declared check`: look at files of declarations before an aggregator does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import duckdb
+
+from ...cli import FAILED, OK, USAGE
+from ..declared.changes import Rows, lines, rows_of, stored_rows
+from ..declared.hostset import Selection
+from ..declared.model import NOTHING, Declared
+from ..declared.problems import DeclaredError
+from ..declared.reading import parse, read
+from ..judgement.declared import rule_names
+
+#: Where `gangline aggregator` stores unless it is told otherwise, and what it writes for readers.
+DATA, OPS_FILE = Path("var/aggregator"), "operators.duckdb"
+
+
+def main(arguments: list[str]) -> int:
+    """Print what is wrong, or what would change. 0: an aggregator would take it, 1: it would not, 2: wrong usage."""
+    options = _parser().parse_args(arguments)
+    now_ns = time.time_ns()
+    try:
+        after = parse(read(options.files), now_ns, rules=rule_names())
+    except DeclaredError as error:
+        for problem in error.problems:
+            print(problem, file=sys.stderr)
+        print("gangline declared: none of it would be taken", file=sys.stderr)
+        return FAILED
+    print(_summary(after))
+    for note in after.notes:
+        print(f"note: {note}")
+    try:
+        against, before, hosts = _before(options, now_ns)
+    except (DeclaredError, duckdb.Error) as error:
+        print(f"gangline declared: nothing to compare with: {error}", file=sys.stderr)
+        return USAGE
+    for line in _effects(after, now_ns, hosts):
+        print(line)
+    changes = list(lines(before, rows_of(after)))
+    print(f"against {against}: {'it would change' if changes else 'nothing would change'}")
+    for line in changes:
+        print(line)
+    return OK
+
+
+def _before(options: argparse.Namespace, now_ns: int) -> tuple[str, Rows, Sequence[str]]:
+    """Return what is compared with in words, what it declares, and the hosts that are known there.
+
+    Raises DeclaredError or duckdb.Error.
+    """
+    if options.against:
+        names = ", ".join(map(str, options.against))
+        return names, rows_of(parse(read(options.against), now_ns)), ()
+    file = (options.data or DATA) / OPS_FILE
+    if not options.data and not file.exists():
+        return "nothing declared", rows_of(NOTHING), ()
+    with duckdb.connect(str(file), read_only=True) as connection:
+        number, rows = stored_rows(connection)
+        hosts = [host for (host,) in connection.execute("SELECT host FROM hosts").fetchall()]
+    return f"version {number}, in force in {file.parent}", rows, hosts
+
+
+def _summary(declared: Declared) -> str:
+    counts = (
+        (len(declared.files), "file"),
+        (len(declared.given), "place of a host", "places of hosts"),
+        (len(declared.expectations), "kind of host expected", "kinds of hosts expected"),
+        (len(declared.windows), "maintenance window"),
+        (len(declared.overrides), "override"),
+        (len(declared.thresholds), "threshold"),
+    )
+    said = [
+        f"{one[0]} {one[1] if one[0] == 1 else one[-1] + 's' * (len(one) == 2)}" for one in counts
+    ]
+    return f"good: {', '.join(said)}; hash {declared.hash}"
+
+
+def _effects(declared: Declared, now_ns: int, hosts: Sequence[str]) -> Iterator[str]:
+    """Yield what holds now, and for how many of the hosts that are known."""
+    known = sorted({*hosts, *declared.given})
+    for window in declared.windows:
+        state = _state(window.begin_ns, window.end_ns, now_ns)
+        if state != "over":
+            yield f"maintenance {state}: {_meant(declared, window.selection, known)} ({window.where})"
+    for override in declared.overrides:
+        state = _state(override.since_ns, override.until_ns, now_ns)
+        if state != "over":
+            who = _meant(declared, override.selection, known)
+            yield f"noise {state}: {override.what} on {who} ({override.where})"
+
+
+def _state(begin_ns: int, end_ns: int, now_ns: int) -> str:
+    return "over" if now_ns >= end_ns else "now" if now_ns >= begin_ns else "coming"
+
+
+def _meant(declared: Declared, selection: Selection, known: Sequence[str]) -> str:
+    """Return who is meant, and how many of the *known* hosts they are."""
+    if not known:
+        return selection.words
+    found = [host for host in known if selection.matches(host, declared.place(host))]
+    return f"{selection.words}: {len(found)} of {len(known)} known hosts"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangline declared",
+        description="What people declare of hosts: places, expected hardware, maintenance, overrides, thresholds.",
+    )
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    check = subparsers.add_parser(
+        "check",
+        help="are these files good, and what would change? no aggregator is asked",
+        description="Say what is wrong, with file and line, or what would change. Exit code 0: an aggregator "
+        "would take them, 1: it would not.",
+        epilog="Without --against and --data it compares with the operators' file in ./var/aggregator, if there is one.",
+    )
+    check.add_argument(
+        "files", nargs="+", type=Path, metavar="PATH", help="files, or a folder of them"
+    )
+    beside = check.add_mutually_exclusive_group()
+    beside.add_argument(
+        "--against", type=Path, nargs="+", metavar="PATH", help="compare with these"
+    )
+    beside.add_argument(
+        "--data", type=Path, metavar="DIR", help="compare with what is in force in this data folder"
+    )
+    return parser

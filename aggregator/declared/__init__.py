@@ -1,0 +1,4 @@
+"""What people declare: where hosts stand, what they must have, maintenance, overrides, thresholds.
+
+Files in, one immutable `Declared` out; `live.py` keeps the last good one in force.
+"""

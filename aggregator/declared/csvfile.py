@@ -1,0 +1,97 @@
+"""A CSV file of hosts with where they stand: one line of names, then a line a host."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+from typing import Any
+
+from .fields import one_line
+from .hostset import parse_pattern
+from .limits import HOSTS_MAX, RAILS_MAX
+from .model import PLACE_FIELDS, Place
+from .problems import Problems, Where, shown
+from .tomlfile import Content
+
+#: What is this much like a column of ours is a slip of the pen, not a column of somebody else's.
+_LIKE = 0.75
+
+
+def parse_csv(text: str, file: str, content: Content, problems: Problems) -> None:
+    """Put the places of *text* into *content*, and what is wrong with it into *problems*. Never raises."""
+    first = text.partition("\n")[0]
+    delimiter = ";" if first.count(";") > first.count(",") else ","
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    columns: dict[str, int] | None = None
+    try:
+        for row in rows:
+            where = Where(file, rows.line_num)
+            if not any(cell.strip() for cell in row) or row[0].lstrip().startswith("#"):
+                continue
+            if columns is None:
+                columns = _columns(row, where, problems)
+                if not columns:
+                    return
+            elif len(content.places) >= HOSTS_MAX:
+                problems.add(where, f"with this one there are more than {HOSTS_MAX} hosts")
+                return
+            else:
+                _take(row, columns, where, content, problems)
+    except (csv.Error, UnicodeError) as error:
+        problems.add(Where(file, rows.line_num), f"not CSV: {error}")
+    if columns is None:
+        problems.add(
+            Where(file), f"empty: expected a first line as host,{','.join(PLACE_FIELDS[:4])}"
+        )
+
+
+def _columns(row: list[str], where: Where, problems: Problems) -> dict[str, int]:
+    """Return where each column of ours is; nothing when the line is none of names."""
+    names = [cell.strip().lower() for cell in row]
+    known = ("host", *PLACE_FIELDS)
+    for name in names:
+        if name in known or not name:
+            if name and names.count(name) > 1:
+                problems.add(where, f"column {name} is there {names.count(name)} times")
+                return {}
+        elif like := difflib.get_close_matches(name, known, 1, _LIKE):
+            problems.add(where, f"column {shown(name)} is unknown: did you mean {like[0]}?")
+            return {}
+        else:
+            problems.note(where, f"column {shown(name)} is not read")
+    found = {name: names.index(name) for name in known if name in names}
+    if "host" not in found or len(found) < 2:
+        problems.add(
+            where, f"expected a first line of names: host, and any of {', '.join(PLACE_FIELDS)}"
+        )
+        return {}
+    return found
+
+
+def _take(
+    row: list[str], columns: dict[str, int], where: Where, content: Content, problems: Problems
+) -> None:
+    values: dict[str, Any] = {}
+    for name, column in columns.items():
+        cell = row[column].strip() if column < len(row) else ""
+        try:
+            if name == "rails":
+                rails = tuple(map(one_line, cell.split()))
+                if len(rails) > RAILS_MAX:
+                    raise ValueError(f"{len(rails)} of them, at most {RAILS_MAX}")
+                values[name] = rails
+            else:
+                values[name] = one_line(cell) if cell else ""
+        except ValueError as error:
+            problems.add(where, f"{name}: {shown(cell)}: {error}")
+            return
+    host = values.pop("host")
+    try:
+        pattern = parse_pattern(host)
+        if not pattern.is_name:
+            raise ValueError("expected one host's name a line")
+    except ValueError as error:
+        problems.add(where, f"host: {shown(host)}: {error}")
+        return
+    content.places.append((host, Place(**values), where))

@@ -1,0 +1,256 @@
+"""What was declared, as one immutable value. Everybody asks this; nobody changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import NamedTuple
+
+from .hostset import Selection
+from .problems import Where
+from .thresholds import THRESHOLDS
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a host stands; "" or () where nobody has said."""
+
+    rack: str = ""
+    power_domain: str = ""
+    cooling_domain: str = ""
+    leaf: str = ""
+    spine: str = ""
+    nvlink_domain: str = ""
+    #: The leaf switch of each rail, where rails have switches of their own.
+    rails: tuple[str, ...] = ()
+    core: str = ""
+    nvlink_subdomain: str = ""
+
+
+NOWHERE = Place()
+PLACE_FIELDS: tuple[str, ...] = tuple(one.name for one in fields(Place))
+
+#: Who says where a host stands, whose word counts most first: a file of people's own, Topograph's graph, the
+#: labels that its agent registered with, and what its GPUs say of the NVLink fabric that they are in.
+SOURCES = ("file", "topograph", "label", "hardware")
+
+
+class Said(NamedTuple):
+    """What one source says of a host's place."""
+
+    source: str
+    where: str  # the file with its line; "" for what the host itself says
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Maintenance: from *begin_ns* to before *end_ns* its hosts are MAINTENANCE."""
+
+    selection: Selection
+    begin_ns: int
+    end_ns: int
+    who: str
+    why: str
+    where: Where
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What a rule sees is noise on these hosts until *until_ns*."""
+
+    selection: Selection
+    rule: str  # a rule's name or a pattern of them; "" where codes are given
+    codes: frozenset[int]
+    event: str  # whose codes: gpu.xid or nvswitch.sxid
+    device: str  # a pattern of devices; "" for any
+    since_ns: int
+    until_ns: int
+    who: str
+    why: str
+    where: Where
+
+    def is_about(self, rule: str, signal: str, code: float, device: str) -> bool:
+        """Say whether a symptom is meant: its rule's name, its signal, its code if it has one, its device."""
+        if self.device and not fnmatchcase(device, self.device):
+            return False
+        if self.codes:
+            return signal == self.event and code in self.codes
+        return fnmatchcase(rule, self.rule)
+
+    @property
+    def what(self) -> str:
+        """What is noise, as somebody would say it."""
+        label = {"gpu.xid": "XID", "nvswitch.sxid": "SXID"}.get(self.event, "")
+        what = f"{label} {', '.join(map(str, sorted(self.codes)))}" if self.codes else self.rule
+        return f"{what} of {self.device}" if self.device else what
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a host must have; `items` by the names of `expected.ITEMS`."""
+
+    name: str
+    model: str  # a pattern of its GPUs' model; "" for any
+    selection: Selection | None  # None: any host
+    items: Mapping[str, float]
+    texts: Mapping[str, tuple[str, ...]]
+    where: Where
+
+
+@dataclass(frozen=True)
+class Declared:
+    """All that was declared, as of one reading of the files.
+
+    `number` rises with each version that was taken, and `hash` is of what the files held. `places_version` rises
+    when places changed for any reason.
+    """
+
+    number: int = 0
+    hash: str = ""
+    files: tuple[str, ...] = ()
+    windows: tuple[Window, ...] = ()
+    overrides: tuple[Override, ...] = ()
+    expectations: tuple[Expected, ...] = ()
+    thresholds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    #: Host -> what files say of its place, who counts most first.
+    given: Mapping[str, tuple[Said, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    #: Host -> what it says itself.
+    told: Mapping[str, tuple[Said, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    places: Mapping[str, Place] = field(default_factory=lambda: MappingProxyType({}))
+    places_version: int = 0
+    notes: tuple[str, ...] = ()
+    #: Selection -> host -> whether it is meant: asked each second of each host.
+    _meant: dict[int, dict[str, bool]] = field(
+        default_factory=dict[int, dict[str, bool]], init=False, repr=False, compare=False
+    )
+
+    #: The hosts in maintenance, as `maintained` last had them: (what it was asked for, its answer).
+    _maintained: list[tuple[object, Mapping[int, Window]]] = field(
+        default_factory=list[tuple[object, Mapping[int, Window]]],
+        init=False,
+        repr=False,
+        compare=False,
+    )
+
+    def _means(self, selection: Selection, host: str) -> bool:
+        known = self._meant.setdefault(id(selection), {})
+        meant = known.get(host)
+        if meant is None:
+            meant = known[host] = selection.matches(host, self.place(host))
+        return meant
+
+    def live_windows(self, now_ns: int) -> list[Window]:
+        """Return the windows that *now_ns* is in."""
+        return [one for one in self.windows if one.begin_ns <= now_ns < one.end_ns]
+
+    def live_overrides(self, now_ns: int) -> list[Override]:
+        """Return the overrides that hold at *now_ns*."""
+        return [one for one in self.overrides if one.since_ns <= now_ns < one.until_ns]
+
+    def place(self, host: str) -> Place:
+        """Return where *host* stands, as far as anybody has said."""
+        return self.places.get(host, NOWHERE)
+
+    def said_of(self, host: str) -> tuple[Said, ...]:
+        """Return what each source says of the place of *host*, who counts most first."""
+        return (*self.given.get(host, ()), *self.told.get(host, ()))
+
+    def window(self, host: str, now_ns: int) -> Window | None:
+        """Return the window that *host* is in at *now_ns*, the one that ends last; None: in none."""
+        found = [
+            one
+            for one in self.windows
+            if one.begin_ns <= now_ns < one.end_ns and self._means(one.selection, host)
+        ]
+        return max(found, key=lambda one: one.end_ns, default=None)
+
+    def maintained(self, hosts: Sequence[str], now_ns: int) -> Mapping[int, Window]:
+        """Return the window of each of *hosts* that is in one, by its place among them; between two calls *hosts*
+        may only have become longer. Worked out anew when a window begins or ends."""
+        live = self.live_windows(now_ns)
+        if not live:
+            return {}
+        asked = len(hosts), *map(id, live)
+        if not self._maintained or self._maintained[0][0] != asked:
+            windows = ((at, self.window(host, now_ns)) for at, host in enumerate(hosts))
+            found = {at: window for at, window in windows if window is not None}
+            self._maintained[:] = [(asked, found)]
+        return self._maintained[0][1]
+
+    def in_maintenance(self, host: str, now_ns: int) -> bool:
+        """Say whether *host* is in a maintenance window at *now_ns*."""
+        return self.window(host, now_ns) is not None
+
+    def override(
+        self,
+        host: str,
+        rule: str,
+        now_ns: int,
+        *,
+        signal: str = "",
+        code: float = 0,
+        device: str = "",
+    ) -> Override | None:
+        """Return the override by which what *rule* sees on *host* is noise at *now_ns*; None: it counts."""
+        for one in self.overrides:
+            if (
+                one.since_ns <= now_ns < one.until_ns
+                and one.is_about(rule, signal, code, device)
+                and self._means(one.selection, host)
+            ):
+                return one
+        return None
+
+    def threshold(self, name: str) -> float:
+        """Return a number of `THRESHOLDS`: as declared, else its default. Raises KeyError for another name."""
+        return self.thresholds.get(name, THRESHOLDS[name].default)
+
+    def expected(self, model: str, host: str = "") -> Expected | None:
+        """Return what a host with GPUs of *model* must have: the first entry that names the host, else the first
+        for its model alone."""
+        by_model = None
+        for one in self.expectations:
+            if one.model and not (model and fnmatchcase(model, one.model)):
+                continue
+            if one.selection is None:
+                by_model = by_model or one
+            elif host and self._means(one.selection, host):
+                return one
+        return by_model
+
+    def with_told(self, told: Mapping[str, tuple[Said, ...]]) -> Declared:
+        """Return the same with what hosts say of themselves now."""
+        if told is self.told:
+            return self
+        changed = [
+            host for host in told.keys() | self.told.keys() if told.get(host) != self.told.get(host)
+        ]
+        if not changed:
+            return replace(self, told=told)
+        after = replace(self, told=told, places_version=self.places_version + 1)
+        places = dict(self.places)
+        for host in changed:
+            places[host] = merged(after.said_of(host))
+        return replace(after, places=places)
+
+    def hosts_of(self, selection: Selection) -> Iterator[str]:
+        """Yield the hosts that are meant, of those whose place is known."""
+        return (host for host, place in self.places.items() if selection.matches(host, place))
+
+
+def merged(said: tuple[Said, ...]) -> Place:
+    """Return each field as the first says it who says anything of it."""
+    values = {
+        name: next(
+            (value for one in said if (value := getattr(one.place, name))), getattr(NOWHERE, name)
+        )
+        for name in PLACE_FIELDS
+    }
+    return Place(**values)
+
+
+#: Nothing was declared.
+NOTHING = Declared()

@@ -1,0 +1,65 @@
+"""What is wrong with what was declared: where, what, and what would be right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .limits import PROBLEMS_MAX
+
+#: Of a value that is quoted in words.
+_SHOWN_CHARACTERS_MAX = 60
+
+
+class Where(NamedTuple):
+    """A place in a file; line 0: not known."""
+
+    file: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+class DeclaredError(ValueError):
+    """Nothing of it is taken. `problems`: each with file and line, the first PROBLEMS_MAX of them."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+@dataclass(slots=True)
+class Problems:
+    """Collects what is wrong and what is odd, so that one look at the files mends all of it."""
+
+    found: list[str] = field(default_factory=list[str])
+    #: Allowed, but hardly meant: told by `gangline declared check`.
+    notes: list[str] = field(default_factory=list[str])
+    left_out: int = 0
+
+    def add(self, where: Where, words: str) -> None:
+        """Take a problem down."""
+        if len(self.found) < PROBLEMS_MAX:
+            self.found.append(f"{where}: {words}")
+        else:
+            self.left_out += 1
+
+    def note(self, where: Where, words: str) -> None:
+        """Take down what is odd."""
+        if len(self.notes) < PROBLEMS_MAX:
+            self.notes.append(f"{where}: {words}")
+
+    def raise_any(self) -> None:
+        """Raise DeclaredError if there is a problem."""
+        if self.found:
+            more = [f"and {self.left_out} more"] if self.left_out else []
+            raise DeclaredError(self.found + more)
+
+
+def shown(value: object) -> str:
+    """Return *value* as words bear it: quoted, printable, not too long."""
+    text = ascii(value)
+    return (
+        text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[: _SHOWN_CHARACTERS_MAX - 1]}\u2026"
+    )

@@ -1,0 +1,55 @@
+"""Numbers that rules of judgement decide by and that an operator may set. To add one: a row, and the rule that asks for it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Threshold(NamedTuple):
+    """One number: what it is unless somebody says otherwise, and between what it may be."""
+
+    name: str
+    default: float
+    low: float
+    high: float
+    unit: str
+    tells: str
+
+
+THRESHOLDS: dict[str, Threshold] = {
+    row[0]: Threshold(*row)
+    for row in (
+        (
+            "gpu.slow_below_ratio", 0.90, 0.5, 0.99, "1",
+            "a GPU is slow below this share of its peers' SM clock, where its readings say why",
+        ),
+        (
+            "gpu.unexplained_below_ratio", 0.85, 0.5, 0.99, "1",
+            "the same where they do not",
+        ),
+        (
+            "host.cpu_pressure_ratio", 0.60, 0.05, 1.0, "1",
+            "tasks wait for a core this share of the time: WATCH",
+        ),
+        (
+            "host.memory_pressure_ratio", 0.20, 0.01, 1.0, "1",
+            "all tasks wait for memory this share of the time: WATCH",
+        ),
+        (
+            "host.cpu_steal_ratio", 0.10, 0.005, 1.0, "1",
+            "the hypervisor takes this share of the cores: WATCH",
+        ),
+        (
+            "filesystem.available_ratio", 0.02, 0.0, 0.5, "1",
+            "a file system with less room is full, if that is less than filesystem.available_bytes too",
+        ),
+        (
+            "filesystem.available_bytes", 2e9, 0.0, 1e15, "bytes",
+            "a file system with less room is full, if that is less than filesystem.available_ratio too",
+        ),
+        (
+            "rdma.retransmissions_per_second", 10.0, 0.1, 1e6, "1/s",
+            "a port that sends more again is SUSPECT, if it is ten times what its peers do",
+        ),
+    )
+}  # fmt: skip

@@ -1,0 +1,206 @@
+"""How good a hazard is on days that it was not made from: the table of a recording, by fixed definitions.
+
+Unit: a node that is up at 00:00, and the day. Positive: a fault of it starts within 7 days. Learned from what was known
+at the split, judged on the days after it whose 7 days end within the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import nan
+
+import numpy as np
+
+from .baselines import BASELINES, isotonic
+from .events import EventsError, Faults, Floats
+from .history import WINDOW_DAYS, Units, units_of
+from .metrics import Calibrated, Estimate, Ranked, bootstrapped
+from .model import HOURS_A_DAY, HazardModel
+from .training import ALL, HARDWARE, outcome_of, train
+
+#: At most this share of the up nodes is held back.
+HELD_SHARE = 0.02
+MODEL, ORACLE = "model", "oracle"
+_NOTHING = Estimate(nan, nan, nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What an evaluation is asked for."""
+
+    train_until: int  # the last day that is learned from
+    gang_nodes: int  # nodes of the job that a fault interrupts
+    lost_hours: float  # that each of them loses by an interruption
+    draws: int = 200
+    seed: int = 1
+
+    @property
+    def interruption_node_hours(self) -> float:
+        """What one interruption costs."""
+        return self.gang_nodes * self.lost_hours
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One ranking, judged."""
+
+    name: str
+    auc: Estimate
+    recall: Estimate
+    auc_beyond_model: Estimate  # the same less the model's, over the same fleets; NaN for the model
+    recall_beyond_model: Estimate
+    raw_ece: float  # of the rank taken for a probability, as it is; NaN where it is none
+    ece: Estimate  # calibrated
+    saved: Estimate  # node-hours a week, where the calibrated probability expects that it pays
+    held: Estimate  # node-hours a week with the worst always held back
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All rankings against one outcome."""
+
+    outcome: str
+    units: int
+    positives: int
+    nodes_positive: int
+    rate_learned: float  # positive share of the units before the split
+    told: float  # mean probability of the model after it
+    observed: float
+    model: HazardModel
+    rows: tuple[Row, ...]  # the model first, the oracle last
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The tables of a recording."""
+
+    terms: Terms
+    nodes: int
+    nodes_named: int
+    end_days: float
+    first_day: int  # judged
+    last_day: int
+    notes: tuple[str, ...]
+    tables: tuple[Table, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def evaluate(
+    faults: Faults, terms: Terms, told: Callable[[str], None] = lambda what: None
+) -> Evaluation:
+    """Judge the model and its baselines. *told*: hears what is under way. Raises EventsError."""
+    first = terms.train_until + 1
+    units = units_of(faults)
+    judged = units.between(first, int(units.day.max()))
+    if not len(judged.day):
+        raise EventsError(
+            f"no unit after day {terms.train_until} has its {WINDOW_DAYS} days within the recording, which ends "
+            f"at day {faults.end_days:g}: expected a split at day {int(units.day.max()) - 1} or before"
+        )
+    known = faults.before(float(first))
+    learned = units_of(known)
+    return Evaluation(
+        terms,
+        len(faults.nodes),
+        len(set(faults.node.tolist())),
+        faults.end_days,
+        first,
+        int(judged.day.max()),
+        faults.notes,
+        tuple(_table(known, learned, judged, outcome, terms, told) for outcome in (ALL, HARDWARE)),
+    )
+
+
+def _table(
+    known: Faults,
+    learned: Units,
+    judged: Units,
+    outcome: str,
+    terms: Terms,
+    told: Callable[[str], None],
+) -> Table:
+    came = outcome_of(judged, outcome)
+    if not 0 < came.sum() < len(came):
+        raise EventsError(
+            f"{int(came.sum())} of {len(came)} units after the split are positive ({outcome}): "
+            "nothing can be told from them"
+        )
+    told(f"{outcome}: learning")
+    model = train(known, outcome, f"days 0 to {terms.train_until}")
+    chance = model.probability(judged.state, WINDOW_DAYS)
+    judge = _Judge(judged, came, outcome, len(known.nodes), terms, chance)
+    told(f"{outcome}: {MODEL}")
+    rows = [judge.row(MODEL, chance, nan, chance)]
+    before = outcome_of(learned, outcome)
+    for name, rank_of in BASELINES.items():
+        told(f"{outcome}: {name}")
+        rank = rank_of(judged.state)
+        calibrated = isotonic(rank_of(learned.state), before)(rank)
+        raw = Calibrated(np.clip(rank, 0.0, 1.0), came).error(np.ones(len(came)))
+        rows.append(judge.row(name, rank, raw, calibrated))
+    return Table(
+        outcome, len(came), int(came.sum()), len(np.unique(judged.node[came > 0])),
+        float(before.mean()), float(chance.mean()), float(came.mean()), model,
+        (*rows, judge.oracle()),
+    )  # fmt: skip
+
+
+class _Judge:
+    """Units of the days after the split, against one outcome."""
+
+    def __init__(
+        self, units: Units, came: Floats, outcome: str, nodes: int, terms: Terms, model: Floats
+    ) -> None:
+        """*model*: its probabilities, which the others are held against."""
+        self._units = units
+        self._came = came
+        self._starts = units.starts if outcome == ALL else units.hardware_starts
+        self._nodes = nodes
+        self._terms = terms
+        self._model = Ranked(model, came), Ranked(model, came, units.day)
+
+    def row(self, name: str, rank: Floats, raw_ece: float, chance: Floats) -> Row:
+        """Return the figures of a ranking and of its probabilities."""
+        pooled = Ranked(rank, self._came)
+        daily = Ranked(rank, self._came, self._units.day)
+        of_all, of_days = self._model
+        return Row(
+            name,
+            self._estimate(pooled.auc),
+            self._estimate(daily.recall),
+            _NOTHING if name == MODEL else self._estimate(lambda w: pooled.auc(w) - of_all.auc(w)),
+            _NOTHING
+            if name == MODEL
+            else self._estimate(lambda w: daily.recall(w) - of_days.recall(w)),
+            raw_ece,
+            self._estimate(Calibrated(chance, self._came).error),
+            self._saved(chance, chance),
+            self._saved(rank, None),
+        )
+
+    def oracle(self) -> Row:
+        """Return what could be had: who fails is known, and no more is held back than by the others."""
+        return Row(
+            ORACLE, _NOTHING, _NOTHING, _NOTHING, _NOTHING, nan, _NOTHING,
+            self._saved(self._starts, self._starts), self._saved(self._starts, None),
+        )  # fmt: skip
+
+    def _saved(self, rank: Floats, expected: Floats | None) -> Estimate:
+        """Return node-hours saved a week by holding the worst back for 7 days, those for whom it is *expected* to pay.
+
+        *expected*: faults within the 7 days; None: all are held that may be. Faults times what an interruption
+        costs, less the hours held back; each day's choice stands for a week's.
+        """
+        cost, held = self._terms.interruption_node_hours, WINDOW_DAYS * HOURS_A_DAY
+        pays = True if expected is None else expected * cost > held
+        ranked = Ranked(rank, np.where(pays, self._starts * cost - held, 0.0), self._units.day)
+        days = len(np.unique(self._units.day))
+        return self._estimate(lambda weight: ranked.top(weight, HELD_SHARE) / days)
+
+    def _estimate(self, figure: Callable[[Floats], float]) -> Estimate:
+        terms = self._terms
+        return bootstrapped(figure, self._units.node, self._nodes, terms.draws, terms.seed)

@@ -1,0 +1,215 @@
+"""Fault starts and ends of a fleet, as a file of events tells them: read, checked, and paired.
+
+The format is that of stepfun-ai/InfiniteHBD-Trace: a JSON list of objects with node_id, event_time (days since the
+recording began), event_type (fault_start or fault_end) and fault_type (Level, Class, Desc).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Indexes = NDArray[np.intp]
+
+#: Larger files and longer lists are refused, in words.
+FILE_BYTES_MAX = 1 << 28
+EVENTS_MAX = 1_000_000
+NODES_MAX = 100_000
+DAYS_MAX = 10_000.0
+NAME_CHARACTERS_MAX = 256
+#: The level that the second table is of; the others are all but hardware.
+HARDWARE = "Hardware Failure"
+LEVELS = (HARDWARE, "Other Failure")
+START, END = "fault_start", "fault_end"
+
+
+class EventsError(ValueError):
+    """A file of events is not one; the words say where and what would be right."""
+
+
+class Event(NamedTuple):
+    """One start or end of a fault."""
+
+    node: str
+    days: float  # since the recording began
+    starts: bool
+    kind: tuple[str, str, str]  # level, class, description
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Faults of a fleet, one each row. Times are days since the recording began.
+
+    A fault that was there when the recording began starts at -inf, one that never ended ends at +inf.
+    """
+
+    nodes: tuple[str, ...]
+    node: Indexes
+    start: Floats
+    end: Floats
+    hardware: Flags
+    end_days: float  # of the recording: its last event
+    notes: tuple[str, ...] = ()  # what was odd, in words
+
+    def before(self, days: float) -> Faults:
+        """Return the faults as they were known at *days*: a later end is not known yet."""
+        known = self.start < days
+        end = np.where(self.end[known] < days, self.end[known], np.inf)
+        return Faults(
+            self.nodes, self.node[known], self.start[known], end, self.hardware[known],
+            min(self.end_days, days), self.notes,
+        )  # fmt: skip
+
+    def among(self, nodes_count: int) -> Faults:
+        """Return the same faults in a fleet of *nodes_count*, of which the rest never failed.
+
+        Raises EventsError if more are named than that.
+        """
+        if not len(self.nodes) <= nodes_count <= NODES_MAX:
+            raise EventsError(
+                f"a fleet of {nodes_count} nodes: the file names {len(self.nodes)} nodes; expected that many "
+                f"to {NODES_MAX}"
+            )
+        silent = tuple(f"(never named {at})" for at in range(nodes_count - len(self.nodes)))
+        return Faults(
+            self.nodes + silent, self.node, self.start, self.end, self.hardware, self.end_days,
+            self.notes,
+        )  # fmt: skip
+
+
+def read_events(path: Path) -> Faults:
+    """Read a file of events. Raises EventsError, OSError."""
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise EventsError(f"larger than {FILE_BYTES_MAX} bytes: no file of events is that large")
+    return parse_events(data)
+
+
+def nodes_told(path: Path) -> int | None:
+    """Return how many nodes a file's name says the fleet has ("..._400_nodes_..."), else None.
+
+    A file of events names only the nodes that failed at some time.
+    """
+    found = re.search(r"(?:^|[^0-9])([0-9]{1,6})_nodes(?:[^a-z]|$)", path.name)
+    return int(found[1]) if found else None
+
+
+def parse_events(data: bytes) -> Faults:
+    """Return the faults of a file's bytes. Raises EventsError."""
+    return paired(sorted(_events(data), key=lambda event: event.days))
+
+
+def _events(data: bytes) -> list[Event]:
+    try:
+        rows = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise EventsError(f"no JSON: {str(error)[:120]}") from error
+    if not isinstance(rows, list):
+        raise EventsError(f"expected a list of events, found {_kind_of(rows)}")
+    if not 1 <= len(rows) <= EVENTS_MAX:
+        raise EventsError(f"{len(rows)} events; expected 1 to {EVENTS_MAX}")
+    return [_event(row, at) for at, row in enumerate(rows)]
+
+
+def _event(row: Any, at: int) -> Event:
+    if not isinstance(row, dict):
+        raise EventsError(f"event {at}: expected an object, found {_kind_of(row)}")
+    kind = row.get("fault_type")
+    if not isinstance(kind, dict):
+        raise EventsError(f"event {at}: fault_type: expected an object, found {_kind_of(kind)}")
+    what = row.get("event_type")
+    if what not in (START, END):
+        raise EventsError(f"event {at}: event_type {str(what)[:40]!r}: expected {START} or {END}")
+    return Event(
+        _name(row, "node_id", at),
+        _days(row.get("event_time"), at),
+        what == START,
+        (_name(kind, "Level", at), _name(kind, "Class", at), _name(kind, "Desc", at, "")),
+    )
+
+
+def _name(row: dict[str, Any], key: str, at: int, default: str | None = None) -> str:
+    value = row.get(key, default)
+    if not isinstance(value, str) or not (value or default == ""):
+        raise EventsError(f"event {at}: {key}: expected words, found {_kind_of(value)}")
+    if len(value) > NAME_CHARACTERS_MAX:
+        raise EventsError(
+            f"event {at}: {key}: {len(value)} characters; at most {NAME_CHARACTERS_MAX}"
+        )
+    return value
+
+
+def _days(value: Any, at: int) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise EventsError(
+            f"event {at}: event_time: expected days as a number, found {_kind_of(value)}"
+        )
+    # A whole number may be too large for a float.
+    if not 0 <= value <= DAYS_MAX or not math.isfinite(value):
+        raise EventsError(
+            f"event {at}: event_time {str(value)[:40]}: expected days from 0 to {DAYS_MAX:g}"
+        )
+    return float(value)
+
+
+def _kind_of(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false"}
+    return repr(value)[:40] if isinstance(value, str) else names.get(type(value), "a number")
+
+
+def paired(events: list[Event]) -> Faults:
+    """Return the faults that *events*, in the order of time, tell of; what does not pair is noted in words.
+
+    Faults of a node may overlap; an end ends the oldest open fault of its kind.
+    """
+    nodes = {name: at for at, name in enumerate(dict.fromkeys(event.node for event in events))}
+    if len(nodes) > NODES_MAX:
+        raise EventsError(f"{len(nodes)} nodes; at most {NODES_MAX}")
+    rows: list[list[Any]] = []
+    open_rows: dict[tuple[str, tuple[str, str, str]], list[int]] = defaultdict(list)
+    seen: set[str] = set()
+    odd: Counter[str] = Counter()
+    for event in events:
+        waiting = open_rows[event.node, event.kind]
+        if event.starts:
+            waiting.append(len(rows))
+            rows.append([nodes[event.node], event.days, math.inf, event.kind[0] == HARDWARE])
+            odd["faults of a level that is neither of " + " and ".join(LEVELS)] += (
+                event.kind[0] not in LEVELS
+            )
+        elif waiting:
+            rows[waiting.pop(0)][2] = event.days
+        elif event.node in seen:
+            odd["ends of faults that did not start, left out"] += 1
+        else:
+            rows.append([nodes[event.node], -math.inf, event.days, event.kind[0] == HARDWARE])
+            odd["faults that were there when the recording began"] += 1
+        seen.add(event.node)
+    odd["faults that did not end within the recording"] = sum(map(len, open_rows.values()))
+    return _faults(tuple(nodes), rows, events[-1].days, odd)
+
+
+def _faults(nodes: tuple[str, ...], rows: list[list[Any]], end: float, odd: Counter[str]) -> Faults:
+    columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
+    return Faults(
+        nodes,
+        np.array(columns[0], dtype=np.intp),
+        np.array(columns[1], dtype=np.float64),
+        np.array(columns[2], dtype=np.float64),
+        np.array(columns[3], dtype=bool),
+        end,
+        tuple(f"{count} {what}" for what, count in odd.items() if count),
+    )

@@ -1,0 +1,62 @@
+"""What the model of hazard looks at: one row a unit, one column a feature, each zero for a node that never failed.
+
+All are functions of a unit's state, so that they can be told for a day ahead on which nothing has happened yet.
+Training and judging both take them from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import expm1, inf, log
+from typing import NamedTuple
+
+import numpy as np
+
+from .events import Floats
+from .history import State
+
+
+class Feature(NamedTuple):
+    """One column."""
+
+    name: str
+    unit: str
+    normal: str  # what is normal, in words
+    tells: str
+    words: str  # of one host, for a person; {shown} is `shown` of the value
+    shown: Callable[[float], float]
+
+    def said(self, value: float) -> str:
+        """Return *value* of a host in words."""
+        return self.words.format(shown=self.shown(value))
+
+
+def _days(fade_days: float) -> Callable[[float], float]:
+    return lambda value: -fade_days * log(value) if value > 0.0 else inf
+
+
+_RETURNED = "it returned from a fault {shown:,.1f} days ago"
+
+#: The columns, in order. A higher value never means a lower hazard: the fit holds their weights at zero or above.
+FEATURES: tuple[Feature, ...] = (
+    Feature("returned_1d", "ratio", "0", "returned from a fault, fading over a day", _RETURNED, _days(1.0)),
+    Feature("returned_10d", "ratio", "0", "returned from a fault, fading over ten days", _RETURNED, _days(10.0)),
+    Feature("failed_before", "ratio", "0", "has failed at some time on record", "it has failed before", float),
+    Feature("faults_7d", "log count", "0", "ln(1 + faults of the past, fading over 7 days)",
+            "faults, each fading over 7 days: {shown:.2f}", expm1),
+    Feature("faults_30d", "log count", "0", "ln(1 + faults of the past, fading over 30 days)",
+            "faults, each fading over 30 days: {shown:.2f}", expm1),
+    Feature("faults_90d", "log count", "0", "ln(1 + faults of the past, fading over 90 days)",
+            "faults, each fading over 90 days: {shown:.2f}", expm1),
+)  # fmt: skip
+NAMES = tuple(feature.name for feature in FEATURES)
+
+
+def features_of(state: State, ahead_days: float = 0.0) -> Floats:
+    """Return units x features, as they will be *ahead_days* later if nothing happens until then."""
+    since = state.since_return_days + ahead_days  # +inf fades to zero
+    counts = [
+        np.log1p(count * np.exp(-ahead_days / decay)) for decay, count in state.decayed.items()
+    ]
+    columns = [np.exp(-since), np.exp(-since / 10.0), np.isfinite(since).astype(float), *counts]
+    return np.stack(columns, axis=1)

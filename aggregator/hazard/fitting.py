@@ -1,0 +1,73 @@
+"""Fitting the model's weights: complementary log-log regression with a ridge, weights held at zero or above.
+
+numpy alone: a few hundred faults decide six weights, for which a library of learning would be one more thing to install.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .events import Flags, Floats
+from .features import NAMES
+
+STEPS_MAX = 200
+STEP_MAX = 1.0
+TOLERANCE = 1e-7
+LOG_MEAN_MIN, LOG_MEAN_MAX = -30.0, 3.0
+
+
+def fit(
+    features: Floats, outcome: Floats, ridge: float, names: Sequence[str] = NAMES
+) -> tuple[float, tuple[float, ...]]:
+    """Return the base (a log) and the weights by FEATURES that make *outcome* (0 or 1) most likely.
+
+    *features*: units x features. *ridge*: penalty on half the squares of the weights; the base bears none.
+    *names*: those that may have a weight; the others have zero. Weights are zero or above: a fault of the past
+    never makes a host better.
+    """
+    columns = [NAMES.index(name) for name in names]
+    rows, weight, positive = _grouped(features[:, columns], outcome)
+    design = np.hstack((np.ones((len(rows), 1)), rows))
+    penalty = np.full(design.shape[1], ridge)
+    penalty[0] = 0.0
+    at = np.zeros(design.shape[1])
+    at[0] = np.log(max(positive.sum(), 0.5) / weight.sum())
+    for _ in range(STEPS_MAX):
+        step = _step(design, weight, positive, penalty, at)
+        after = at + np.clip(step, -STEP_MAX, STEP_MAX)
+        after[1:] = np.maximum(after[1:], 0.0)
+        moved = np.abs(after - at).max()
+        at = after
+        if moved < TOLERANCE:
+            break
+    weights = np.zeros(len(NAMES))
+    weights[columns] = at[1:]
+    return float(at[0]), tuple(weights.tolist())
+
+
+def _grouped(features: Floats, outcome: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return rows, how many units each stands for, and how many of them were positive.
+
+    Nearly all units are of nodes that never failed, which are one row.
+    """
+    zero: Flags = ~np.any(features, axis=1)
+    rows = np.vstack((np.zeros((1, features.shape[1])), features[~zero]))
+    weight = np.concatenate(([float(zero.sum())], np.ones(len(rows) - 1)))
+    return rows, weight, np.concatenate(([outcome[zero].sum()], outcome[~zero]))
+
+
+def _step(design: Floats, weight: Floats, positive: Floats, penalty: Floats, at: Floats) -> Floats:
+    """Return a step of Fisher scoring among the weights that are free to move."""
+    mean = np.exp(np.clip(design @ at, LOG_MEAN_MIN, LOG_MEAN_MAX))
+    chance = -np.expm1(-mean)
+    slope = design.T @ ((positive - weight * chance) * mean / chance) - penalty * at
+    curve = (design * (weight * mean**2 * (1.0 - chance) / chance)[:, None]).T @ design
+    curve += np.diag(penalty)
+    free = (at > 0.0) | (slope > 0.0)
+    free[0] = True
+    step = np.zeros(len(at))
+    inside = curve[np.ix_(free, free)] + 1e-9 * np.eye(int(free.sum()))
+    step[free] = np.linalg.solve(inside, slope[free])
+    return step

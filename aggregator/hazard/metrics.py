@@ -1,0 +1,125 @@
+"""How good a ranking and its probabilities are, with bootstrap intervals by node.
+
+Units that rank alike are treated as one: each figure is what a random order among them gives on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+
+from .events import Floats, Indexes
+
+#: Recall is of this share of the up nodes of each day, the highest first.
+TOP_SHARE = 0.05
+#: Bins of equal mass of the calibration error.
+BINS = 10
+#: The interval that the bootstrap gives.
+INTERVAL = (0.05, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with its 90 % interval; NaN where it is not defined."""
+
+    value: float
+    lower: float
+    upper: float
+
+
+class Ranked:
+    """Units in an order, against an outcome; each figure takes the units' weights.
+
+    *groups*: ranks are within these (days), or of all units where None.
+    """
+
+    def __init__(self, score: Floats, outcome: Floats, groups: Indexes | None = None) -> None:
+        self.order = np.lexsort((-score,) if groups is None else (-score, groups))
+        self.outcome = outcome[self.order]
+        ordered = score[self.order]
+        fresh = ordered[1:] != ordered[:-1]
+        if groups is not None:
+            group = groups[self.order]
+            fresh |= group[1:] != group[:-1]
+            last = np.flatnonzero(np.append(group[1:] != group[:-1], True)) + 1
+        else:
+            last = np.array([len(score)])
+        #: How many units lie before the end of each run of equal scores, 0 first; and which ends are a group's.
+        self._ends = np.concatenate(([0], np.flatnonzero(np.append(fresh, True)) + 1))
+        self._closing = np.searchsorted(self._ends, last)
+
+    def cumulated(self, weight: Floats, *of: Floats) -> list[Floats]:
+        """Return mass and the sums of *of*, in the order, at the end of each run of equal scores."""
+        ordered = weight[self.order]
+        return [_sums(ordered)[self._ends], *(_sums(ordered * one)[self._ends] for one in of)]
+
+    def auc(self, weight: Floats) -> float:
+        """Return P(a positive ranks above a negative), equal ones half."""
+        mass, positive = self.cumulated(weight, self.outcome)
+        negative = np.diff(mass - positive)
+        pairs = positive[-1] * (mass[-1] - positive[-1])
+        if pairs <= 0:
+            return nan
+        return float(np.sum((positive[1:] + positive[:-1]) / 2 * negative) / pairs)
+
+    def recall(self, weight: Floats, share: float = TOP_SHARE) -> float:
+        """Return the share of positives that are in the top *share* of each group."""
+        positive = float((weight[self.order] * self.outcome).sum())
+        return self.top(weight, share) / positive if positive > 0 else nan
+
+    def top(self, weight: Floats, share: float) -> float:
+        """Return the sum of outcomes in the top *share* of each group."""
+        mass, outcome = self.cumulated(weight, self.outcome)
+        last = mass[self._closing]
+        first = np.concatenate(([0.0], last[:-1]))
+        edge = np.interp(first + share * (last - first), mass, outcome)
+        return float((edge - np.interp(first, mass, outcome)).sum())
+
+
+def _sums(values: Floats) -> Floats:
+    return np.concatenate(([0.0], np.cumsum(values)))
+
+
+class Calibrated:
+    """Probabilities against an outcome, in bins of equal mass."""
+
+    def __init__(self, probability: Floats, outcome: Floats) -> None:
+        self._ranked = Ranked(probability, outcome)
+        self._probability = probability[self._ranked.order]
+
+    def error(self, weight: Floats) -> float:
+        """Return the expected calibration error: the mean distance of told and observed, by bins."""
+        told, observed, mass = self.bins(weight)
+        return float(np.abs(told - observed).sum() / mass)
+
+    def bins(self, weight: Floats) -> tuple[Floats, Floats, float]:
+        """Return the sums of told and observed, for each bin, and the whole mass."""
+        mass, positive, told = self._ranked.cumulated(
+            weight, self._ranked.outcome, self._probability
+        )
+        edges = np.linspace(0.0, mass[-1], BINS + 1)
+        inside = [np.diff(np.interp(edges, mass, one)) for one in (told, positive)]
+        return inside[0], inside[1], float(mass[-1])
+
+
+def bootstrapped(
+    figure: Callable[[Floats], float], node: Indexes, nodes: int, draws: int, seed: int
+) -> Estimate:
+    """Return *figure* (a function of the units' weights) with its interval over fleets drawn node by node.
+
+    A draw takes *nodes* nodes with replacement, each with all of its days. The same seed draws the same fleets.
+    """
+    value = figure(np.ones(len(node)))
+    source = np.random.default_rng(seed)
+    share = np.full(nodes, 1.0 / nodes)
+    drawn = np.array(
+        [figure(source.multinomial(nodes, share)[node].astype(np.float64)) for _ in range(draws)]
+    )
+    drawn = drawn[np.isfinite(drawn)]
+    if not len(drawn):
+        return Estimate(value, nan, nan)
+    lower, upper = np.quantile(drawn, INTERVAL)
+    return Estimate(value, float(lower), float(upper))

@@ -1,0 +1,135 @@
+"""The model in use, those that were trained here, and which of two is kept. Other threads may read `in_use`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from ..store.store import Store
+from .events import EventsError, Floats
+from .history import WINDOW_DAYS, Units, units_of
+from .model import HazardModel, ModelError, prior
+from .recorded import Recorded, recorded
+from .training import ALL, outcome_of, train
+
+log = logging.getLogger(__name__)
+
+#: A new model is compared with the one in use on so many days, from which it did not learn.
+LAST_DAYS = 28
+#: Chances are held away from 0 and 1 by this, so that one surprise is not all that counts.
+CHANCE_MIN = 1e-9
+_NEWEST = "SELECT model FROM models WHERE accepted ORDER BY time DESC LIMIT 1"
+_INSERT = "INSERT INTO models VALUES (make_timestamp(?), ?, ?, ?, ?, ?, ?, ?, map(?, ?), ?, ?)"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A new model, and whether it took the place of the one in use."""
+
+    model: HazardModel
+    accepted: bool
+    words: str  # why, or why not
+
+
+class Models:
+    """Holds the model in use: the newest that was accepted, else the prior."""
+
+    def __init__(self, store: Store, names: Sequence[str], wall_ns: Callable[[], int]) -> None:
+        """*names*: findings that are faults."""
+        self._store, self._names, self._wall_ns = store, tuple(names), wall_ns
+        self._training = threading.Lock()
+        #: Swapped whole; judging takes it once a round.
+        self.in_use = prior()
+
+    def load(self) -> None:
+        """Take the newest accepted model of the store. One that cannot be read is logged, and the prior stays."""
+        with self._store.reading() as cursor:
+            row = cursor.execute(_NEWEST).fetchone()
+        try:
+            self.in_use = HazardModel.from_text(row[0]) if row else prior()
+        except ModelError as error:
+            log.error("the model of hazard in the store is left out, a prior is in use: %s", error)
+
+    def train(self, *, simulated: bool = False) -> Trained:
+        """Train on what is on record, keep it, and use it unless it is worse. Blocks.
+
+        Raises EventsError, with words, where there is too little to learn from or to compare on; nothing is kept then.
+        """
+        with self._training:
+            now_us = self._wall_ns() // 1000
+            with self._store.reading() as cursor:
+                found = recorded(cursor, self._names, now_us, simulated=simulated)
+            if not len(found.faults.node):
+                raise EventsError(
+                    "no fault is on record; expected findings that cost a host its state"
+                )
+            done = compared(found, self.in_use)
+            self._store.in_transaction(lambda connection: _keep(connection, now_us, done))
+            if done.accepted:
+                self.in_use = done.model
+            return done
+
+
+def compared(found: Recorded, in_use: HazardModel) -> Trained:
+    """Return the model of all of *found*, and whether one of all but the last weeks did as well there as *in_use*.
+
+    Compared by the mean log loss of P(a fault within 7 days) of the last weeks' units. Raises EventsError.
+    """
+    faults = found.faults
+    cut = int(faults.end_days) - LAST_DAYS
+    if cut < LAST_DAYS:
+        raise EventsError(
+            f"{faults.end_days:.1f} days are on record; expected at least {2 * LAST_DAYS}: half to learn from, "
+            "half to compare with the model in use"
+        )
+    last = units_of(faults).between(cut, cut + LAST_DAYS)
+    if not outcome_of(last, ALL).any():
+        raise EventsError(
+            f"no host failed within the last {LAST_DAYS} days: nothing to compare with the model in use"
+        )
+    candidate = train(faults.before(float(cut)), ALL, "the store")
+    losses = [_loss(model, last) for model in (candidate, in_use)]
+    better = losses[0] <= losses[1]
+    kind = (
+        "the prior of published rates"
+        if in_use.is_prior
+        else f"the one in use (of {in_use.last_time})"
+    )
+    words = f"log loss of the last {LAST_DAYS} days {losses[0]:.5f}, {kind} {losses[1]:.5f}" + (
+        "" if better else ": worse, so that the one in use stays"
+    )
+    whole = train(faults, ALL, "the store")
+    metrics = {**whole.metrics, "log_loss": losses[0], "log_loss_of_the_one_in_use": losses[1]}
+    model = replace(
+        whole, first_time=_iso(found.first_us), last_time=_iso(found.last_us), metrics=metrics
+    )
+    return Trained(model, better, words)
+
+
+def _loss(model: HazardModel, units: Units) -> float:
+    came: Floats = outcome_of(units, ALL)
+    chance = np.clip(model.probability(units.state, WINDOW_DAYS), CHANCE_MIN, 1.0 - CHANCE_MIN)
+    return float(-np.mean(came * np.log(chance) + (1.0 - came) * np.log1p(-chance)))
+
+
+def _iso(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _keep(connection: Any, now_us: int, done: Trained) -> None:
+    model = done.model
+    connection.execute(
+        _INSERT,
+        [
+            now_us, model.outcome, done.accepted, done.words, model.first_time, model.last_time,
+            model.nodes, model.faults, list(model.metrics), list(model.metrics.values()),
+            [{"told": told, "observed": came} for told, came in model.calibration],
+            model.to_text(),
+        ],
+    )  # fmt: skip

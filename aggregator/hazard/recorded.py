@@ -1,0 +1,105 @@
+"""The faults that a store has on record: findings that cost a host its state, merged into incidents.
+
+What a fault is, is told here alone: `recorded` trains from it, and judging keeps each host's incidents by `extend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .events import DAYS_MAX, NODES_MAX, EventsError, Faults
+
+DAY_US = 86_400_000_000
+#: So far back it is looked, and findings are kept; less far where that would be more hosts x days than this.
+DAYS_BACK_MAX, HOST_DAYS_MAX = 400, 1_500_000
+#: Findings of a host that begin within so long of each other, or while another stands, are one incident.
+INCIDENT_US = 600_000_000
+#: Of a host; the oldest beyond are let go.
+INCIDENTS_MAX = 1_000
+#: More findings than this are not read.
+ROWS_MAX = 1_000_000
+
+_FIRST = "SELECT epoch_us(min(time)) FROM scores WHERE time >= make_timestamp(?)"
+_HOSTS = "SELECT host FROM hosts WHERE simulated = ? ORDER BY node_index"
+_FINDINGS = (
+    "SELECT host, epoch_us(since), epoch_us(cleared) FROM (SELECT host, name, since, cleared FROM findings "
+    "UNION ALL FROM past_findings) WHERE since >= make_timestamp(?) "
+    "AND since < make_timestamp(?) AND list_contains(?, name) ORDER BY since"
+)
+
+
+class Incident(NamedTuple):
+    """One fault of a host, in microseconds since 1970."""
+
+    start_us: float
+    end_us: float  # +inf: it stands
+
+
+class Recorded(NamedTuple):
+    """Faults with the moment from which their days count."""
+
+    faults: Faults
+    first_us: int
+    last_us: int
+
+
+def extend(incidents: list[Incident], since_us: float, end_us: float) -> None:
+    """Add one finding to *incidents* of its host, all that began before it: part of the last, or a new one."""
+    last = incidents[-1] if incidents else None
+    if last is not None and since_us <= max(last.end_us, last.start_us + INCIDENT_US):
+        incidents[-1] = Incident(last.start_us, max(last.end_us, end_us))
+        return
+    incidents.append(Incident(since_us, end_us))
+    del incidents[:-INCIDENTS_MAX]
+
+
+def incidents_of(
+    connection: Any, names: Sequence[str], now_us: int, back_us: int | None = None
+) -> dict[str, list[Incident]]:
+    """Return the incidents of each host that had one, as they were known at *now_us*, in order.
+
+    *names*: findings that are faults; *back_us*: those that began since then. Raises EventsError if there are too many.
+    """
+    if back_us is None:
+        back_us = now_us - DAYS_BACK_MAX * DAY_US
+    query = connection.execute(f"{_FINDINGS} LIMIT {ROWS_MAX + 1}", [back_us, now_us, list(names)])
+    rows: list[tuple[str, int, int | None]] = query.fetchall()
+    if len(rows) > ROWS_MAX:
+        raise EventsError(f"more than {ROWS_MAX} findings are on record")
+    found: dict[str, list[Incident]] = {}
+    for host, since, cleared in rows:
+        is_open = cleared is None or cleared > now_us
+        extend(found.setdefault(host, []), since, inf if is_open else max(since, cleared or 0))
+    return found
+
+
+def recorded(connection: Any, names: Sequence[str], now_us: int, *, simulated: bool) -> Recorded:
+    """Return the faults of the real, or of the simulated, hosts up to *now_us*. Raises EventsError if there are too many.
+
+    *names*: findings that are faults. The recording begins with the first score or finding that is kept.
+    """
+    hosts = [host for (host,) in connection.execute(_HOSTS, [simulated]).fetchall()]
+    if len(hosts) > NODES_MAX:
+        raise EventsError(f"more than {NODES_MAX} hosts are on record")
+    back_us = now_us - min(DAYS_BACK_MAX, HOST_DAYS_MAX // max(1, len(hosts))) * DAY_US
+    by_host = incidents_of(connection, names, now_us, back_us)
+    found = [(at, *one) for at, host in enumerate(hosts) for one in by_host.get(host, ())]
+    ((scored,),) = connection.execute(_FIRST, [back_us]).fetchall()
+    first_us = int(min((start for _, start, _ in found), default=now_us))
+    if scored is not None:
+        first_us = min(first_us, scored)
+    spans = np.array(sorted(found, key=lambda one: one[1]), dtype=np.float64).reshape(-1, 3)
+    node, start, end = spans.T
+    faults = Faults(
+        tuple(hosts),
+        node.astype(np.intp),
+        (start - first_us) / DAY_US,
+        (end - first_us) / DAY_US,
+        np.ones(len(node), dtype=bool),
+        min(DAYS_MAX, (now_us - first_us) / DAY_US),
+    )
+    return Recorded(faults, first_us, now_us)

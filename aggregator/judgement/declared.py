@@ -1,0 +1,111 @@
+"""What people declared, applied to what rules see: noise weighs nothing, hosts in maintenance are MAINTENANCE.
+
+Nothing is hidden: noise stays in the evidence, with who said so, and a host in maintenance keeps its numbers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import lru_cache
+
+from ..declared.model import Declared, Override, Window
+from ..declared.moments import told
+from ..fleet.fleet import Fleet
+from ..verdicts import HostScore, Reason, State
+from .hosts import Hosts
+from .symptoms import Rule, Symptom
+
+#: States that say nothing of a host worth telling beside its maintenance.
+_QUIET = (State.HEALTHY, State.MAINTENANCE)
+#: Rules that are made for each code.
+FAMILIES = ("gpu.xid", "nvswitch.sxid")
+
+
+def without_noise(
+    fleet: Fleet, symptoms: Mapping[int, list[Symptom]], now_ns: int
+) -> dict[int, list[Symptom]]:
+    """Return *symptoms* by host, those that somebody declared to be noise as evidence that weighs nothing."""
+    if not fleet.declared.live_overrides(now_ns):
+        return dict(symptoms)
+    return {
+        host: [_weighed(fleet.declared, fleet.names[host], one, now_ns) for one in found]
+        for host, found in symptoms.items()
+    }
+
+
+def _weighed(declared: Declared, host: str, symptom: Symptom, now_ns: int) -> Symptom:
+    override = declared.override(
+        host,
+        symptom.rule.name,
+        now_ns,
+        signal=symptom.signal,
+        code=symptom.value,
+        device=symptom.device,
+    )
+    return symptom if override is None else quiet(symptom, override)
+
+
+def quiet(symptom: Symptom, override: Override) -> Symptom:
+    """Return *symptom* as something that is known and does not matter; its rule's `leave_seconds` do not hold it."""
+    words = f"taken as noise until {told(override.until_ns)}: {override.why} ({override.who})"
+    return replace(
+        symptom,
+        rule=replace(symptom.rule, leave_seconds=0.0),
+        state=State.HEALTHY,
+        reason=Reason.POLICY,
+        hazard_factor=1.0,
+        speed=1.0,
+        words=f"{symptom.words}; {words}",
+        clears=f"the override ends at {told(override.until_ns)} ({override.where})",
+    )
+
+
+def in_maintenance(fleet: Fleet, hosts: Hosts, now_ns: int) -> Hosts:
+    """Return *hosts*, those in a window as MAINTENANCE."""
+    windows = fleet.declared.maintained(fleet.names, now_ns)
+    return hosts.but({host: _maintained(hosts[host], one) for host, one in windows.items()})
+
+
+def _maintained(host: HostScore, window: Window) -> HostScore:
+    else_words = "" if host.state in _QUIET else f"; else {host.state.name}: {host.reason_words}"
+    return replace(
+        host,
+        state=State.MAINTENANCE,
+        reason=Reason.POLICY,
+        reason_words=f"maintenance until {told(window.end_ns)}: {window.why} ({window.who}){else_words}",
+        clears_when=f"the window ends at {told(window.end_ns)} ({window.where})",
+    )
+
+
+@lru_cache(maxsize=1)
+def rule_names() -> frozenset[str]:
+    """Return the names that an override may have."""
+    from . import rules
+
+    found: set[str] = set(FAMILIES)
+    for module in pkgutil.iter_modules(rules.__path__):
+        loaded = importlib.import_module(f".{module.name}", rules.__name__)
+        found |= {rule.name for value in vars(loaded).values() for rule in _rules_in(value, 0)}
+    return frozenset(found)
+
+
+def _rules_in(value: object, depth: int) -> Iterator[Rule]:
+    """Yield the rules that *value*, something of a module's, is or holds."""
+    if isinstance(value, Rule):
+        yield value
+    elif depth < 4 and not isinstance(value, type):
+        for part in _parts(value):
+            yield from _rules_in(part, depth + 1)
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, tuple | list):
+        return value
+    if isinstance(value, dict):
+        return value.values()
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, one.name) for one in fields(value)]
+    return ()

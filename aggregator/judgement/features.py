@@ -1,0 +1,105 @@
+"""What is known of a host when its hazard is told: what models are trained on, and what is kept beside it.
+
+One list of columns, `NAMES`: first those of `hazard.features`, which every model takes, then OBSERVED, which none
+does yet. Both are stored with each score, so that a later model can learn from them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..fleet.arrays import Floats
+from ..fleet.peers import slowest
+from ..hazard import features as learned
+from ..sql import quoted
+from ..verdicts import Evidence, Reason
+from .faults import Faults
+from .present import Present
+
+#: Units in the names, or: GPUs, errors and events within ten minutes, a ratio of its peers' pace, other hosts' faults.
+OBSERVED = (
+    "gpus", "corrected_errors", "remaps_waiting", "link_errors", "link_downs", "speed", "headroom_celsius",
+    "silent_seconds", "gpus_unread", "faults_of_others",
+)  # fmt: skip
+NAMES = (*learned.NAMES, *OBSERVED)
+COLUMN = {name: at for at, name in enumerate(NAMES)}
+
+_LINK_ERRORS = (("rdma_1s_changes", "symbol_errors"), ("nvlink_10s_changes", "crc_errors"))
+_REMAPS = ("remap_pending_state", "remap_failed_state", "remap_banks_none_count")
+
+
+def assemble(present: Present, faults: Faults, names: tuple[str, ...]) -> Floats:
+    """Return hosts x NAMES; NaN where something is not known: missing is not zero. *names*: of the hosts."""
+    fleet, now_us = present.fleet, present.now_ns // 1000
+    hosts, gpus = len(fleet), fleet.devices["gpu"]
+    observed: dict[str, Floats] = {
+        "gpus": fleet.gpus.astype(np.float64),
+        "corrected_errors": _worst(present, [("gpu_1s_changes", "ecc_corrected_volatile_errors")]),
+        "remaps_waiting": _remaps(present),
+        "link_errors": _worst(present, _LINK_ERRORS),
+        "link_downs": _worst(present, [("rdma_1s_changes", "link_downed_events")]),
+        "speed": slowest(present.speeds.relative, gpus.host, hosts),
+        "headroom_celsius": slowest(_headroom(present), gpus.host, hosts),
+        "silent_seconds": np.where(
+            np.isfinite(present.silent_seconds), present.silent_seconds, np.nan
+        ),
+        "gpus_unread": _unread(present),
+        "faults_of_others": faults.of_others(now_us),
+    }
+    beside = np.stack([observed[name] for name in OBSERVED], axis=1)
+    return np.hstack([learned.features_of(faults.state(names, now_us)), beside])
+
+
+def evidence_of(
+    at: int, host: str, value: float, delta: float, score_delta: float, at_ns: int
+) -> Evidence:
+    """Return the column *at*, of those that models take, as one contribution to the hazard of *host*."""
+    feature = learned.FEATURES[at]
+    return Evidence(
+        signal=f"hazard.{feature.name}",
+        device="host",
+        value=value,
+        unit=feature.unit,
+        normal=feature.normal,
+        log_hazard_delta=delta,
+        relative_speed_factor=1.0,
+        score_delta=score_delta,
+        reason=Reason.LEMON,
+        words=feature.said(value),
+        observed_ns=at_ns,
+        sql=f"SELECT name, since, cleared, words FROM findings WHERE host = {quoted(host)} ORDER BY since DESC",
+    )
+
+
+def _worst(
+    present: Present, counters: list[tuple[str, str]] | tuple[tuple[str, str], ...]
+) -> Floats:
+    """Return the most that any device of each host counted within ten minutes."""
+    worst = np.zeros(len(present.fleet))
+    for table, column in counters:
+        rows, events = present.counting(table, column, 0.1, slow=True)
+        np.maximum.at(worst, present.fleet.tables[table].devices.host[rows], events)
+    return worst
+
+
+def _remaps(present: Present) -> Floats:
+    waiting = np.zeros(present.fleet.devices["gpu"].count, dtype=bool)
+    for column in _REMAPS:
+        waiting[present.where("gpu_10s_changes", column, lambda cells: cells > 0)] = True
+    hosts = present.fleet.devices["gpu"].host[waiting]
+    return np.bincount(hosts, minlength=len(present.fleet)).astype(np.float64)
+
+
+def _headroom(present: Present) -> Floats:
+    die = present.gauge("gpu_1s", "temperature_celsius")
+    own = present.gauge("gpu_1s", "temperature_margin_celsius")
+    return np.where(
+        np.isfinite(own), own, present.gauge("gpu_10s", "temperature_slowdown_celsius") - die
+    )
+
+
+def _unread(present: Present) -> Floats:
+    fresh = present.fleet.devices["gpu"].host[present.fresh("gpu_1s")]
+    read = np.bincount(fresh, minlength=len(present.fleet))[: len(present.fleet)]
+    missing = np.maximum(present.fleet.gpus - read, 0).astype(np.float64)
+    return np.where(present.awake, missing, np.nan)

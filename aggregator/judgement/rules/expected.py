@@ -1,0 +1,156 @@
+"""Hosts that are not made as they should be: fewer GPUs, another driver, a narrower slot than was declared.
+
+What a host did not say is no difference: missing is not zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...declared.differences import Difference
+from ...declared.model import Expected
+from ...fleet.arrays import Flags, Floats
+from ...sql import quoted
+from ...verdicts import Reason, State
+from ..present import Present
+from ..symptoms import Rule, Symptom
+
+#: Time for an inventory to be whole after a boot or a start of the agent (assumed).
+SETTLING_SECONDS = 60.0
+#: A port's speed is what was declared when it is within this share of it: drivers round.
+SPEED_SHARE = 0.99
+ACTIVE = 4
+
+
+def differences(present: Present) -> Iterator[Symptom]:
+    """Name what each host lacks, or has too much, by what was declared for its model."""
+    fleet = present.fleet
+    if not fleet.declared.expectations:
+        return
+    fleet.expecting.renew(fleet.declared, fleet.told, fleet.names)
+    expected = fleet.expecting.expected
+    for host, found in fleet.expecting.differences.items():
+        if present.awake[host]:
+            for one in found:
+                yield _symptom(host, one, expected[host])
+    for host, one in (*_ports(present), *_links(present), *_slots(present)):
+        yield _symptom(host, one, expected[host])
+
+
+def _symptom(host: int, one: Difference, expected: Expected) -> Symptom:
+    return Symptom(
+        rule=_RULES[one.item],
+        host=host,
+        device="host",
+        signal=f"expected.{one.item}",
+        value=one.has,
+        normal=one.normal,
+        words=f"{one.words} ({expected.name}, {expected.where})",
+        sql=one.sql,
+        clears=f"it has {one.normal}, or {expected.where} says otherwise",
+    )
+
+
+Found = Iterator[tuple[int, Difference]]
+
+
+def _ports(present: Present) -> Found:
+    """RDMA ports that are up: how many, and how fast."""
+    if not _is_asked(present, "rdma_ports", "rdma_port_gigabits_per_second"):
+        return
+    state = present.state("rdma_1s", "port_state")
+    up = _count(present, "rdma_1s", state == ACTIVE)
+    known = _count(present, "rdma_1s", present.known("rdma_1s", "port_state")) > 0
+    wanted = present.fleet.expecting.wanted("rdma_ports")
+    for host in np.flatnonzero(known & (up != wanted) & np.isfinite(wanted)).tolist():
+        words = f"{up[host]:g} RDMA ports are up, {wanted[host]:g} expected"
+        sql = f"SELECT * FROM ops.ports WHERE host = {quoted(present.fleet.names[host])}"
+        yield host, Difference("rdma_ports", float(up[host]), f"{wanted[host]:g} up", words, sql)
+    rate = present.gauge("rdma_1s", "rate_bytes_per_second") * 8 / 1e9
+    slowest = _least(present, "rdma_1s", np.where(state == ACTIVE, rate, np.nan))
+    wanted = present.fleet.expecting.wanted("rdma_port_gigabits_per_second")
+    for host in np.flatnonzero(slowest < SPEED_SHARE * wanted).tolist():
+        words = f"an RDMA port runs at {slowest[host]:.0f} Gb/s, {wanted[host]:g} expected"
+        normal = f"at least {wanted[host]:g} Gb/s"
+        sql = f"SELECT * FROM ops.ports WHERE host = {quoted(present.fleet.names[host])}"
+        item = "rdma_port_gigabits_per_second"
+        yield host, Difference(item, float(slowest[host]), normal, words, sql)
+
+
+def _links(present: Present) -> Found:
+    """NVLinks that are up, of all GPUs of a host together."""
+    if not _is_asked(present, "nvlinks_per_gpu"):
+        return
+    table = "nvlink_10s_changes"
+    up = _count(present, table, present.state(table, "link_state") > 0)
+    known = _count(present, table, present.known(table, "link_state")) > 0
+    gpus = present.fleet.gpus
+    wanted = present.fleet.expecting.wanted("nvlinks_per_gpu") * gpus
+    for host in np.flatnonzero(known & (up < wanted)).tolist():
+        words = f"{up[host]:g} NVLinks of {gpus[host]} GPUs are up, {wanted[host]:g} expected"
+        sql = (
+            f"SELECT device, link_state, time FROM latest.{table} "
+            f"WHERE host = {quoted(present.fleet.names[host])} ORDER BY link_state, device"
+        )
+        yield host, Difference("nvlinks_up", float(up[host]), f"{wanted[host]:g} up", words, sql)
+
+
+def _slots(present: Present) -> Found:
+    """The PCIe link that GPU and slot could have."""
+    for item, column, noun in (
+        ("gpu_pcie_width_lanes", "pcie_width_max_lanes", "PCIe lanes"),
+        ("gpu_pcie_generation", "pcie_generation_max_number", "as PCIe generation"),
+    ):
+        if not _is_asked(present, item):
+            continue
+        wanted = present.fleet.expecting.wanted(item)
+        has = _least(present, "gpu_10s", present.gauge("gpu_10s", column))
+        for host in np.flatnonzero(has < wanted).tolist():
+            words = f"a GPU has {has[host]:g} {noun} at best, {wanted[host]:g} expected"
+            sql = (
+                f"SELECT device, {column}, time FROM latest.gpu_10s "
+                f"WHERE host = {quoted(present.fleet.names[host])} ORDER BY {column}, device"
+            )
+            yield host, Difference(item, float(has[host]), f"{wanted[host]:g}", words, sql)
+
+
+def _is_asked(present: Present, *items: str) -> bool:
+    """Say whether any of *items* is declared of any host: their tables are large."""
+    return any(np.isfinite(present.fleet.expecting.wanted(item)).any() for item in items)
+
+
+def _count(present: Present, table: str, which: Flags) -> Floats:
+    """Return how many of each host's devices are of *which*."""
+    hosts = present.fleet.tables[table].devices.host
+    return np.bincount(hosts[which], minlength=len(present.fleet)).astype(np.float64)
+
+
+def _least(present: Present, table: str, values: Floats) -> Floats:
+    """Return the least of each host's *values*; NaN where it has none."""
+    least = np.full(len(present.fleet), np.inf)
+    known = np.isfinite(values)
+    np.minimum.at(least, present.fleet.tables[table].devices.host[known], values[known])
+    return np.where(np.isfinite(least), least, np.nan)
+
+
+def _rule(item: str) -> Rule:
+    return Rule(
+        f"hardware.unexpected.{item}",
+        State.WATCH,
+        Reason.POLICY,
+        "the host has what was declared",
+        enter_seconds=SETTLING_SECONDS,
+        leave_seconds=5.0,
+    )
+
+
+_RULES = {
+    item: _rule(item)
+    for item in (
+        "gpus", "model", "gpu_memory_gigabytes_min", "gpu_pcie_width_lanes", "gpu_pcie_generation",
+        "nvlinks_per_gpu", "nvlinks_up", "rdma_ports", "rdma_port_gigabits_per_second", "numa_nodes",
+        "cpu_cores", "memory_gigabytes_min", "nvme_drives", "nvidia_drivers", "kernels", "vbioses",
+    )
+}  # fmt: skip

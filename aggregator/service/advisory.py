@@ -1,0 +1,258 @@
+"""AdvisoryService: what is advised, as it changes, and who answers it. Limits of each field are said in words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from ...fingerprints.wire import advisory_pb2
+from ...fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceServicer
+from ..access.caller import Caller, caller
+from ..advice.advisory import Advisory, State
+from ..advice.book import Book
+from ..advice.events import Acked
+from ..advice.feed import WATCHERS_MAX, Change
+from ..advice.limits import SECOND_NS
+from ..advice.whatif import Report
+from ..refusals import Invalid, NotFound, TooMuch
+from ..verdicts import Reason
+from .score import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX, node_of, timestamp
+
+PREFIX = "advisories/"
+NAME_CHARACTERS_MAX = 32
+TOKEN_CHARACTERS_MAX = 64
+ETAG_CHARACTERS_MAX = 64
+ACTOR_CHARACTERS_MAX = 128
+NOTE_CHARACTERS_MAX = 500
+#: Episodes of a rule that are told one by one.
+EPISODES_MAX = 1000
+
+
+class AdvisoryService(AdvisoryServiceServicer):
+    """Four calls of grpc.aio. A `Refusal` becomes its status at the edge."""
+
+    def __init__(self, book: Book, wall_ns: Callable[[], int]) -> None:
+        self._book, self._wall_ns = book, wall_ns
+        self._evaluating = False
+
+    async def WatchAdvisories(
+        self, request: advisory_pb2.WatchAdvisoriesRequest, context: Any
+    ) -> AsyncIterator[advisory_pb2.AdvisoryEvent]:
+        """Yield what is open, or what came after the token, then each change. Raises Invalid, TooMuch."""
+        feed = self._book.feed
+        number = _number(request.resume_token, feed.begun_ms)
+        if feed.watchers >= WATCHERS_MAX:
+            raise TooMuch(f"{WATCHERS_MAX} watch advice already; one of them has to end")
+        feed.watchers += 1
+        try:
+            async for change in feed.watch(number):
+                yield self._event(change, feed.begun_ms)
+        finally:
+            feed.watchers -= 1
+
+    def _event(self, change: Change, begun_ms: int) -> advisory_pb2.AdvisoryEvent:
+        token = f"{begun_ms}-{change.number}"
+        if change.advisory is None:
+            now = timestamp(self._wall_ns())
+            return advisory_pb2.AdvisoryEvent(resume_token=token, bookmark=now)
+        return advisory_pb2.AdvisoryEvent(resume_token=token, advisory=message(change.advisory))
+
+    async def ListAdvisories(
+        self, request: advisory_pb2.ListAdvisoriesRequest, context: Any
+    ) -> advisory_pb2.ListAdvisoriesResponse:
+        """Return a page, newest first. Raises Invalid."""
+        size = request.page_size or PAGE_SIZE_DEFAULT
+        if not 1 <= size <= PAGE_SIZE_MAX:
+            raise Invalid(
+                "page_size", f"{size}, expected 1 to {PAGE_SIZE_MAX}, or 0 for the default"
+            )
+        node = node_of(request.node) if request.node else ""
+        before = _page(request.page_token)
+        found = [
+            one for one in self._book.all_known()
+            if (one.is_open or request.show_ended) and (not node or node in one.hosts)
+            and number_of(one.name) < before
+        ]  # fmt: skip
+        found.sort(key=lambda one: -number_of(one.name))
+        page = found[:size]
+        more = len(found) > size
+        return advisory_pb2.ListAdvisoriesResponse(
+            advisories=map(message, page),
+            next_page_token=str(number_of(page[-1].name)) if more else "",
+            withheld_reason=self._withheld(),
+        )
+
+    def _withheld(self) -> str:
+        memory = self._book.machine.memory
+        if self._book.shadow:
+            return "advice is in shadow mode (advice_shadow): see ops.advice_shadow"
+        if memory.frozen:
+            return f"the fleet's picture is in doubt: {memory.frozen}"
+        if memory.fuse.position != "closed":
+            return f"the breaker is {memory.fuse.position}: so much was advised, or failed, lately"
+        return ""
+
+    async def GetAdvisory(
+        self, request: advisory_pb2.GetAdvisoryRequest, context: Any
+    ) -> advisory_pb2.Advisory:
+        """Return one. Raises Invalid, NotFound."""
+        return message(self._known(request.name))
+
+    async def AckAdvisory(
+        self, request: advisory_pb2.AckAdvisoryRequest, context: Any
+    ) -> advisory_pb2.Advisory:
+        """Take an answer. Raises Invalid, NotFound, Changed, OutOfDate, NotAllowed, NotReady."""
+        bounded("etag", request.etag, ETAG_CHARACTERS_MAX)
+        bounded("actor", request.actor, ACTOR_CHARACTERS_MAX)
+        bounded("note", request.note, NOTE_CHARACTERS_MAX)
+        if not request.actor:
+            raise Invalid("actor", f"who answers, in 1 to {ACTOR_CHARACTERS_MAX} characters")
+        try:
+            to = State(request.new_state)
+        except ValueError:
+            raise Invalid(
+                "new_state", f"{request.new_state}: ACCEPTED, REJECTED, DEFERRED, DONE or FAILED"
+            ) from None
+        name = name_of(request.name)
+        until = time_ns_of("defer_until_time", request.defer_until_time)
+        answered = await self._book.answer(
+            Acked(
+                self._wall_ns(), name, to, signed(caller(context), request.actor), request.note,
+                request.etag, until,
+            )
+        )  # fmt: skip
+        return message(answered)
+
+    async def EvaluateRule(
+        self, request: advisory_pb2.EvaluateRuleRequest, context: Any
+    ) -> advisory_pb2.EvaluateRuleResponse:
+        """Return what a rule would have advised. Raises Invalid, TooMuch."""
+        if self._evaluating:
+            raise TooMuch("another rule is being evaluated; try again when it is done", 5.0)
+        self._evaluating = True
+        try:
+            now_ns = self._wall_ns()
+            report = await asyncio.to_thread(self._book.what_if, request.rule, request.days, now_ns)
+        finally:
+            self._evaluating = False
+        return _evaluated(report)
+
+    def _known(self, name: str) -> Advisory:
+        found = self._book.known(name_of(name))
+        if found is None:
+            raise NotFound(f"no advisory {name!r} is known, or it ended more than a day ago")
+        return found
+
+
+def _evaluated(report: Report) -> advisory_pb2.EvaluateRuleResponse:
+    advised = {(at_ns, subject) for at_ns, subject, _ in report.advised}
+    subjects = {subject for _, subject in advised}
+    costs = [one.case.price for one in report.episodes]
+    return advisory_pb2.EvaluateRuleResponse(
+        episodes=[
+            advisory_pb2.RuleEpisode(
+                node=f"nodes/{one.case.host}", start_time=timestamp(one.first_ns),
+                end_time=timestamp(one.last_ns), action=_enum(one.case.action),
+                advised=f"host {one.case.host}" in subjects, words=one.case.words,
+                followed_by_fault=one.faulty_ns > 0,
+            )
+            for one in report.episodes[-EPISODES_MAX:]
+        ],
+        episodes_count=len(report.episodes), advised_count=len(report.advised),
+        held_back_count=report.held_back, nodes_at_once_max=report.at_once_max,
+        followed_count=sum(one.faulty_ns > 0 for one in report.episodes),
+        acting_gpu_hours=sum(one.acting_gpu_hours for one in costs),
+        waiting_gpu_hours=sum(one.waiting_gpu_hours for one in costs),
+    )  # fmt: skip
+
+
+def signed(who: Caller, actor: str) -> str:
+    """Return *actor* with the login that it came by: another login does not end what it began."""
+    return f"{who.role} {who.name}/{actor}"[:ACTOR_CHARACTERS_MAX] if who.known else actor
+
+
+def number_of(name: str) -> int:
+    """Return the number of an advisory: higher is later."""
+    return int(name[1:])
+
+
+def name_of(resource: str) -> str:
+    name = resource.removeprefix(PREFIX)
+    digits = name[1:]
+    if (
+        not resource.startswith(PREFIX)
+        or len(resource) > NAME_CHARACTERS_MAX
+        or not (name.startswith("a") and digits.isascii() and digits.isdecimal())
+    ):
+        raise Invalid("name", f"{resource[:80]!r}, expected {PREFIX}a12")
+    return name
+
+
+def bounded(field: str, text: str, characters_max: int) -> None:
+    if len(text) > characters_max:
+        raise Invalid(field, f"{len(text)} characters, at most {characters_max}")
+    if not (text or "-").isprintable():
+        raise Invalid(field, "one line of printable characters")
+
+
+def time_ns_of(field: str, time: Timestamp) -> int:
+    if not 0 <= time.seconds < 1 << 33 or not 0 <= time.nanos < SECOND_NS:
+        raise Invalid(field, "expected a time from 1970 to 2242")
+    return time.seconds * SECOND_NS + time.nanos
+
+
+def _page(token: str) -> int:
+    if not token:
+        return 1 << 62
+    if not (token.isascii() and token.isdecimal() and len(token) < 19):
+        raise Invalid("page_token", "expected what the page before gave")
+    return int(token)
+
+
+def _number(token: str, begun_ms: int) -> int | None:
+    """Return where to go on; None: with all that is open. Raises Invalid."""
+    if not token:
+        return None
+    begun, dash, number = token.partition("-")
+    digits = (begun + number).isascii() and begun.isdecimal() and number.isdecimal()
+    if not dash or not digits or len(token) > TOKEN_CHARACTERS_MAX:
+        raise Invalid("resume_token", "expected the token of an earlier event, or none")
+    if int(begun) != begun_ms:
+        return None  # of a start before: what is open tells more than what is gone
+    return int(number)
+
+
+def message(one: Advisory) -> advisory_pb2.Advisory:
+    """Return *one* as the wire has it."""
+    said = advisory_pb2.Advisory(
+        name=f"{PREFIX}{one.name}", subject=one.subject,
+        nodes=[f"nodes/{host}" for host in one.hosts], devices=one.devices,
+        action=_enum(one.action), then_action=_enum(one.then or 0), scope=one.scope.value,
+        basis=_enum(one.basis), reason=_enum(Reason.__members__.get(one.reason, Reason.NONE)),
+        reason_text=one.words, confidence=one.confidence, hazard_per_hour=one.hazard_per_hour,
+        cost_of_waiting_gpu_hours=one.price.waiting_gpu_hours,
+        cost_of_acting_gpu_hours=one.price.acting_gpu_hours, arithmetic=one.price.arithmetic,
+        state=_enum(one.state), state_text=one.state_words, etag=one.etag, owner=one.owner,
+        fencing_token=one.token, workload=one.job, count=one.count,
+        propose_time=timestamp(one.proposed_ns), expire_time=timestamp(one.expires_ns),
+        update_time=timestamp(one.changed_ns),
+    )  # fmt: skip
+    optional = {
+        "act_by_time": one.price.act_by_ns,
+        "lease_expire_time": one.lease_until_ns,
+        "defer_until_time": one.deferred_until_ns,
+    }
+    for field, time_ns in optional.items():
+        if time_ns:
+            getattr(said, field).CopyFrom(timestamp(time_ns))
+    if one.checkpoint_seconds:
+        said.checkpoint_interval.FromMilliseconds(int(1000 * one.checkpoint_seconds))
+    return said
+
+
+def _enum(value: int) -> Any:
+    """Return an enumerated value as protobuf takes it: its stubs know no IntEnum."""
+    return int(value)

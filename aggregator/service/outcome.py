@@ -1,0 +1,105 @@
+"""OutcomeService: what happened, as schedulers tell it. It is kept with what our scores had expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+from ...fingerprints.wire import outcome_pb2
+from ...fingerprints.wire.outcome_pb2_grpc import OutcomeServiceServicer
+from ..access.caller import caller
+from ..advice.book import Book, Happened
+from ..advice.limits import HOUR_NS, SECOND_NS
+from ..refusals import Invalid
+from ..store.records import time_us
+from .advisory import bounded, name_of, signed, time_ns_of
+from .score import node_of
+
+OUTCOMES_MAX = 1000
+NODES_MAX = 4096
+#: Of all outcomes of a call together.
+NODES_OF_ALL_MAX = 100_000
+NODE_CHARACTERS_MAX = 260
+ID_CHARACTERS_MAX = 128
+WORKLOAD_CHARACTERS_MAX = 256
+END_REASON_CHARACTERS_MAX = 200
+LOST_GPU_HOURS_MAX = 1e9
+SECONDS_MAX = 366 * 86_400
+
+
+class OutcomeService(OutcomeServiceServicer):
+    """One call of grpc.aio. A `Refusal` becomes its status at the edge."""
+
+    def __init__(self, book: Book, wall_ns: Callable[[], int]) -> None:
+        self._book, self._wall_ns = book, wall_ns
+
+    async def ReportOutcomes(
+        self, request: outcome_pb2.ReportOutcomesRequest, context: Any
+    ) -> outcome_pb2.ReportOutcomesResponse:
+        """Keep them, all or none. Raises Invalid, NotReady."""
+        told = request.outcomes
+        if not 1 <= len(told) <= OUTCOMES_MAX:
+            raise Invalid("outcomes", f"{len(told)}, expected 1 to {OUTCOMES_MAX}")
+        if sum(len(one.nodes) for one in told) > NODES_OF_ALL_MAX:
+            raise Invalid(
+                "outcomes", f"more than {NODES_OF_ALL_MAX} nodes in all; tell them in parts"
+            )
+        for at, one in enumerate(told):
+            _check(at, one)
+        spans = [
+            (at, node_of(node), *_span(one)) for at, one in enumerate(told) for node in one.nodes
+        ]
+        expected = await self._book.expected(spans)
+        reporter = signed(caller(context), "scheduler")
+        rows = [self._row(one, expected.get(at), reporter) for at, one in enumerate(told)]
+        new = await self._book.take_outcomes(rows)
+        return outcome_pb2.ReportOutcomesResponse(accepted_count=new, known_count=len(rows) - new)
+
+    def _row(self, one: outcome_pb2.Outcome, expected: float | None, reporter: str) -> Happened:
+        advisory = name_of(one.advisory) if one.advisory else ""
+        known = self._book.known(advisory) if advisory else None
+        begun, ended = _span(one)
+        blamed = node_of(one.blamed_node) if one.blamed_node else ""
+        row = (
+            time_us(self._wall_ns()), one.outcome_id, advisory, reporter, one.workload,
+            [node_of(node) for node in one.nodes], time_us(begun), time_us(ended), one.interrupted,
+            blamed, one.end_reason, one.advice_followed, one.lost_gpu_hours,
+            (ended - begun) / HOUR_NS * len(one.nodes), expected, known.reason if known else "",
+        )  # fmt: skip
+        return Happened(one.outcome_id, one.interrupted, expected, row)
+
+
+def _check(at: int, one: outcome_pb2.Outcome) -> None:
+    """Raise Invalid with the field's place among all."""
+    try:
+        _check_one(one)
+    except Invalid as error:
+        field, _, words = str(error).partition(": ")
+        raise Invalid(f"outcomes[{at}].{field}", words) from None
+
+
+def _check_one(one: outcome_pb2.Outcome) -> None:
+    if not one.outcome_id:
+        raise Invalid("outcome_id", f"expected 1 to {ID_CHARACTERS_MAX} characters of yours")
+    bounded("outcome_id", one.outcome_id, ID_CHARACTERS_MAX)
+    bounded("workload", one.workload, WORKLOAD_CHARACTERS_MAX)
+    bounded("end_reason", one.end_reason, END_REASON_CHARACTERS_MAX)
+    if not 1 <= len(one.nodes) <= NODES_MAX:
+        raise Invalid("nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
+    if not (isfinite(one.lost_gpu_hours) and 0 <= one.lost_gpu_hours <= LOST_GPU_HOURS_MAX):
+        raise Invalid("lost_gpu_hours", f"{one.lost_gpu_hours}, expected 0 to 1e9")
+    for node in (*one.nodes, *filter(None, [one.blamed_node])):
+        bounded("nodes", node, NODE_CHARACTERS_MAX)
+        node_of(node)
+    if one.advisory:
+        name_of(one.advisory)
+    _span(one)
+
+
+def _span(one: outcome_pb2.Outcome) -> tuple[int, int]:
+    begun = time_ns_of("start_time", one.start_time)
+    ended = time_ns_of("end_time", one.end_time)
+    if not begun or not begun < ended <= begun + SECONDS_MAX * SECOND_NS:
+        raise Invalid("end_time", "expected later than start_time, by a year at most")
+    return begun, ended

@@ -1,0 +1,50 @@
+-- What was advised, decided and what came of it. `ops.advisories` is another thing: what the policy recommends for
+-- what stands now, decided by nobody.
+CREATE OR REPLACE VIEW ops.advice AS
+SELECT
+    advisory, subject, action, then_action, scope, state, state_words, waiting_gpu_hours,
+    acting_gpu_hours, act_by, words, reason, basis, confidence, owner, proposed, expires,
+    time AS changed, hosts, devices, job, count, arithmetic, hazard_per_hour, shadow
+FROM main.advisories
+QUALIFY row_number() OVER (PARTITION BY advisory ORDER BY revision DESC) = 1
+ORDER BY state NOT IN ('PROPOSED', 'ACCEPTED', 'DEFERRED'), proposed DESC, advisory;
+COMMENT ON VIEW ops.advice IS
+    'every advisory as it is now, open ones first, with its price and how that came about: SELECT advisory, subject, action, state, waiting_gpu_hours, acting_gpu_hours FROM ops.advice';
+
+CREATE OR REPLACE VIEW ops.advice_history AS
+SELECT time, number, kind, advisory, host, words, body, shadow
+FROM main.advice_decisions ORDER BY time DESC, number DESC;
+COMMENT ON VIEW ops.advice_history IS
+    'every decision about advice with its reason, newest first; HeldBack: called for, and not given: SELECT time, kind, advisory, host, words FROM ops.advice_history';
+
+CREATE OR REPLACE VIEW ops.advice_shadow AS
+SELECT
+    action, reason, count(*) AS advisories, count(DISTINCT subject) AS subjects,
+    sum(waiting_gpu_hours) AS waiting_gpu_hours, sum(acting_gpu_hours) AS acting_gpu_hours,
+    min(proposed) AS first, max(proposed) AS last
+FROM ops.advice WHERE shadow
+GROUP BY action, reason ORDER BY advisories DESC, action, reason;
+COMMENT ON VIEW ops.advice_shadow IS
+    'what would have been advised in shadow mode (advice_shadow), and at what price: FROM ops.advice_shadow';
+
+CREATE OR REPLACE VIEW ops.outcomes AS
+SELECT
+    o.time, o.outcome, o.advisory, a.action, a.subject, o.followed, o.interrupted, o.blamed_host,
+    o.end_reason, o.lost_gpu_hours, a.waiting_gpu_hours, a.acting_gpu_hours,
+    o.lost_gpu_hours - least(a.waiting_gpu_hours, a.acting_gpu_hours) AS regret_gpu_hours,
+    o.job, o.hosts, o.started, o.ended, o.reporter, o.host_hours, o.expected_interruptions
+FROM main.outcomes AS o LEFT JOIN ops.advice AS a USING (advisory)
+ORDER BY o.time DESC, o.outcome;
+COMMENT ON VIEW ops.outcomes IS
+    'what happened after advice: followed or not, what it cost, and regret: how much more than the cheaper of acting and waiting was said to cost: SELECT advisory, followed, interrupted, regret_gpu_hours FROM ops.outcomes';
+
+-- Of a Gamma prior worth one interruption: few outcomes move a hazard little.
+CREATE OR REPLACE VIEW ops.hazard_calibration AS
+SELECT
+    count(*) AS outcomes, sum(host_hours) AS host_hours,
+    count(*) FILTER (WHERE interrupted) AS interruptions,
+    sum(expected_interruptions) AS expected,
+    (1 + count(*) FILTER (WHERE interrupted)) / (1 + coalesce(sum(expected_interruptions), 0)) AS factor
+FROM main.outcomes WHERE expected_interruptions IS NOT NULL;
+COMMENT ON VIEW ops.hazard_calibration IS
+    'interruptions that schedulers reported against those that scores had expected; factor: by how much hazards were too small: FROM ops.hazard_calibration';

@@ -1,0 +1,63 @@
+-- What people declared: where hosts stand, what they must have, maintenance, noise, thresholds.
+CREATE OR REPLACE VIEW ops.declared AS
+SELECT number = max(number) OVER () AS in_force, number, taken, files, hash, notes
+FROM main.declared_versions ORDER BY number DESC;
+COMMENT ON VIEW ops.declared IS
+    'versions of what was declared, the one in force first; why a newer one was not taken is a finding of (aggregator): SELECT number, taken, files FROM ops.declared WHERE in_force';
+
+CREATE OR REPLACE VIEW ops.maintenance AS
+SELECT
+    CASE WHEN ops.taken() < begins THEN 'coming' WHEN ops.taken() < ends THEN 'now' ELSE 'over' END AS state,
+    hosts, begins, ends, who, why, said_at
+FROM main.declared_windows ORDER BY begins, hosts;
+COMMENT ON VIEW ops.maintenance IS
+    'maintenance windows: their hosts are MAINTENANCE from begins to ends: FROM ops.maintenance WHERE state <> ''over''';
+
+CREATE OR REPLACE VIEW ops.overrides AS
+SELECT
+    CASE WHEN ops.taken() >= until THEN 'over' WHEN ops.taken() < since THEN 'coming' ELSE 'now' END AS state,
+    what, hosts, since, until, who, why, said_at
+FROM main.declared_overrides ORDER BY until, what;
+COMMENT ON VIEW ops.overrides IS
+    'what somebody declared to be noise: it stays in the evidence and weighs nothing: SELECT what, hosts, until, why FROM ops.overrides';
+
+CREATE OR REPLACE VIEW ops.thresholds AS
+SELECT name, value, default_value, value <> default_value AS is_declared, low, high, unit, tells
+FROM main.declared_thresholds ORDER BY name;
+COMMENT ON VIEW ops.thresholds IS
+    'numbers that rules decide by, and between what they may be declared: SELECT name, value, low, high FROM ops.thresholds';
+
+CREATE OR REPLACE VIEW ops.expected AS
+SELECT name, model, hosts, item, value, tells, said_at FROM main.declared_expected ORDER BY said_at, name, item;
+COMMENT ON VIEW ops.expected IS
+    'what hosts must have, by the model of their GPUs or by name: SELECT name, item, value FROM ops.expected';
+
+CREATE OR REPLACE VIEW ops.unexpected AS
+SELECT host, subject[15:] AS item, words, since, clears_when
+FROM main.findings
+WHERE cleared IS NULL AND name = 'hardware.unexpected' ORDER BY host, item;
+COMMENT ON VIEW ops.unexpected IS
+    'hosts that are not made as they should be, and how: FROM ops.unexpected';
+
+CREATE OR REPLACE VIEW ops.places AS
+SELECT
+    host,
+    max(value) FILTER (field = 'rack') AS rack,
+    max(value) FILTER (field = 'power_domain') AS power_domain,
+    max(value) FILTER (field = 'cooling_domain') AS cooling_domain,
+    max(value) FILTER (field = 'leaf') AS leaf,
+    max(value) FILTER (field = 'spine') AS spine,
+    max(value) FILTER (field = 'core') AS core,
+    max(value) FILTER (field = 'nvlink_domain') AS nvlink_domain,
+    max(value) FILTER (field = 'nvlink_subdomain') AS nvlink_subdomain,
+    string_split(max(value) FILTER (field = 'rails'), ' ') AS rails
+FROM main.declared_places WHERE counts GROUP BY host ORDER BY host;
+COMMENT ON VIEW ops.places IS
+    'where each host stands, as far as anybody has said: SELECT host, rack, power_domain, leaf, spine FROM ops.places LIMIT 3';
+
+CREATE OR REPLACE VIEW ops.place_sources AS
+SELECT host, field, value, source, said_at, counts,
+    count(DISTINCT value) OVER (PARTITION BY host, field) > 1 AS disputed
+FROM main.declared_places ORDER BY host, field, counts DESC;
+COMMENT ON VIEW ops.place_sources IS
+    'who says where a host stands (a file, Topograph, its labels, its hardware), whose word counts, and where they disagree: FROM ops.place_sources WHERE disputed';

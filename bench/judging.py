@@ -1,0 +1,181 @@
+"""Judging 10,000 hosts of 8 GPUs every second: cores, and the ratio to one numpy pass over the same arrays.
+
+A process of its own fills the arrays of a fleet directly, with the devices of `fleet_memory`, and moves them on between
+two judgements as a second of frames would: all that is told each second, a tenth of what comes every ten, and of what
+comes on change the keyframes (a sixtieth). What is measured is all that judging does with them: counters brought up to
+date, rules, scores, columns, and which scores to write. The floor reads every cell that is kept once.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from .fleet_memory import DEVICES, GPUS, LIMIT_BYTES, LINKS, SECOND_NS, _names
+from .measure import Result
+
+HOSTS, SECONDS = 10_000, 30
+#: Of one core, at the most; and so many times one pass over the same arrays.
+CORES_MAX, PASSES_MAX = 0.25, 10.0
+START_NS = 1_700_000_000 * SECOND_NS
+UPTIME_NS = 100_000 * SECOND_NS
+#: Every thousandth host has a GPU that is slow and hot: a fleet has always some.
+SLOW_EVERY_HOSTS = 1000
+GAUGES = {
+    "sm_clock_hertz": 1.7e9, "power_watts": 550.0, "power_limit_watts": 700.0, "utilization_ratio": 0.98,
+    "temperature_celsius": 62.0, "temperature_slowdown_celsius": 89.0, "memory_temperature_celsius": 80.0,
+    "temperature_margin_celsius": 25.0, "sm_clock_max_hertz": 1.98e9, "size_bytes": 5e11, "available_bytes": 2e11,
+    "pcie_width_lanes": 16.0, "pcie_width_max_lanes": 16.0, "link_width_lanes": 16.0, "link_width_max_lanes": 16.0,
+}  # fmt: skip
+ERRORS = ("_errors", "_events", "_frames")
+STATES = {"port_state": 4, "physical_state": 5, "carrier_state": 1, "link_state": 1,
+          "registration_state": 3, "synchronised_state": 1}  # fmt: skip
+
+
+def fill(hosts: int) -> Any:
+    """Return a fleet of *hosts* hosts, each of which was heard once."""
+    from gangline.aggregator.fleet.fleet import Fleet
+
+    fleet = Fleet()
+    kinds = [
+        kind for kind in DEVICES if kind in fleet.devices and kind != "probe"
+    ]  # only of the sick
+    first = {table.devices.kind: table for table in fleet.tables.values() if table.is_kept}
+    for host in range(hosts):
+        named = _names(host)
+        fleet.register(
+            f"host-{host:05d}", simulated=False, boot_id=bytes(16), devices=_inventory(named)
+        )
+        for kind in kinds:
+            if kind in first:
+                first[kind].places(host, tuple(named[kind]))
+    fleet._boottime_ns[:hosts] = UPTIME_NS
+    fleet._booted_ns[:hosts] = START_NS - UPTIME_NS
+    fleet._first_ns[:hosts] = fleet._heard_ns[:hosts] = START_NS
+    for table in fleet.tables.values():
+        if table.is_kept and table.name != "gpu_1s_probe":
+            _furnish(table, fleet)
+    return fleet
+
+
+def _inventory(named: dict[str, list[str]]) -> list[Any]:
+    """Return the GPUs of a host, each below three ports of PCI Express."""
+    from gangline.fingerprints.wire.telemetry_pb2 import Device
+
+    found = []
+    for at, key in enumerate(named["gpu"]):
+        address, *parents = named["pcie"][4 * at : 4 * at + 4]
+        found.append(
+            Device(kind="gpu", key=key, attributes={"name": "H100", "pci_address": address})
+        )
+        found.append(Device(kind="pcie", key=address, attributes={"parents": " ".join(parents)}))
+    return found
+
+
+def _furnish(table: Any, fleet: Any) -> None:
+    table._fit()
+    count = table.devices.count
+    noise = np.random.default_rng(1).normal(1.0, 0.01, count)
+    for column, at in table.column.items():
+        if table.is_gauge(column):
+            table._bits[at, :count] = (GAUGES.get(column, 0.0) * noise).view(np.uint64)
+        else:
+            table._bits[at, :count] = STATES.get(column, 0)
+        table._valid[at, :count] = True
+    if table.name == "gpu_1s":
+        slow = np.arange(0, count, SLOW_EVERY_HOSTS * GPUS)
+        clock, heat = table.column["sm_clock_hertz"], table.column["temperature_celsius"]
+        table._bits[clock].view(np.float64)[slow] = 1.1e9
+        table._bits[heat].view(np.float64)[slow] = 88.0
+        table._bits[table.column["clock_event_reasons_flags"], slow] = 0x20
+    table._boot[:count] = 1
+    table._boottime_ns[:count] = UPTIME_NS
+    table._touched[:count] = True
+
+
+def move(fleet: Any, second: int) -> int:
+    """Let a second of frames come; return what time it is."""
+    hosts, now_ns = len(fleet), START_NS + second * SECOND_NS
+    fleet._boottime_ns[:hosts] = UPTIME_NS + second * SECOND_NS
+    fleet._heard_ns[:hosts] = now_ns
+    for table in fleet.tables.values():
+        if not table.is_kept or not table.devices.count or table.name == "gpu_1s_probe":
+            continue
+        host = table.devices.host
+        share = 60 if table.on_change else round(table.period_seconds)
+        rows = np.flatnonzero(host % share == second % share)
+        if not table.on_change:  # what counts all the time
+            for column in (c for c in table.counter if not c.endswith(ERRORS)):
+                table._bits[table.column[column], rows] += np.uint64(table.period_seconds)
+        table._boottime_ns[rows] = UPTIME_NS + second * SECOND_NS
+        if table.on_change:
+            table._gap_ns[rows] = SECOND_NS
+        table._touched[rows] = True
+    return now_ns
+
+
+def one_pass(fleet: Any) -> float:
+    """Return the seconds that reading every kept cell once takes numpy."""
+    begin = time.thread_time()
+    for table in fleet.tables.values():
+        count = table.devices.count
+        if table.is_kept and count:
+            for bits, valid in zip(table._bits, table._valid, strict=True):
+                np.where(valid[:count], bits[:count], 0).max()
+    return time.thread_time() - begin
+
+
+def _child(hosts: int, seconds: int) -> dict[str, float]:
+    import resource
+
+    from gangline.aggregator.judgement.judge import judge
+    from gangline.aggregator.store.scorelog import ScoreLog
+
+    fleet, written = fill(hosts), ScoreLog()
+    judgement: Any = None
+    spent: list[float] = []
+    walls: list[float] = []
+    passes: list[float] = []
+    for second in range(1, seconds + 12):
+        now_ns = move(fleet, second)
+        passes.append(one_pass(fleet))
+        begin, wall = time.process_time(), time.perf_counter()
+        for _ in fleet.advance_ahead():
+            pass
+        judgement = judge(fleet, now_ns, judgement)
+        written.changed(judgement)
+        spent.append(time.process_time() - begin)
+        walls.append(time.perf_counter() - wall)
+    return {
+        "judge": float(np.mean(spent[11:])), "longest": max(walls[11:]), "pass": float(np.mean(passes[11:])),
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0, "first": spent[0],
+        "slow": float(sum(judgement.columns.state == 3)), "hosts": float(len(fleet)),
+    }  # fmt: skip
+
+
+def run(seed: int) -> list[Result]:
+    """Measure in a process of its own; *seed* changes nothing here."""
+    del seed
+    command = [sys.executable, "-m", f"{__package__}.judging", str(HOSTS), str(SECONDS)]
+    output = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    found = json.loads(output)
+    notes = (
+        f"{HOSTS} hosts of {GPUS} GPUs and {LINKS} links, {SECONDS} judgements; the longest "
+        f"{found['longest']:.2f} s, the first {found['first']:.2f} s; {found['slow']:.0f} hosts DEGRADED"
+    )
+    return [
+        Result("judging each second", found["judge"], "cores", "limit", CORES_MAX, notes),
+        Result("the same", found["judge"], "s", f"{PASSES_MAX:.0f} passes over the arrays",
+               PASSES_MAX * found["pass"], "one numpy pass reads each kept cell once"),
+        Result("the process at its peak", found["peak"] / 1e6, "MB", "limit of a whole aggregator",
+               LIMIT_BYTES / 1e6, "VmHWM"),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps(_child(int(sys.argv[1]), int(sys.argv[2]))))

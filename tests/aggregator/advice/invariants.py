@@ -1,0 +1,240 @@
+"""What the advice machine promises, checked from outside: by what went in and what came out, never by its insides.
+
+Each rule names what an operator loses when it breaks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gangline.aggregator.advice.advisory import (
+    ENDED,
+    OF_STATISTICS,
+    TRANSITIONS,
+    Action,
+    Advisory,
+    Basis,
+    Scope,
+    State,
+    takes_out,
+)
+from gangline.aggregator.advice.events import (
+    Acked,
+    Act,
+    Available,
+    Breaker,
+    CaseGone,
+    CaseSeen,
+    Clear,
+    Event,
+    FleetSize,
+    Frozen,
+    Instruction,
+    Probation,
+    Publish,
+    Refused,
+    Released,
+    Renew,
+    Unavailable,
+    Well,
+)
+from gangline.aggregator.advice.limits import HOUR_NS, Limits, seconds_ns
+
+
+@dataclass
+class Out:
+    """A host that is out, as seen from outside."""
+
+    rack: str
+    job: str
+    names: tuple[str, ...] = ()
+    until_ns: int = 0
+
+
+@dataclass
+class Watcher:
+    """`saw` every step; raises AssertionError with the promise that was broken."""
+
+    limits: Limits
+    now_ns: int = 0
+    hosts: int = 0
+    frozen: str = ""
+    known: dict[str, Advisory] = field(default_factory=dict)
+    open: dict[str, Advisory] = field(default_factory=dict)
+    ours: dict[str, Out] = field(default_factory=dict)
+    theirs: dict[str, Out] = field(default_factory=dict)
+    cases: dict[str, CaseSeen] = field(default_factory=dict)
+    well: dict[str, int] = field(default_factory=dict)
+    probation: set[str] = field(default_factory=set)
+    acts_ns: list[int] = field(default_factory=list)
+    fuse: str = "closed"
+
+    def saw(self, event: Event, told: list[Instruction]) -> None:
+        """Take one step of the machine."""
+        self.now_ns = max(self.now_ns, event.now_ns)
+        self._before(event)
+        for one in told:
+            assert isinstance(one, Refused) or one.words.strip(), f"no reason given: {one}"
+            match one:
+                case Publish():
+                    self._publish(event, one.advisory)
+                case Act():
+                    self._act(event, one)
+                case Renew():
+                    self._renew(one)
+                case Clear():
+                    self._clear(event, one)
+                case Probation():
+                    self._probation(one)
+                case Breaker():
+                    self.fuse = one.position
+                case Refused():
+                    self._refused(event, one, told)
+                case _:
+                    pass
+        self._no_host_is_left_behind(told)
+
+    def _before(self, event: Event) -> None:
+        match event:
+            case CaseSeen(case=case):
+                self.cases[case.key] = event
+            case CaseGone(key=key):
+                self.cases.pop(key, None)
+            case Unavailable(host=host, place=place, job=job):
+                self.theirs[host] = Out(place.rack, job)
+            case Available(host=host):
+                self.theirs.pop(host, None)
+            case Well(host=host, well=well):
+                if well:
+                    self.well.setdefault(host, self.now_ns)
+                else:
+                    self.well.pop(host, None)
+            case FleetSize(hosts=hosts):
+                self.hosts = hosts
+            case Frozen(words=words):
+                self.frozen = words
+            case Released(host=host):
+                self.ours.pop(host, None)
+            case _:
+                pass
+
+    def _publish(self, event: Event, now: Advisory) -> None:
+        before = self.known.get(now.name)
+        if before is None:
+            assert now.state is State.PROPOSED, f"begins as {now.state.name}"
+            assert not self.frozen, f"proposed while frozen: {now}"
+            self._lawful(now)
+        elif now.state is not before.state:
+            assert now.state in TRANSITIONS.get(before.state, ()), f"{before.state} to {now.state}"
+        else:
+            assert before.state not in ENDED, f"changed after its end: {now}"
+            self._lawful(now)
+        assert before is None or now.revision == before.revision + 1, "an etag that stood still"
+        if now.state is State.ACCEPTED and (before is None or before.state is not now.state):
+            assert isinstance(event, Acked) and event.actor == now.owner, "accepted by nobody"
+        if now.state in (State.DONE, State.FAILED):
+            assert before is not None and isinstance(event, Acked) and event.actor == before.owner
+        self.known[now.name] = self.open[now.name] = now
+        if now.state in ENDED:
+            del self.open[now.name]
+        self._alone(now)
+
+    def _lawful(self, one: Advisory) -> None:
+        assert one.scope is not Scope.NONE, f"acts on nobody knows what: {one}"
+        if one.basis is Basis.STATISTICAL:
+            assert one.action in OF_STATISTICS, f"a statistic asks for {one.action.name}"
+        if one.action is Action.EVICT_NOW:
+            assert one.basis in (Basis.DETERMINISTIC, Basis.DEAD_JOB), "evicts on a suspicion"
+        if one.action is Action.DRAIN_AT_CHECKPOINT:
+            assert one.checkpoint_seconds > 0, "waits for a checkpoint that may never come"
+        if one.action is Action.RETURN_TO_SERVICE and one.revision == 1:
+            self._verified(one.host)
+        if not one.host:
+            assert not takes_out(one.action), "takes a rack out"
+            assert len(one.hosts) >= min(
+                self.limits.shared_hosts_min, self.limits.shared_unplaced_hosts_min
+            )
+
+    def _alone(self, now: Advisory) -> None:
+        if now.state in ENDED or not now.cases:
+            return
+        for other in self.open.values():
+            if other.name != now.name:
+                both = set(other.cases) & set(now.cases)
+                both = {key for key in both if key in self.cases}
+                graver = now.host and other.state is State.ACCEPTED
+                withdrawn_next = other.host and not now.host
+                assert not both or graver or withdrawn_next, (
+                    f"one case, two advisories: {both}: {now}, {other}"
+                )
+
+    def _verified(self, host: str) -> None:
+        assert host in self.ours, f"return of {host}, which we did not take out"
+        since = self.well.get(host)
+        assert since is not None, f"return of {host}, which is not well"
+        assert self.now_ns - since >= seconds_ns(self.limits.verify_seconds), "not verified"
+        assert not any(seen.case.host == host for seen in self.cases.values()), "still ill"
+
+    def _act(self, event: Event, act: Act) -> None:
+        one = self.known[act.name]
+        assert isinstance(event, Acked) and one.state is State.ACCEPTED, f"acts in {one.state.name}"
+        assert not self.frozen, "acts while frozen"
+        assert act.scope is not Scope.NONE and act.token == one.token
+        if not takes_out(act.action):
+            return
+        new = act.host not in self.ours and act.host not in self.theirs
+        before = self.ours.get(act.host)
+        names = (*before.names, one.name) if before else (one.name,)
+        self.ours[act.host] = Out(one.place.rack, one.job, names, act.until_ns)
+        if new:
+            self._within_limits(one)
+
+    def _within_limits(self, one: Advisory) -> None:
+        assert self.fuse != "open", "takes a host out while the breaker is open"
+        out = [(host, o) for group in (self.ours, self.theirs) for host, o in group.items()]
+        hosts = {host for host, _ in out}
+        assert len(hosts) <= self.limits.cluster_hosts_max(self.hosts), "more of the fleet"
+        if one.place.rack:
+            rack = {host for host, o in out if o.rack == one.place.rack}
+            assert len(rack) <= self.limits.rack_hosts_max, f"more of a rack: {rack}"
+        if one.job:
+            job = {host for host, o in out if o.job == one.job}
+            assert len(job) <= self.limits.job_hosts_max, f"more of a job: {job}"
+        self.acts_ns = [at for at in self.acts_ns if at > self.now_ns - HOUR_NS] + [self.now_ns]
+        assert len(self.acts_ns) <= self.limits.hosts_per_hour_max, "more in an hour"
+
+    def _renew(self, renew: Renew) -> None:
+        out = self.ours.get(renew.host)
+        assert out is not None and renew.name in out.names, "renews what is not set"
+        assert self.known[renew.name].state not in (State.WITHDRAWN, State.REJECTED, State.EXPIRED)
+        assert out.until_ns > self.now_ns, "renews what has run out"
+        out.until_ns = renew.until_ns
+
+    def _clear(self, event: Event, clear: Clear) -> None:
+        out = self.ours.get(clear.host)
+        assert out is not None, f"clears {clear.host}, where we had set nothing"
+        assert clear.name in out.names, f"clears another's: {clear}"
+        if isinstance(event, Acked) and event.to is State.ACCEPTED:
+            self._verified(clear.host)
+        elif isinstance(event, Acked) and event.to is State.REJECTED:
+            self.ours.pop(clear.host)
+        else:
+            assert out.until_ns <= self.now_ns, "cleared early, and nobody asked"
+            self.ours.pop(clear.host)
+
+    def _probation(self, one: Probation) -> None:
+        self.ours.pop(one.host, None)
+        assert one.until_ns == self.now_ns + seconds_ns(self.limits.probation_seconds)
+
+    def _refused(self, event: Event, one: Refused, told: list[Instruction]) -> None:
+        assert isinstance(event, Acked) and one.words
+        assert not any(isinstance(o, Act | Clear) for o in told), "refused, and acted"
+
+    def _no_host_is_left_behind(self, told: list[Instruction]) -> None:
+        """A host of ours comes back with a Probation in the same step."""
+        cleared = {o.host for o in told if isinstance(o, Clear)}
+        on_probation = {o.host for o in told if isinstance(o, Probation)}
+        gone = {host for host in cleared if host not in self.ours}
+        assert gone <= on_probation, f"back without probation: {gone - on_probation}"
+        for host, out in self.ours.items():
+            assert out.until_ns > 0 and host

@@ -1,0 +1,103 @@
+"""A store, a book over it, and its services behind a real server: what the tests of advice stand on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from gangline.aggregator.access.caller import LOCAL, answer_for
+from gangline.aggregator.advice.advisory import State
+from gangline.aggregator.advice.book import Book
+from gangline.aggregator.advice.costs import Workload
+from gangline.aggregator.advice.events import Acked
+from gangline.aggregator.advice.limits import Limits
+from gangline.aggregator.advice.observing import Observer
+from gangline.aggregator.service.advisory import AdvisoryService
+from gangline.aggregator.service.errors import Errors
+from gangline.aggregator.service.outcome import OutcomeService
+from gangline.aggregator.store.store import Store
+from gangline.fingerprints.wire.advisory_pb2_grpc import (
+    AdvisoryServiceStub,
+    add_AdvisoryServiceServicer_to_server,
+)
+from gangline.fingerprints.wire.outcome_pb2_grpc import (
+    OutcomeServiceStub,
+    add_OutcomeServiceServicer_to_server,
+)
+from tests.aggregator.world import World, gpu_of
+
+#: Of the world's four hosts one may be out.
+LIMITS = Limits(gather_seconds=0.0)
+
+
+def dead_gpu() -> World:
+    """Four hosts; of the third a GPU has lost data for good (XID 95)."""
+    world = World(gpus=2)
+    world.run(10)
+    world.event(world.hosts[2], 95, gpu_of(world.hosts[2], 0))
+    world.snapshot = world.run(20)
+    return world
+
+
+def book_of(store: Store, world: World, *, shadow: bool = False) -> Book:
+    work = {"h2": Workload("train-7", 32, 1e-3, 1800.0)}
+    observer = Observer(work=lambda host: work.get(host, Workload()))
+    return Book(store, LIMITS, observer, world.now_ns, shadow=shadow)
+
+
+def observe(book: Book, world: World) -> None:
+    assert world.snapshot is not None
+    book.observe(world.snapshot, world.fleet.gpus)
+
+
+class Known(grpc.aio.ServerInterceptor):
+    """In the guard's place: whoever calls is the admin of this machine."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        answer_for(LOCAL)
+        return await continuation(handler_call_details)
+
+
+@asynccontextmanager
+async def served(
+    book: Book, world: World, addresses: list[str] | None = None
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Yield the stubs of both services; their address goes into *addresses*."""
+    server = grpc.aio.server(interceptors=[Errors(), Known()])
+    advisory = AdvisoryService(book, lambda: world.now_ns)
+    outcome = OutcomeService(book, lambda: world.now_ns)
+    add_AdvisoryServiceServicer_to_server(advisory, server)  # type: ignore[no-untyped-call]
+    add_OutcomeServiceServicer_to_server(outcome, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    if addresses is not None:
+        addresses.append(f"127.0.0.1:{port}")
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield (
+                AdvisoryServiceStub(channel),  # type: ignore[no-untyped-call]
+                OutcomeServiceStub(channel),  # type: ignore[no-untyped-call]
+            )
+    finally:
+        await server.stop(None)
+
+
+async def _accept(folder: Path) -> None:
+    world = dead_gpu()
+    store = Store.open(folder)
+    book = book_of(store, world)
+    observe(book, world)
+    await book.flush()
+    await book.answer(Acked(world.now_ns, "a1", State.ACCEPTED, "slurm"))
+    print("accepted", flush=True)
+    await asyncio.sleep(600)  # until it is killed
+
+
+if __name__ == "__main__":
+    asyncio.run(_accept(Path(sys.argv[1])))

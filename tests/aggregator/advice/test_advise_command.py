@@ -1,0 +1,75 @@
+"""`gangline advise` against a real aggregator's service, in its own words."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline import cli
+from gangline.aggregator.store.store import Store
+from tests.aggregator.advice.served import book_of, dead_gpu, observe, served
+from tests.processes import GUARD_SECONDS
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """An aggregator's services with one advisory, in a thread of their own."""
+    ready, found, stop = threading.Event(), list[str](), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def run() -> None:
+        world = dead_gpu()
+        store = Store.open(tmp_path)
+        assert world.snapshot is not None
+        store.submit_scores(world.snapshot, world.snapshot.hosts)
+        book = book_of(store, world)
+        observe(book, world)
+        await book.flush()
+        async with served(book, world, found):
+            ready.set()
+            await stop.wait()
+        store.close()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    thread.start()
+    assert ready.wait(GUARD_SECONDS)
+    yield found[0]
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(GUARD_SECONDS)
+    loop.close()
+
+
+def test_an_operator_lists_shows_accepts_and_is_refused(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The on-call's way, from what is advised to having said that it is done."""
+
+    def say(*words: str, code: int = 0) -> str:
+        assert cli.main(["advise", *words, "--aggregator", address]) == code
+        told = capsys.readouterr()
+        return told.out + told.err
+
+    listed = say("list")
+    assert "a1" in listed and "DRAIN_AT_CHECKPOINT" in listed and "host h2" in listed
+    shown = say("show", "a1")
+    assert "then RESET_GPU" in shown and "waiting" in shown and "acting" in shown
+    assert "ACCEPTED" in say("accept", "a1")
+    assert "DONE" in say("done", "a1", "--reason", "drained by hand")
+    assert "DONE" in say("list", "--all") and "nothing is advised" in say("list")
+    assert "it has ended" in say("reject", "a1", "--reason", "no", code=1)
+    assert "a99" in say("show", "a99", code=4)
+    replayed = say("what-if", "gpu.xid 95", "--days", "30")
+    assert "1 episodes; 1 advisories, 0 cases held back" in replayed and "h2" in replayed
+    assert "nothing" in say("what-if", "gpu.xid 79")
+    assert "days" in say("what-if", "gpu.xid 95", "--days", "999", code=1)
+
+
+def test_a_rejection_needs_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody could say later why the host had been left in."""
+    with pytest.raises(SystemExit):
+        cli.main(["advise", "reject", "a1"])
+    assert "--reason" in capsys.readouterr().err

@@ -1,0 +1,216 @@
+"""Advice in service: from a judgement to the store and to whoever watches, over restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gangline.aggregator.advice.advisory import Action, Basis, State
+from gangline.aggregator.advice.events import Acked
+from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.storefile import ops_script
+from gangline.fingerprints.wire import advisory_pb2, outcome_pb2
+from tests.aggregator.advice.served import book_of, dead_gpu, observe, served
+from tests.aggregator.world import START_NS
+from tests.processes import GUARD_SECONDS
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    one = Store.open(tmp_path, None, lambda: START_NS + 30 * 10**9)
+    yield one
+    one.close()
+
+
+def asked(store: Store, query: str) -> list[tuple[Any, ...]]:
+    """Return what *query* says, with the operators' views over the live tables."""
+
+    def work(connection: Any) -> list[tuple[Any, ...]]:
+        connection.execute(ops_script())
+        return list(connection.execute(query).fetchall())
+
+    return store.in_transaction(work)
+
+
+def test_a_fatal_xid_becomes_an_advisory_with_a_price(store: Store) -> None:
+    """What stands in the policy is what is advised, with what waiting costs against acting."""
+    world = dead_gpu()
+    book = book_of(store, world)
+    observe(book, world)
+    asyncio.run(book.flush())
+    (one,) = book.feed.open
+    assert (one.subject, one.basis) == ("host h2", Basis.DETERMINISTIC)
+    assert (one.action, one.then) == (Action.DRAIN_AT_CHECKPOINT, Action.RESET_GPU)
+    assert one.price.waiting_gpu_hours > one.price.acting_gpu_hours > 0
+    assert "32 GPUs" in one.price.arithmetic and "policy: drain" in one.words
+    assert asked(
+        store, "SELECT advisory, subject, action, then_action, scope, state, job, shadow FROM ops.advice"
+    ) == [("a1", "host h2", "DRAIN_AT_CHECKPOINT", "RESET_GPU", "gpu", "PROPOSED", "train-7", False)]  # fmt: skip
+    assert asked(store, "SELECT kind, advisory FROM ops.advice_history") == [("Publish", "a1")]
+
+
+def test_the_same_judgement_again_says_nothing_new(store: Store) -> None:
+    """A row a second for each sick host filled the disk."""
+    world = dead_gpu()
+    book = book_of(store, world)
+    for _ in range(3):
+        observe(book, world)
+        world.snapshot = world.run(1)
+    asyncio.run(book.flush())
+    assert asked(store, "SELECT count(*) FROM advisories") == [(1,)]
+    assert asked(store, "SELECT kind FROM advice_events ORDER BY number") == [
+        ("FleetSize",), ("CaseSeen",), ("Tick",),
+    ]  # fmt: skip
+
+
+def test_after_kill_9_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The aggregator died while a scheduler drained a host; its word that it was done was refused afterwards."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.aggregator.advice.served", str(tmp_path)],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with child:
+        assert child.stdout is not None and child.stdout.readline() == b"accepted\n"
+        child.kill()
+    world = dead_gpu()
+    store = Store.open(tmp_path)
+    try:
+        book = book_of(store, world)
+        (one,) = book.feed.open
+        assert (one.name, one.state, one.owner) == ("a1", State.ACCEPTED, "slurm")
+        assert book.machine.memory.holds["h2"].name == "a1"
+        done = asyncio.run(book.answer(Acked(world.now_ns, "a1", State.DONE, "slurm")))
+        assert done.state is State.DONE
+    finally:
+        store.close()
+
+
+def test_in_shadow_mode_all_is_kept_and_nobody_is_told(store: Store) -> None:
+    """A new cluster wants to see a month of advice before anybody acts on it."""
+    world = dead_gpu()
+    book = book_of(store, world, shadow=True)
+    observe(book, world)
+    asyncio.run(book.flush())
+    assert book.feed.open == [] and book.all_known() == [] and book.known("a1") is None
+    assert asked(store, "SELECT action, reason, advisories FROM ops.advice_shadow") == [
+        ("DRAIN_AT_CHECKPOINT", "XID_FATAL", 1)
+    ]
+
+
+def test_watch_list_and_answer(store: Store) -> None:
+    """A scheduler's whole way: it watches, reads the etag, accepts, and somebody with an older one is told."""
+
+    async def run() -> None:
+        world = dead_gpu()
+        book = book_of(store, world)
+        observe(book, world)
+        await book.flush()
+        async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):
+            watch = stub.WatchAdvisories(advisory_pb2.WatchAdvisoriesRequest())
+            first, bookmark = await watch.read(), await watch.read()
+            assert first.advisory.name == "advisories/a1" and bookmark.HasField("bookmark")
+            listed = await stub.ListAdvisories(
+                advisory_pb2.ListAdvisoriesRequest(node="nodes/h2", page_size=1)
+            )
+            (one,) = listed.advisories
+            assert one.action == advisory_pb2.DRAIN_AT_CHECKPOINT and one.HasField("act_by_time")
+            answer = advisory_pb2.AckAdvisoryRequest(
+                name=one.name, etag=one.etag, new_state=advisory_pb2.ACCEPTED, actor="slurm"
+            )
+            accepted = await stub.AckAdvisory(answer)
+            assert accepted.state == advisory_pb2.ACCEPTED and accepted.fencing_token == 1
+            assert (await watch.read()).advisory.state == advisory_pb2.ACCEPTED
+            with pytest.raises(grpc.aio.AioRpcError) as told:
+                await stub.AckAdvisory(answer)
+            assert told.value.code() is grpc.StatusCode.ABORTED
+            watch.cancel()
+            resumed = stub.WatchAdvisories(
+                advisory_pb2.WatchAdvisoriesRequest(resume_token=bookmark.resume_token)
+            )
+            assert (await resumed.read()).advisory.etag == accepted.etag
+            resumed.cancel()
+
+    asyncio.run(run())
+
+
+REFUSED: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
+    "no such advisory": ({"name": "advisories/a99"}, grpc.StatusCode.NOT_FOUND, "a99"),
+    "no name": ({"name": "a1"}, grpc.StatusCode.INVALID_ARGUMENT, "expected advisories/a12"),
+    "a long note": ({"note": "x" * 501}, grpc.StatusCode.INVALID_ARGUMENT, "at most 500"),
+    "a long actor": ({"actor": "x" * 129}, grpc.StatusCode.INVALID_ARGUMENT, "at most 128"),
+    "a long etag": ({"etag": "x" * 65}, grpc.StatusCode.INVALID_ARGUMENT, "at most 64"),
+    "nobody": ({"actor": ""}, grpc.StatusCode.INVALID_ARGUMENT, "who answers"),
+    "no state": ({"new_state": 0}, grpc.StatusCode.INVALID_ARGUMENT, "ACCEPTED"),
+    "a state of ours": ({"new_state": 8}, grpc.StatusCode.INVALID_ARGUMENT, "WITHDRAWN"),
+    "no reason": ({"new_state": 5}, grpc.StatusCode.INVALID_ARGUMENT, "says why"),
+    "done by nobody": ({"new_state": 3}, grpc.StatusCode.FAILED_PRECONDITION, "PROPOSED"),
+}
+
+
+def test_what_an_answer_may_not_be(store: Store) -> None:
+    """Each wrong field is told in words what would be right, and changes nothing."""
+
+    async def run() -> None:
+        world = dead_gpu()
+        book = book_of(store, world)
+        observe(book, world)
+        await book.flush()
+        async with served(book, world) as (stub, _):
+            for what, (changes, code, words) in REFUSED.items():
+                fields = {"name": "advisories/a1", "new_state": 2, "actor": "slurm", **changes}
+                with pytest.raises(grpc.aio.AioRpcError) as told:
+                    await stub.AckAdvisory(advisory_pb2.AckAdvisoryRequest(**fields))
+                assert told.value.code() is code, what
+                assert words in (told.value.details() or ""), what
+            for token in ("x", "1-", "9" * 70):
+                with pytest.raises(grpc.aio.AioRpcError, match="resume_token"):
+                    request = advisory_pb2.WatchAdvisoriesRequest(resume_token=token)
+                    await stub.WatchAdvisories(request).read()
+        assert book.feed.last == 1
+
+    asyncio.run(run())
+
+
+def test_outcomes_are_kept_once_and_say_what_was_regretted(store: Store) -> None:
+    """The scheduler told its outcomes again after a time-out, and each counted twice."""
+
+    async def run() -> None:
+        world = dead_gpu()
+        book = book_of(store, world)
+        observe(book, world)
+        await book.flush()
+        assert world.snapshot is not None
+        store.submit_scores(world.snapshot, world.snapshot.hosts)
+        store.in_transaction(lambda connection: None)
+        one = outcome_pb2.Outcome(
+            outcome_id="job-7", advisory="advisories/a1", workload="train-7", nodes=["nodes/h2"],
+            interrupted=True, blamed_node="nodes/h2", end_reason="NODE_FAIL", lost_gpu_hours=500.0,
+        )  # fmt: skip
+        one.start_time.FromSeconds(world.now_ns // 10**9 - 7200)
+        one.end_time.FromSeconds(world.now_ns // 10**9)
+        async with served(book, world) as (_, stub):
+            for accepted in (1, 0):
+                reply = await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[one]))
+                assert (reply.accepted_count, reply.known_count) == (accepted, 1 - accepted)
+            one.lost_gpu_hours = float("nan")
+            with pytest.raises(grpc.aio.AioRpcError, match=r"outcomes\[0\].lost_gpu_hours"):
+                await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[one]))
+
+    asyncio.run(run())
+    ((advisory, followed, interrupted, regret),) = asked(
+        store, "SELECT advisory, followed, interrupted, regret_gpu_hours FROM ops.outcomes"
+    )
+    assert (advisory, followed, interrupted) == ("a1", False, True) and 0 < regret < 500
+    ((outcomes, interruptions, factor),) = asked(
+        store, "SELECT outcomes, interruptions, factor FROM ops.hazard_calibration"
+    )
+    assert (outcomes, interruptions) == (1, 1) and 0 < factor < 2
+    again = book_of(store, dead_gpu())  # after a restart
+    assert again.hazard_factor == pytest.approx(min(max(factor, 0.1), 10.0))

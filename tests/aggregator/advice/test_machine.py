@@ -1,0 +1,315 @@
+"""The machine, incident by incident: events in, instructions out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.advice.advisory import Action, Basis, Case, Place, Price, Scope, State
+from gangline.aggregator.advice.events import (
+    Acked,
+    Act,
+    Available,
+    Breaker,
+    CaseGone,
+    CaseSeen,
+    Clear,
+    FleetSize,
+    Frozen,
+    HeldBack,
+    Instruction,
+    Probation,
+    Publish,
+    Refused,
+    Renew,
+    Tick,
+    Unavailable,
+    Well,
+)
+from gangline.aggregator.advice.limits import SECOND_NS, Limits
+from gangline.aggregator.advice.machine import Machine
+
+START = 1_760_000_000 * SECOND_NS
+
+
+class World:
+    """A machine with a clock that is handed in."""
+
+    def __init__(self, hosts: int = 1000, **limits: Any) -> None:
+        self.machine = Machine(Limits(**limits))
+        self.now_ns = START
+        self.give(FleetSize(START, hosts))
+
+    def give(self, event: Any) -> list[Instruction]:
+        return list(self.machine.step(event))
+
+    def see(self, host: str, reason: str = "XID_FATAL", **changes: Any) -> list[Instruction]:
+        number = int(host[1:])
+        case = Case(
+            f"{host}/{reason}", host, reason, Basis.DETERMINISTIC, Action.EVICT_NOW, Scope.GPU,
+            f"{host} has it", self.now_ns, place=Place(rack=f"r{number // 8}"),
+            price=Price(100.0, 5.0),
+        )  # fmt: skip
+        return self.give(CaseSeen(self.now_ns, replace(case, **changes)))
+
+    def later(self, seconds: float) -> list[Instruction]:
+        self.now_ns += int(seconds * SECOND_NS)
+        return self.give(Tick(self.now_ns))
+
+    def answer(self, name: str, to: State, actor: str = "x", **more: Any) -> list[Instruction]:
+        return self.give(Acked(self.now_ns, name, to, actor, **more))
+
+    def carry_out(self, name: str) -> list[Instruction]:
+        return [*self.answer(name, State.ACCEPTED), *self.answer(name, State.DONE)]
+
+    def gone(self, host: str, reason: str = "XID_FATAL") -> None:
+        self.give(CaseGone(self.now_ns, f"{host}/{reason}", "it is over"))
+
+
+def told(instructions: list[Instruction], kind: type) -> list[Any]:
+    return [one for one in instructions if isinstance(one, kind)]
+
+
+def published(instructions: list[Instruction]) -> list[tuple[str, str, str]]:
+    found = [one.advisory for one in told(instructions, Publish)]
+    return [(one.subject, one.action.name, one.state.name) for one in found]
+
+
+def test_a_dead_gpu_is_proposed_accepted_done_verified_and_returned() -> None:
+    """The whole life of one advisory, and of its host, with the reasons."""
+    world = World()
+    world.see("h1")
+    assert world.later(1) == []  # it waits for others of its cause
+    assert published(world.later(3)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    (act,) = told(world.answer("a1", State.ACCEPTED, "slurm"), Act)
+    assert (act.host, act.action, act.scope, act.owner) == (
+        "h1",
+        Action.EVICT_NOW,
+        Scope.GPU,
+        "slurm",
+    )
+    assert published(world.answer("a1", State.DONE, "slurm")) == [("host h1", "EVICT_NOW", "DONE")]
+    world.gone("h1")
+    world.give(Well(world.now_ns, "h1", True))
+    assert world.later(899) == []
+    assert published(world.later(1)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
+    assert told(world.answer("a2", State.ACCEPTED, "slurm"), Clear) == [
+        Clear(
+            "a1",
+            "h1",
+            "slurm",
+            "nothing was wrong with it for 15 min: what a1 set can be taken away",
+        )
+    ]
+    (back,) = told(world.answer("a2", State.DONE, "slurm"), Probation)
+    assert back.host == "h1" and back.until_ns == world.now_ns + 7 * 86_400 * SECOND_NS
+
+
+def test_eight_hosts_of_a_rack_that_brake_at_once_are_one_power_fault() -> None:
+    """A rack's power supply dipped, and eight hosts were drained for it."""
+    world = World()
+    for number in range(8):
+        world.now_ns += SECOND_NS // 4
+        world.see(f"h{number}", "POWER_CAP", basis=Basis.STATISTICAL)
+    (one,) = told(world.later(3), Publish)
+    assert (one.advisory.subject, one.advisory.action) == ("rack r0 power", Action.INSPECT)
+    assert one.advisory.hosts == tuple(f"h{n}" for n in range(8))
+    assert world.later(600) == []
+
+
+def test_one_late_host_joins_its_cause() -> None:
+    """The ninth came a minute later, and got an advisory of its own."""
+    world = World()
+    for number in range(4):
+        world.see(f"h{number}", "POWER_CAP")
+    world.later(3)
+    world.now_ns += 60 * SECOND_NS
+    world.see("h5", "POWER_CAP")
+    (one,) = told(world.later(3), Publish)
+    assert one.advisory.name == "a1" and "h5" in one.advisory.hosts
+
+
+def test_a_storm_is_one_advisory_told_a_few_times() -> None:
+    """One incident wrote 800,000 lines."""
+    world, all_told = World(), list[Instruction]()
+    for count in range(1, 800_001, 997):
+        all_told += world.see("h1", count=count)
+        all_told += world.later(0.001)
+    all_told += world.later(10)
+    names = {one.advisory.name for one in told(all_told, Publish)}
+    assert names == {"a1"} and len(told(all_told, Publish)) <= 7
+
+
+def test_a_statistic_never_evicts() -> None:
+    """A forecast of 3 % an hour took a job of 512 GPUs down."""
+    world = World()
+    world.see("h1", basis=Basis.STATISTICAL)
+    world.see("h10", basis=Basis.STATISTICAL, action=Action.INSPECT)
+    assert published(world.later(3)) == [
+        ("host h1", "DRAIN_AFTER_JOB", "PROPOSED"), ("host h10", "AVOID", "PROPOSED"),
+    ]  # fmt: skip
+
+
+def test_a_drain_at_a_checkpoint_needs_a_cadence() -> None:
+    """It waited for a checkpoint of an inference service."""
+    world = World()
+    world.see("h1", action=Action.DRAIN_AT_CHECKPOINT)
+    world.see("h10", action=Action.DRAIN_AT_CHECKPOINT, checkpoint_seconds=600.0)
+    actions = {subject: action for subject, action, _ in published(world.later(3))}
+    assert actions == {"host h1": "DRAIN_AFTER_JOB", "host h10": "DRAIN_AT_CHECKPOINT"}
+
+
+def test_no_more_of_a_rack_than_may_be_whoever_took_them_out() -> None:
+    """An operator had two hosts of the rack out already."""
+    world = World()
+    for number in (1, 2):
+        world.give(Unavailable(world.now_ns, f"h{number}", "drained by hand", Place(rack="r0")))
+    world.see("h3")
+    (held,) = told(world.later(3), HeldBack)
+    assert held.host == "h3" and "rack r0" in held.words and "2" in held.words
+    world.give(Available(world.now_ns, "h1"))
+    assert published(world.later(1)) == [("host h3", "EVICT_NOW", "PROPOSED")]
+
+
+def test_a_suspicion_makes_room_for_a_dead_gpu() -> None:
+    """A proposal to avoid a host, which nobody had answered, held an eviction back."""
+    world = World(hosts=7)
+    world.see("h1", "ECC_TREND", basis=Basis.STATISTICAL)
+    assert published(world.later(3)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
+    world.see("h2")
+    assert published(world.later(3)) == [("host h2", "EVICT_NOW", "PROPOSED")]
+    world.answer("a2", State.ACCEPTED)
+    assert published(world.answer("a1", State.ACCEPTED)) == [
+        ("host h1", "DRAIN_AFTER_JOB", "DEFERRED")
+    ]
+
+
+def test_a_forecast_that_costs_more_to_act_on_is_held_back() -> None:
+    """One chance in a thousand was worth 64 GPU-hours of idling."""
+    world = World()
+    world.see("h1", basis=Basis.STATISTICAL, price=Price(3.0, 64.0))
+    (held,) = told(world.later(3), HeldBack)
+    assert held.words == "waiting costs less than acting"
+    world.see("h1", basis=Basis.STATISTICAL, price=Price(100.0, 64.0))
+    assert published(world.later(1)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
+
+
+def test_what_was_proposed_is_weighed_again_when_it_is_accepted() -> None:
+    """Between proposal and answer an operator drained the rest of the rack."""
+    world = World()
+    world.see("h3")
+    world.later(3)
+    for number in (1, 2):
+        world.give(Unavailable(world.now_ns, f"h{number}", "drained by hand", Place(rack="r0")))
+    assert published(world.answer("a1", State.ACCEPTED)) == [("host h3", "EVICT_NOW", "DEFERRED")]
+
+
+def test_the_rate_opens_a_breaker_that_tries_one_host_before_it_closes() -> None:
+    """A new driver condemned a host every two minutes, each by itself within every limit."""
+    world = World(hosts_per_hour_max=3, cluster_share_max=1.0, proposal_seconds=7200.0)
+    for number in range(0, 40, 8):
+        world.see(f"h{number}")
+    world.later(3)
+    for name in ("a1", "a2", "a3"):
+        world.carry_out(name)
+    assert told(world.answer("a4", State.ACCEPTED), Breaker)[0].position == "open"
+    assert told(world.later(900), Breaker)[0].position == "half-open"
+    world.later(2700)
+    names = [one.name for one in world.machine.memory.advisories.values()]
+    assert told(world.answer(names[0], State.ACCEPTED), Act)
+    assert not told(world.answer(names[1], State.ACCEPTED), Act)
+    assert told(world.answer(names[0], State.DONE), Breaker)[0].position == "closed"
+
+
+def test_nothing_comes_of_what_was_rejected() -> None:
+    """An executor that had been slow carried out what an operator had rejected."""
+    world = World()
+    world.see("h1")
+    world.later(3)
+    assert told(world.answer("a1", State.REJECTED, "alice"), Refused)[0].why == "field"
+    world.answer("a1", State.REJECTED, "alice", words="it is in a burn-in")
+    (refused,) = world.answer("a1", State.ACCEPTED)
+    assert isinstance(refused, Refused) and refused.why == "state" and "burn-in" in refused.words
+    assert told(world.later(3600), Publish) == []  # nor is it proposed again at once
+
+
+def test_an_answer_to_what_it_was_before_is_refused() -> None:
+    """It had become an eviction between reading and accepting."""
+    world = World()
+    world.see("h1", action=Action.DRAIN_AFTER_JOB)
+    (one,) = told(world.later(3), Publish)
+    world.see("h1", "PCIE")
+    world.later(3)
+    (refused,) = world.answer("a1", State.ACCEPTED, etag=one.advisory.etag)
+    assert isinstance(refused, Refused) and refused.why == "etag"
+
+
+def test_an_owner_that_falls_silent_loses_its_lease() -> None:
+    """The executor died half way; nobody else could take over, and later it came back and went on."""
+    world = World()
+    world.see("h1")
+    world.later(3)
+    (first,) = told(world.answer("a1", State.ACCEPTED, "x"), Act)
+    assert published(world.later(600)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    (second,) = told(world.answer("a1", State.ACCEPTED, "y"), Act)
+    assert second.token > first.token
+    assert told(world.answer("a1", State.DONE, "x"), Refused)[0].why == "owner"
+
+
+def test_what_is_set_is_renewed_while_its_cause_stands_and_else_runs_out() -> None:
+    """A taint outlived the aggregator that had set it by a month."""
+    world = World()
+    world.see("h1")
+    world.later(3)
+    world.carry_out("a1")
+    assert told(world.later(3600), Renew)
+    world.gone("h1")
+    world.give(Well(world.now_ns, "h1", True))
+    cleared = [one for _ in range(12) for one in told(world.later(1800), Clear)]
+    assert [one.host for one in cleared] == ["h1"]  # its return was proposed, and nobody came
+
+
+def test_while_frozen_nothing_is_proposed_and_nothing_granted() -> None:
+    """The aggregator's own switch failed, and half of the fleet looked silent."""
+    world = World()
+    world.see("h1")
+    world.later(3)
+    world.give(Frozen(world.now_ns, "half is silent"))
+    world.see("h20")
+    assert world.later(10) == []
+    assert told(world.answer("a1", State.ACCEPTED), Refused)[0].why == "frozen"
+    world.give(Frozen(world.now_ns, ""))
+    assert published(world.later(1)) == [("host h20", "EVICT_NOW", "PROPOSED")]
+
+
+def test_a_graver_fault_takes_the_place_of_a_milder_one() -> None:
+    """A drain after the job was under way when the GPU fell off the bus."""
+    world = World()
+    world.see("h1", "ECC_TREND", action=Action.DRAIN_AFTER_JOB)
+    world.later(3)
+    world.answer("a1", State.ACCEPTED)
+    world.see("h1")
+    assert published(world.later(3)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    assert ("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN") in published(
+        world.answer("a2", State.ACCEPTED)
+    )
+    assert world.machine.memory.holds["h1"].name == "a2"
+
+
+@pytest.mark.parametrize("relapses", [0, 1, 2])
+def test_a_host_that_relapses_is_verified_for_longer(relapses: int) -> None:
+    """Most failed repairs show within a day; the third return took as long as the first."""
+    world = World(hosts_per_hour_max=100)
+    for turn in range(relapses + 1):
+        world.see("h1")
+        world.later(3)
+        names = list(world.machine.memory.advisories)
+        world.carry_out(names[0])
+        world.gone("h1")
+        world.give(Well(world.now_ns, "h1", True))
+        assert world.later(900 * 2**turn - 1) == []
+        assert published(world.later(1)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
+        world.carry_out(next(iter(world.machine.memory.advisories)))
+        world.give(Well(world.now_ns, "h1", False))

@@ -1,0 +1,124 @@
+"""Which action a policy's words are, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator.advice import advisory, policy
+from gangline.aggregator.advice.advisory import Action, Basis, Scope
+from gangline.aggregator.advice.costs import Fault, Workload, acting, price, waiting
+from gangline.aggregator.advice.policy import Advice, UnknownWords, advice_of, asked
+from gangline.aggregator.verdicts import Evidence, HostScore, Reason, State
+from gangline.fingerprints.wire import advisory_pb2
+from gangline.fingerprints.xid import SCOPES
+
+NOW = 1_760_000_000_000_000_000
+QUIET = Fault(2e-4, 1.0, 8)
+GANG = Workload("train", 512, 0.1, 1800.0)
+
+
+def test_every_word_of_every_policy_is_an_action_or_nothing() -> None:
+    """A new row of the table said what nobody carried out."""
+    for words in policy.all_words():
+        advice_of(words)
+    with pytest.raises(UnknownWords, match="FIRST"):
+        advice_of("pray")
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("drain now; stop touching that device; reboot the host", Advice(Action.EVICT_NOW, Action.REBOOT)),
+        ("drain and reset the GPU", Advice(Action.DRAIN_AT_CHECKPOINT, Action.RESET_GPU)),
+        ("watch; reset the GPU at the end of the job", Advice(Action.DRAIN_AFTER_JOB, Action.RESET_GPU)),
+        ("let the jobs end, start none, then reset the GPU", Advice(Action.DRAIN_AND_RESET)),
+        ("end its peer-to-peer work; recover the IMEX domain", Advice(Action.DRAIN_P2P, Action.RECOVER_IMEX_DOMAIN)),
+        ("look at fans, airflow or coolant of this host", Advice(Action.INSPECT)),
+        ("restart the application", Advice(None)),
+        ("none; counts as a sign", Advice(None)),
+    ],
+)  # fmt: skip
+def test_words_as_actions(words: str, advice: Advice) -> None:
+    """What an operator reads in the table is what a scheduler is told."""
+    assert advice_of(words) == advice
+
+
+def test_numbers_and_names_are_those_of_the_wire() -> None:
+    """A scheduler drained what it was told to return."""
+    for ours, theirs in (
+        (Action, advisory_pb2.Action), (Basis, advisory_pb2.Basis),
+        (advisory.State, advisory_pb2.AdvisoryState),
+    ):  # fmt: skip
+        numbers = {name: number for name, number in theirs.items() if number}
+        assert {one.name: int(one) for one in ours} == numbers
+    assert {one for one in SCOPES if one != "unknown"} <= {one.value for one in Scope}
+    assert set(advisory.GRAVITY) == set(Action) and len(advisory.GRAVITY) == len(Action)
+
+
+def host(state: State, evidence: Evidence) -> HostScore:
+    return HostScore(
+        "h1", 0, False, 0.1, 0.05, 0.2, state, 1.0, 1.0, evidence.reason, "", "", NOW, (evidence,)
+    )
+
+
+def evidence(signal: str, value: float, reason: Reason = Reason.XID_FATAL) -> Evidence:
+    return Evidence(
+        signal, "GPU-1", value, "", "", 3.0, 1.0, -0.5, reason, "it is so", NOW, "SELECT 1"
+    )
+
+
+def test_only_a_fatal_row_of_an_unhealthy_host_is_certain() -> None:
+    """XID 79 is a fault; the same host under suspicion of another kind is not."""
+    told = asked(
+        host(State.UNHEALTHY, evidence("gpu.xid", 79)), evidence("gpu.xid", 79), Workload()
+    )
+    assert told is not None and (told.action, told.basis) == (Action.EVICT_NOW, Basis.DETERMINISTIC)
+    told = asked(host(State.SUSPECT, evidence("gpu.xid", 92)), evidence("gpu.xid", 92), Workload())
+    assert told is None or told.basis is Basis.STATISTICAL
+    for state in (State.HEALTHY, State.STALE, State.UNKNOWN, State.MAINTENANCE):
+        assert asked(host(state, evidence("gpu.xid", 79)), evidence("gpu.xid", 79), GANG) is None
+
+
+def test_a_dead_job_waits_for_no_checkpoint() -> None:
+    """The drain at the next checkpoint of a job that had crashed never came."""
+    found = evidence("gpu.xid", 95)
+    told = asked(host(State.UNHEALTHY, found), found, replace(GANG, dead=True))
+    assert told is not None and (told.action, told.basis) == (Action.EVICT_NOW, Basis.DEAD_JOB)
+
+
+def test_the_arithmetic_by_hand() -> None:
+    """512 GPUs, 0.05 an hour, 0.6 h each: 8 / (20 + 0.6) = 0.388 times, 0.233 h, 119 GPU-hours."""
+    lost, words = waiting(Fault(0.05, 1.0, 8), GANG)
+    assert lost == pytest.approx(512 * 0.6 * 8 / 20.6) and "512 GPUs x 8 h" in words
+    assert waiting(Fault(0.0, 0.9, 8), GANG)[0] == pytest.approx(512 * 8 * 0.1)
+    assert waiting(Fault(0.0, nan, 8), GANG)[0] == 0.0
+    lost, words = acting(Action.EVICT_NOW, Action.RESET_GPU, QUIET, GANG)
+    assert lost == pytest.approx(512 * (0.2 + 0.25) + 8 * 0.25) and "out" in words
+    assert acting(Action.EVICT_NOW, Action.RESET_GPU, QUIET, replace(GANG, dead=True))[0] == 2.0
+
+
+def test_act_by_is_when_waiting_has_cost_as_much() -> None:
+    """Half of the horizon, where acting costs half of what waiting does."""
+    cost = price(
+        Action.DRAIN_AT_CHECKPOINT, Action.RESET_GPU, Fault(60.0, 1.0, 8), GANG, NOW, Basis.DETERMINISTIC
+    )  # fmt: skip
+    share = cost.acting_gpu_hours / cost.waiting_gpu_hours
+    assert cost.act_by_ns - NOW == pytest.approx(8 * 3600e9 * share)
+    assert price(Action.AVOID, None, QUIET, Workload(), NOW, Basis.STATISTICAL).act_by_ns == 0
+
+
+@given(
+    hazard=st.floats(0, 60), speed=st.floats(0, 1) | st.just(nan), gpus=st.integers(1, 16),
+    gang=st.integers(0, 100_000), interval=st.floats(0, 86_400),
+)  # fmt: skip
+def test_waiting_never_costs_more_than_the_whole_gang(
+    hazard: float, speed: float, gpus: int, gang: int, interval: float
+) -> None:
+    """A hazard of one a minute cost more GPU-hours than there are."""
+    lost, _ = waiting(Fault(hazard, speed, gpus), Workload("j", gang, 0.0, interval))
+    assert 0.0 <= lost <= 8.0 * max(gang, gpus) * (1 + 1e-9)

@@ -1,0 +1,102 @@
+"""`gangline declared check`: what an aggregator would say, before it does."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from gangline import cli
+from gangline.aggregator.declared import record
+from gangline.aggregator.declared.reading import File, parse
+from gangline.aggregator.store.storefile import script
+
+NOW_NS = 1_795_168_800 * 10**9  # 2026-11-20 10:00 UTC
+BEFORE = """\
+[[place]]
+hosts = ["gpu-[001-003]"]
+rack = "r1"
+[[maintenance]]
+hosts = ["gpu-001"]
+begin = 2026-11-20T00:00:00Z
+end = 2026-11-21T00:00:00Z
+who = "alice"
+why = "new fans"
+[thresholds]
+"host.cpu_steal_ratio" = 0.2
+"""
+AFTER = (
+    BEFORE.replace("gpu-[001-003]", "gpu-[002-004]")
+    .replace("0.2", "0.3")
+    .replace('["gpu-001"]', '["gpu-*"]')
+)
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A day of which the files are, and a folder without an aggregator."""
+    monkeypatch.setattr(time, "time_ns", lambda: NOW_NS)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_what_is_wrong_is_told_and_the_exit_code_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipeline that rolls files out stops on it."""
+    (tmp_path / "a.toml").write_text(BEFORE.replace("rack", "rak"))
+    assert cli.main(["declared", "check", "a.toml"]) == cli.FAILED
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.splitlines() == [
+        "a.toml:3: rak: unknown here; did you mean rack?",
+        "gangline declared: none of it would be taken",
+    ]
+    assert cli.main(["declared", "check", "none.toml"]) == cli.FAILED
+
+
+def test_what_would_change_against_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before a change is rolled out, somebody reads what it does."""
+    (tmp_path / "a.toml").write_text(AFTER)
+    (tmp_path / "old.toml").write_text(BEFORE)
+    assert cli.main(["declared", "check", "a.toml", "--against", "old.toml"]) == cli.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(
+        "good: 1 file, 3 places of hosts, 0 kinds of hosts expected, 1 maintenance window"
+    )
+    assert lines[1:] == [
+        "maintenance now: gpu-*: 3 of 3 known hosts (a.toml:4)",
+        "against old.toml: it would change",
+        "- places: gpu-001 rack = r1",
+        "+ places: gpu-004 rack = r1",
+        "+ maintenance of gpu-*: 2026-11-20 00:00 UTC to 2026-11-21 00:00 UTC, new fans (alice)",
+        "- maintenance of gpu-001: 2026-11-20 00:00 UTC to 2026-11-21 00:00 UTC, new fans (alice)",
+        "~ thresholds: host.cpu_steal_ratio: 0.2 -> 0.3",
+    ]
+
+
+def test_against_what_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The operators' file says what is in force, and which hosts there are: no aggregator is asked."""
+    with duckdb.connect(str(tmp_path / "operators.duckdb")) as base:
+        base.execute(script("0008_declared.sql"))
+        base.execute("CREATE TABLE hosts AS SELECT unnest(['gpu-001', 'gpu-009', 'login']) AS host")
+        found = parse([File("a.toml", BEFORE.encode())], NOW_NS, number=7)
+        record.put_version(base, found, [], NOW_NS)
+        record.put_places(base, found)
+    (tmp_path / "a.toml").write_text(BEFORE)
+    assert cli.main(["declared", "check", "a.toml", "--data", "."]) == cli.OK
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "maintenance now: gpu-001: 1 of 5 known hosts (a.toml:4)",
+        "against version 7, in force in .: nothing would change",
+    ]
+    (tmp_path / "a.toml").write_text(AFTER)
+    assert cli.main(["declared", "check", "a.toml", "--data", "."]) == cli.OK
+    said = capsys.readouterr().out
+    assert (
+        "gpu-*: 5 of 6 known hosts" in said
+        and "~ thresholds: host.cpu_steal_ratio: 0.2 -> 0.3" in said
+    )
+    assert cli.main(["declared", "check", "a.toml", "--data", "none"]) == cli.USAGE
+    assert "nothing to compare with" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""Names and ranges of hosts: what an operator writes is what is meant, and nothing else."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator.declared.hostset import Pattern, Selection, parse_pattern
+from gangline.aggregator.declared.model import Place
+
+WORDS = st.text(string.ascii_lowercase + "-", max_size=6)
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> tuple[str, set[str]]:
+    """A bracket, and the numbers that it stands for as they are written."""
+    first = draw(st.integers(0, 60))
+    last = draw(st.integers(first, 70))
+    digits = draw(st.sampled_from((1, 3)))
+    names = {f"{number:0{digits}d}" for number in range(first, last + 1)}
+    return f"[{first:0{digits}d}-{last:0{digits}d}]", names
+
+
+@given(WORDS, ranges(), WORDS, ranges())
+def test_a_range_means_its_hosts_and_no_others(
+    before: str, one: tuple[str, set[str]], between: str, other: tuple[str, set[str]]
+) -> None:
+    """A window for gpu-[001-016] that took gpu-017 or gpu-1 along would drain hosts that nobody named."""
+    pattern = parse_pattern(f"{before}{one[0]}{between}{other[0]}")
+    names = {f"{before}{a}{between}{b}" for a in one[1] for b in other[1]}
+    assert set(pattern.names()) == names and pattern.count == len(one[1]) * len(other[1])
+    assert all(map(pattern.matches, names))
+    for name in (f"{before}071{between}071", f"{before}0000{between}0000", f"x{min(names)}"):
+        assert pattern.matches(name) == (name in names)
+
+
+@given(st.text(max_size=150) | st.text("[]-*?,a01", max_size=30), st.text("a01-x", max_size=20))
+def test_whatever_is_typed_is_a_pattern_or_words(text: str, host: str) -> None:
+    """An editor's slip must not end the aggregator, nor match at random."""
+    try:
+        pattern = parse_pattern(text)
+    except ValueError as error:
+        assert len(str(error)) < 200
+        return
+    assert pattern.matches(host) in (True, False)
+    if pattern.is_name:
+        assert pattern.matches(text) and list(pattern.names()) == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpu-[001-016", "without its ]"),
+        ("gpu-[016-001]", "lower number first"),
+        ("gpu-[1-016]", "as many digits"),
+        ("gpu-[a-b]", "no range"),
+        ("gpu-[]", "no range"),
+        ("gpu 1", "expected a host name"),
+        ("*-*-*-*-*", "write several"),
+        ("g" * 129, "at most 128"),
+        ("", "expected a host name"),
+        (7, "expected a host name"),
+        ("gpu-[1234567890]", "no range"),
+    ],
+)
+def test_what_is_no_pattern_is_told(text: object, words: str) -> None:
+    """Words that do not say what would be right send the operator to the source."""
+    with pytest.raises(ValueError, match=words.replace("]", r"\]")):
+        parse_pattern(text)
+
+
+def test_wildcards_and_places() -> None:
+    """A rack's window is for all that stands there, also for a host that came yesterday."""
+    selection = Selection((parse_pattern("gpu-0?"),), {"rack": frozenset({"r1"})})
+    assert selection.matches("gpu-01", Place()) and not selection.matches("gpu-011", Place())
+    assert selection.matches("x", Place(rack="r1")) and not selection.matches("x", Place(rack="r2"))
+    assert selection.words == "gpu-0?, rack r1" and not selection.is_all
+    assert Selection((parse_pattern("*"),)).is_all
+    assert isinstance(selection.patterns[0], Pattern) and selection.patterns[0].is_open

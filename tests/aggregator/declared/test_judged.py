@@ -1,0 +1,233 @@
+"""What people declared, in what the judge says: maintenance, noise, thresholds, hardware that is not as it should be."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from gangline.aggregator.declared.reading import File, parse
+from gangline.aggregator.fleet.kept import KEPT
+from gangline.aggregator.judgement.declared import rule_names
+from gangline.aggregator.verdicts import Reason, State
+from tests.aggregator.world import SECOND_NS, START_NS, World, gpu_of, throttle
+
+
+def at(seconds: float) -> str:
+    """A moment of the world, as TOML."""
+    return datetime.fromtimestamp(START_NS / 1e9 + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def declare(world: World, text: str) -> None:
+    """Put *text* in force."""
+    world.fleet.declared = parse([File("a.toml", text.encode())], world.now_ns, rules=rule_names())
+
+
+def window(begin: float, end: float) -> str:
+    return (
+        f'[[maintenance]]\nhosts = ["h1"]\nbegin = {at(begin)}\nend = {at(end)}\n'
+        'who = "alice"\nwhy = "new fans"\n'
+    )
+
+
+def test_maintenance_from_its_begin_to_its_end() -> None:
+    """A technician pulls a GPU: that is no news; what is still wrong when the window ends is."""
+    world = World()
+    declare(world, window(20, 40))
+    world.run(19)
+    assert world.states()["h1"] == "HEALTHY"
+    world.run(1)
+    assert world.states() == {
+        "h0": "HEALTHY",
+        "h1": "MAINTENANCE",
+        "h2": "HEALTHY",
+        "h3": "HEALTHY",
+    }
+    throttle(world.hosts[1], 2)
+    world.run(15)
+    score = world.score(world.hosts[1])
+    assert score.state is State.MAINTENANCE and score.reason is Reason.POLICY
+    assert "new fans (alice); else DEGRADED: " in score.reason_words
+    assert "the window ends at 2023-11-14 22:14 UTC (a.toml:1)" in score.clears_when
+    assert score.evidence and score.relative_speed < 0.9
+    world.run(5)
+    assert world.states()["h1"] == "DEGRADED"
+
+
+def test_a_host_that_falls_silent_in_maintenance_is_in_maintenance() -> None:
+    """It is switched off: STALE would call somebody out of bed."""
+    world = World(hosts=8)
+    declare(world, window(5, 400))
+    world.run(10)
+    world.hosts[1].silent = True
+    world.run(60)
+    score = world.score(world.hosts[1])
+    assert score.state is State.MAINTENANCE and "else STALE: silent for" in score.reason_words
+
+
+def test_noise_weighs_nothing_and_stays_to_be_seen() -> None:
+    """This XID is known on these hosts: until that day it costs them nothing, and nobody wonders where it went."""
+    world = World()
+    world.run(10)
+    for host in world.hosts[:2]:
+        world.event(host, 79, gpu_of(host, 0))
+    world.run(2)
+    healthy = world.score(world.hosts[2]).hazard_per_hour
+    assert world.states()["h1"] == "UNHEALTHY"
+    declare(
+        world,
+        f'[[override]]\nhosts = ["h1"]\nxid = 79\nuntil = {at(60)}\nwho = "bob"\nwhy = "a test of cables"\n',
+    )
+    world.run(2)
+    score = world.score(world.hosts[1])
+    assert score.state is State.HEALTHY and score.hazard_per_hour == healthy
+    (evidence,) = score.evidence
+    assert evidence.log_hazard_delta == 0.0 and evidence.value == 79
+    assert "taken as noise until 2023-11-14 22:14 UTC: a test of cables (bob)" in evidence.words
+    assert ("h1", "gpu.xid") not in {key[:2] for key in world.fleet.findings}
+    assert world.states()["h0"] == "UNHEALTHY", "on no other host"
+    world.run(50)
+    assert world.states()["h1"] == "UNHEALTHY"
+
+
+def test_noise_by_rule() -> None:
+    """A whole rule on some hosts; other rules still see them."""
+    world = World()
+    declare(
+        world,
+        '[[override]]\nhosts = ["h[0-1]"]\nrule = "host.cpu_*"\nuntil = 2024-01-01T00:00:00Z\nwho = "b"\nwhy = "builds"\n',
+    )
+    for host in world.hosts[1:3]:
+        host.set("host_1s", "host", pressure_cpu_some_ratio=0.9)
+    throttle(world.hosts[0], 1)
+    world.run(40)
+    assert world.states() == {"h0": "DEGRADED", "h1": "HEALTHY", "h2": "WATCH", "h3": "HEALTHY"}
+
+
+def test_a_threshold_moves_the_rule_and_its_words() -> None:
+    """A cluster of small virtual machines: there 15 % of stolen time is usual."""
+    world = World()
+    for host in world.hosts[:2]:
+        host.set("host_1s", "host", cpu_steal_ratio=0.15)
+    world.hosts[0].set("host_1s", "host", cpu_steal_ratio=0.35)
+    declare(world, '[thresholds]\n"host.cpu_steal_ratio" = 0.3\n')
+    world.run(40)
+    assert world.states() == {"h0": "WATCH", "h1": "HEALTHY", "h2": "HEALTHY", "h3": "HEALTHY"}
+    score = world.score(world.hosts[0])
+    assert score.evidence[0].normal == "below 30 %" and "below 30 %" in score.clears_when
+    declare(world, "")
+    world.run(40)
+    assert world.states()["h1"] == "WATCH"
+
+
+EXPECTED = """\
+[[expected]]
+name = "8 x H100"
+model = "H100*"
+gpus = 8
+gpu_pcie_width_lanes = 16
+rdma_ports = 2
+rdma_port_gigabits_per_second = 400
+nvlinks_per_gpu = 2
+"""
+
+
+def furnish(world: World) -> None:
+    """Give the hosts ports of 400 Gb/s and two NVLinks a GPU."""
+    for host in world.hosts:
+        for port in ("mlx5_0/1", "mlx5_1/1"):
+            host.set("rdma_1s", port, rate_bytes_per_second=50e9)
+        for gpu in range(8):
+            for link in range(2):
+                host.set("nvlink_10s_changes", f"{gpu_of(host, gpu)}/link{link}", link_state=1)
+
+
+def unexpected(world: World) -> dict[str, list[str]]:
+    """The words of what stands, by host."""
+    found: dict[str, list[str]] = {}
+    for finding in world.fleet.findings.values():
+        if finding.name == "hardware.unexpected":
+            found.setdefault(finding.host, []).append(finding.words)
+    return found
+
+
+def test_hosts_that_are_as_declared_have_no_finding() -> None:
+    """And so have those of another model, and those that have not said what they are made of."""
+    world = World()
+    furnish(world)
+    world.register(world.hosts[2], model="A100")
+    world.fleet.register("h9", simulated=False, boot_id=b"B" * 16, devices=[])
+    declare(world, EXPECTED)
+    world.run(90)
+    assert unexpected(world) == {} and world.states()["h0"] == "HEALTHY"
+
+
+def test_each_difference_is_a_finding_that_ends_when_it_is_gone() -> None:
+    """After a swap a host came back with seven GPUs, one in a slot of 8 lanes, a port at half its speed, a link down."""
+    world = World()
+    furnish(world)
+    first, second, third, _ = world.hosts
+    world.register(first, gpus=7)
+    first.readings = {k: v for k, v in first.readings.items() if gpu_of(first, 7) not in k[1]}
+    first.growth = {k: v for k, v in first.growth.items() if gpu_of(first, 7) not in k[1]}
+    second.set("gpu_10s", gpu_of(second, 3), pcie_width_max_lanes=8, pcie_width_lanes=8)
+    second.set("rdma_1s", "mlx5_1/1", rate_bytes_per_second=25e9)
+    third.set("nvlink_10s_changes", f"{gpu_of(third, 0)}/link1", link_state=0)
+    declare(world, EXPECTED)
+    world.run(50)
+    assert unexpected(world) == {}, "an inventory has a minute to become whole"
+    world.run(40)
+    assert unexpected(world) == {
+        "h0": ["7 GPUs, 8 expected (8 x H100, a.toml:1)"],
+        "h1": [
+            "an RDMA port runs at 200 Gb/s, 400 expected (8 x H100, a.toml:1)",
+            "a GPU has 8 PCIe lanes at best, 16 expected (8 x H100, a.toml:1)",
+        ],
+        "h2": ["15 NVLinks of 8 GPUs are up, 16 expected (8 x H100, a.toml:1)"],
+    }
+    assert world.states()["h0"] == "WATCH"
+    finding = next(f for f in world.fleet.findings.values() if f.host == "h0")
+    assert (finding.subject, finding.clears_when) == (
+        "host expected.gpus",
+        "it has 8, or a.toml:1 says otherwise",
+    )
+    second.set("rdma_1s", "mlx5_1/1", rate_bytes_per_second=50e9)
+    declare(
+        world,
+        EXPECTED.replace("gpus = 8", "gpus = 7").replace("width_lanes = 16", "width_lanes = 8"),
+    )
+    world.run(15)
+    assert sorted(unexpected(world)) == ["h2"], "the others have 8 GPUs, for less than a minute"
+
+
+def test_rules_have_the_names_that_an_override_may_give() -> None:
+    """A rule that the list has not could never be declared to be noise."""
+    names = rule_names()
+    assert {
+        "gpu.xid",
+        "host.cpu_pressure",
+        "net.flaps",
+        "rdma.retransmits",
+        "clock.offset",
+    } <= names
+    assert {"hardware.unexpected.gpus", "gpu.thermal"} <= names and len(names) > 50
+    assert "rdma.rate_bytes_per_second" in KEPT
+
+
+def test_what_is_declared_costs_little_of_many_hosts() -> None:
+    """Who is meant is worked out once: ten thousand hosts are not matched against each window each second."""
+    world = World(hosts=1, gpus=1)
+    declare(world, window(-10, 10_000))
+    declared = world.fleet.declared
+    asked = 0
+
+    class Counting:
+        def matches(self, host: str, place: object) -> bool:
+            nonlocal asked
+            asked += 1
+            return host == "h1"
+
+    object.__setattr__(declared.windows[0], "selection", Counting())
+    for _ in range(3):
+        assert [declared.in_maintenance(f"h{n}", START_NS + SECOND_NS) for n in range(4)] == [
+            False, True, False, False,
+        ]  # fmt: skip
+    assert asked == 4

@@ -1,0 +1,220 @@
+"""What is declared while an aggregator runs: taken live, kept over a restart, and never lost to a bad file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.declared.live import FINDING, Live
+from gangline.aggregator.declared.model import Place
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.storefile import script
+from gangline.aggregator.verdicts import OURSELVES
+from gangline.fingerprints.wire import telemetry_pb2
+
+NOW_NS = 1_795_168_800 * 10**9  # 2026-11-20 10:00 UTC
+STEP_NS = 31 * 10**9
+RACK = '[[place]]\nhosts = ["h1"]\nrack = "{}"\n'
+
+
+class Tables:
+    """A store of nothing but the tables of what is declared."""
+
+    def __init__(self) -> None:
+        self.connection = duckdb.connect(":memory:")
+        self.connection.execute(script("0008_declared.sql"))
+
+    def in_transaction(self, work: Callable[[duckdb.DuckDBPyConnection], None]) -> None:
+        work(self.connection)
+
+    @contextmanager
+    def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        yield self.connection
+
+
+class Running:
+    """An aggregator's declared part, beside its store; time passes with `step`."""
+
+    def __init__(self, store: Tables | Store, declared: Path | None) -> None:
+        self.store = store
+        self.fleet = Fleet(epoch=7)
+        self.now_ns = NOW_NS
+        self.live = Live(declared, self.fleet, self.store)
+        self.live.begin(self.now_ns)
+
+    def step(self, steps: int = 1) -> None:
+        """Let the files be looked at so many times."""
+
+        async def run() -> None:
+            for _ in range(steps):
+                self.now_ns += STEP_NS
+                self.live.step(self.now_ns)
+                if task := self.live._task:  # pyright: ignore[reportPrivateUsage]
+                    await task
+
+        asyncio.run(run())
+
+    def asked(self, query: str) -> list[tuple[Any, ...]]:
+        with self.store.reading() as cursor:
+            return cursor.execute(query).fetchall()
+
+    @property
+    def finding(self) -> str:
+        found = self.fleet.findings.get((OURSELVES, FINDING, ""))
+        return found.words if found else ""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of declarations."""
+    write(tmp_path, RACK.format("r1"))
+    return tmp_path
+
+
+@pytest.fixture
+def running(folder: Path) -> Running:
+    """One that runs."""
+    return Running(Tables(), folder)
+
+
+def write(folder: Path, text: str) -> None:
+    """Write as editors do: another file in the place of the one before."""
+    new = folder / ".new"
+    new.write_text(text)
+    os.replace(new, folder / "a.toml")
+
+
+def test_a_change_is_taken_live_and_a_bad_one_is_not(running: Running, folder: Path) -> None:
+    """A slip at 3 a.m. must not take all maintenance windows away; nor is it kept to itself."""
+    assert running.fleet.declared.number == 1
+    running.step()
+    write(folder, RACK.format("r2"))
+    running.step(2)
+    assert running.fleet.declared.place("h1") == Place(rack="r2")
+    assert running.fleet.declared.number == 2 and running.finding == ""
+    write(folder, RACK.replace("rack", "rak"))
+    running.step(2)
+    assert running.fleet.declared.place("h1") == Place(rack="r2")
+    assert "version 2 stays in force" in running.finding
+    assert "a.toml:3: rak: unknown here; did you mean rack?" in running.finding
+    assert running.live.trouble == running.finding
+    running.step(2)
+    assert running.finding, "it is told for as long as it is so"
+    write(folder, RACK.format("r2"))
+    running.step(2)
+    assert running.finding == "" and running.fleet.declared.number == 2
+    rows = running.asked("SELECT number, files FROM declared_versions ORDER BY number")
+    assert rows == [(1, ["a.toml"]), (2, ["a.toml"])]
+    assert running.asked("SELECT host, value, source, said_at, counts FROM declared_places") == [
+        ("h1", "r2", "file", "a.toml:1", True)
+    ]
+
+
+def test_half_a_file_is_not_taken(running: Running, folder: Path) -> None:
+    """A file that grows while it is copied may be good at each of its halves."""
+    running.step()
+    for number in range(3):
+        write(folder, RACK.format(f"r{number + 3}"))
+        running.step()
+        assert running.fleet.declared.place("h1") == Place(rack="r1")
+    running.step()
+    assert running.fleet.declared.place("h1") == Place(rack="r5")
+
+
+def test_sighup_takes_it_at_once(running: Running, folder: Path) -> None:
+    """Who asks has finished writing."""
+    running.step()
+    write(folder, RACK.format("r2"))
+    running.live.ask()
+    running.step()
+    assert running.fleet.declared.place("h1") == Place(rack="r2")
+
+
+def test_a_folder_that_is_gone_changes_nothing_until_it_is_back(
+    running: Running, folder: Path
+) -> None:
+    """A mount that is away for an hour is no order to forget all racks."""
+    running.step()
+    folder.rename(folder.with_name("away"))
+    running.step(2)
+    assert (
+        running.fleet.declared.place("h1") == Place(rack="r1") and "No such file" in running.finding
+    )
+    folder.with_name("away").rename(folder)
+    running.step(2)
+    assert running.finding == "" and running.fleet.declared.number == 1
+
+
+def test_after_a_restart_with_a_bad_file_the_last_good_one_is_in_force(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The machine boots in the night after the slip: what was good is in the store."""
+    data = tmp_path_factory.mktemp("data")
+    config = AggregatorConfig(data=data, ops_seconds=3600.0, history_on=False)
+    store = Store.open(data, config)
+    Running(store, folder).step()
+    assert store.close() == ""
+    write(folder, "nonsense = [")
+    store = Store.open(data, config)
+    try:
+        again = Running(store, folder)
+        assert again.fleet.declared.place("h1") == Place(rack="r1")
+        assert again.fleet.declared.number == 1 and "not TOML" in again.finding
+        write(folder, RACK.format("r1"))
+        again.step(2)
+        assert again.finding == "" and again.fleet.declared.number == 1
+    finally:
+        assert store.close() == ""
+
+
+def test_nothing_declared_any_more(running: Running) -> None:
+    """The setting is taken out: SQL does not go on showing what no longer holds; numbers go on."""
+    running.step()
+    again = Running(running.store, None)
+    again.step()
+    assert again.fleet.declared.place("h1") == Place() and again.finding == ""
+    assert again.asked("SELECT max(number) FROM declared_versions") == [(2,)]
+    assert again.asked("FROM declared_places") == []
+    assert again.asked("SELECT count(*) > 3 FROM declared_thresholds") == [(True,)]
+
+
+def test_labels_of_agents_say_where_a_host_stands(running: Running) -> None:
+    """Nobody wrote a file for it: the host's own word counts, and after a file's."""
+    for host in ("h1", "h2"):
+        gpu = telemetry_pb2.Device(
+            kind="gpu", key=f"GPU-{host}", attributes={"fabric_cluster": "c", "fabric_clique": "3"}
+        )
+        labels = {"gangline.rack": "r9", "gangline.rails": "l0 l1", "hostname": host}
+        running.fleet.register(
+            host, simulated=False, boot_id=b"B" * 16, devices=[gpu], labels=labels
+        )
+    running.step()
+    place = running.fleet.declared.place("h2")
+    assert place == Place(rack="r9", rails=("l0", "l1"), nvlink_domain="c.3")
+    assert running.fleet.declared.place("h1").rack == "r1"
+    rows = running.asked(
+        "SELECT value, source, counts FROM declared_places WHERE host = 'h1' AND field = 'rack' ORDER BY counts"
+    )
+    assert rows == [("r9", "label", False), ("r1", "file", True)]
+
+
+def test_files_of_old_versions_are_let_go(
+    running: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A generator that writes each minute must not fill the store."""
+    monkeypatch.setattr("gangline.aggregator.declared.record.FILES_KEPT_VERSIONS", 2)
+    for number in range(4):
+        write(folder, RACK.format(f"r{number + 3}"))
+        running.live.ask()
+        running.step()
+    assert running.asked("SELECT DISTINCT number FROM declared_files ORDER BY 1") == [(4,), (5,)]
+    assert running.asked("SELECT count(*) FROM declared_versions") == [(5,)]

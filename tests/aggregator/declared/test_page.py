@@ -1,0 +1,39 @@
+"""The page for operators: its example is good, and says all there is to say."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gangline.aggregator.declared.expected import ITEMS
+from gangline.aggregator.declared.model import PLACE_FIELDS
+from gangline.aggregator.declared.reading import File, parse
+from gangline.aggregator.judgement.declared import rule_names
+
+PAGE = (Path(__file__).parents[3] / "docs" / "declared.md").read_text()
+NOW_NS = round(datetime(2026, 11, 23, 22, tzinfo=UTC).timestamp()) * 10**9
+
+
+def test_the_example_is_taken_and_means_what_the_page_says() -> None:
+    """An operator begins by copying it: a slip in it is a slip in every cluster."""
+    blocks = re.findall(r"^```(toml|csv)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    files = [File(f"a.{kind}", text.encode()) for kind, text in blocks]
+    assert [one.name for one in files] == ["a.toml", "a.csv"]
+    found = parse(files, NOW_NS, rules=rule_names())
+    assert found.notes == () and len(found.places) == 10
+    assert found.place("gpu-009").rack == "r2" and found.place("gpu-008").rack == "r1"
+    assert [h for h in found.places if found.in_maintenance(h, NOW_NS)] == [
+        f"gpu-{number:03}" for number in range(1, 9)
+    ]
+    assert found.override("gpu-009", "gpu.xid.63", NOW_NS, signal="gpu.xid", code=63)
+    assert not found.override("gpu-010", "gpu.xid.63", NOW_NS, signal="gpu.xid", code=63)
+    assert found.threshold("host.cpu_steal_ratio") == 0.2
+    expected = found.expected("NVIDIA H100 80GB HBM3")
+    assert expected is not None and expected.items.keys() == ITEMS.keys()
+
+
+def test_the_page_names_every_field() -> None:
+    """What is not on the page does not exist at night."""
+    for name in (*PLACE_FIELDS, *ITEMS):
+        assert f"`{name}`" in PAGE or f"\n{name} = " in PAGE, name

@@ -1,0 +1,329 @@
+"""Files of declarations: what is good is taken as written, what is wrong is told with file, line and what would be right."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator.declared import limits
+from gangline.aggregator.declared.model import NOTHING, Declared, Place, Said
+from gangline.aggregator.declared.problems import DeclaredError
+from gangline.aggregator.declared.reading import File, hash_of, parse, read
+from gangline.aggregator.declared.thresholds import THRESHOLDS
+
+NOW_NS = round(datetime(2026, 11, 21, 6, tzinfo=UTC).timestamp()) * 10**9
+DAY_NS = 86_400 * 10**9
+GOOD = """\
+time_zone = "Europe/Berlin"
+
+[[place]]
+hosts = ["gpu-[001-004]"]
+rack = "r1"
+leaf = "leaf-1"
+
+[[expected]]
+model = "NVIDIA H100*"
+gpus = 8
+
+[[maintenance]]
+racks = ["r1"]
+begin = 2026-11-20T22:00:00
+end = 2026-11-22
+who = "alice"
+why = "new power feed"
+
+[[override]]
+hosts = ["gpu-00?"]
+xid = [63, 92]
+until = 2026-12-24
+who = "bob"
+why = "known batch of HBM"
+
+[thresholds]
+gpu.slow_below_ratio = 0.8
+"host.cpu_steal_ratio" = 0.3
+"""
+RULES = frozenset({"host.cpu_pressure", "net.flaps"})
+
+
+def files(**texts: str) -> list[File]:
+    """Files by name; `_` stands for the dot."""
+    return [File(name.replace("_", "."), text.encode()) for name, text in texts.items()]
+
+
+def declared(**texts: str) -> Declared:
+    return parse(files(**texts), NOW_NS, rules=RULES, number=1)
+
+
+def problems(**texts: str) -> list[str]:
+    with pytest.raises(DeclaredError) as caught:
+        declared(**texts)
+    return caught.value.problems
+
+
+def test_a_good_file_is_taken_as_written() -> None:
+    """Each kind of entry once."""
+    found = declared(a_toml=GOOD)
+    assert found.place("gpu-003") == Place(rack="r1", leaf="leaf-1")
+    assert found.place("gpu-005") == Place()
+    assert found.in_maintenance("gpu-001", NOW_NS) and not found.in_maintenance("gpu-005", NOW_NS)
+    assert not found.in_maintenance("gpu-001", NOW_NS + 2 * DAY_NS)
+    window = found.window("gpu-001", NOW_NS)
+    assert window is not None and (window.who, str(window.where)) == ("alice", "a.toml:12")
+    xid = {"signal": "gpu.xid", "device": "GPU-1"}
+    assert found.override("gpu-001", "gpu.xid.63", NOW_NS, code=63, **xid)
+    assert not found.override("gpu-001", "gpu.xid.79", NOW_NS, code=79, **xid)
+    assert not found.override("gpu-011", "gpu.xid.63", NOW_NS, code=63, **xid)
+    assert not found.override("gpu-001", "gpu.xid.63", NOW_NS + 40 * DAY_NS, code=63, **xid)
+    assert found.threshold("gpu.slow_below_ratio") == 0.8
+    assert found.threshold("host.cpu_steal_ratio") == 0.3
+    assert found.threshold("host.cpu_pressure_ratio") == 0.6
+    expected = found.expected("NVIDIA H100 80GB HBM3")
+    assert expected is not None and expected.items == {"gpus": 8}
+    assert found.expected("NVIDIA A100") is None and found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("rack = ", "rak = ", "a.toml:5: rak: unknown here; did you mean rack?"),
+        ('hosts = ["gpu-[001-004]"]', 'hosts = ["gpu-*"]', "a.toml:4: hosts: 'gpu-*': hosts of a place are named"),
+        ('hosts = ["gpu-[001-004]"]', 'hosts = "gpu-001"', "a.toml:4: hosts: 'gpu-001': expected a list"),
+        ("gpus = 8", "gpus = 8.5", "a.toml:10: gpus: 8.5: expected a whole number from 0 to 256"),
+        ("gpus = 8", "gpus = true", "a.toml:10: gpus: True: expected a whole number"),
+        ("gpus = 8", "", "a.toml:8: nothing is expected: there are gpus,"),
+        ('model = "NVIDIA H100*"\n', "", "a.toml:8: of which hosts?"),
+        ('racks = ["r1"]\n', "", "a.toml:12: no hosts: name them"),
+        ("end = 2026-11-22\n", "", "a.toml:12: end is missing: expected when it ends"),
+        ("end = 2026-11-22\n", "end = 2026-11-19\n", "a.toml:15: end: expected after begin"),
+        ("end = 2026-11-22\n", "end = 2036-11-22\n", "a.toml:15: end: expected after begin, at most 366 days"),
+        ("end = 2026-11-22\n", 'end = "2026-11-22"\n', "a.toml:15: end: '2026-11-22': expected a time"),
+        ('time_zone = "Europe/Berlin"\n', "", "a.toml:13: begin: datetime.datetime(2026, 11, 20, 22, 0): expected a time with its offset"),
+        ("Europe/Berlin", "Europe/Berln", "a.toml:1: time_zone: 'Europe/Berln': no time zone"),
+        ('why = "new power feed"\n', "", "a.toml:12: why is missing: expected the reason"),
+        ('who = "alice"', 'who = ""', "a.toml:16: who: '': expected one line of 1 to 128 characters"),
+        ("until = 2026-12-24\n", "", "a.toml:19: until is missing: an override has an end"),
+        ("until = 2026-12-24\n", "until = 2028-12-24\n", "a.toml:22: until: expected after since, and at most 366 days from now"),
+        ("xid = [63, 92]", "xid = [63, -1]", "a.toml:21: xid: [63, -1]: expected a whole number from 0 to 4.29497e+09"),
+        ("xid = [63, 92]", "xid = []", "a.toml:21: xid: []: expected 1 to 64 codes"),
+        ("xid = [63, 92]", "", "a.toml:19: what is noise?"),
+        ("xid = [63, 92]", 'rule = "host.cpu_presure"', "a.toml:21: rule: 'host.cpu_presure': no rule has this name; did you mean host.cpu_pressure?"),
+        ("0.8", "1.8", "a.toml:27: gpu.slow_below_ratio: 1.8: expected a number from 0.5 to 0.99"),
+        ("0.3", "nan", "a.toml:28: host.cpu_steal_ratio: nan: expected a number"),
+        ("gpu.slow_below", "gpu.slow_bellow", "a.toml:27: no threshold 'gpu.slow_bellow_ratio'; did you mean gpu.slow_below_ratio?"),
+        ("[[maintenance]]", "[maintenance]", "expected [[maintenance]] before each, with two brackets"),
+        ("[[override]]", "[[overide]]", "a.toml:19: 'overide' is unknown; there are [[place]]"),
+        ("[thresholds]", "[thresholds", "a.toml: not TOML: "),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_with_its_line(old: str, new: str, told: str) -> None:
+    """Words that do not name the line send an operator through 400 of them at night."""
+    assert old in GOOD
+    found = problems(a_toml=GOOD.replace(old, new, 1))
+    assert any(told in one for one in found), found
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    """One problem a run is ten runs; and of thousands the first are enough."""
+    text = GOOD.replace("rack = ", "rak = ").replace("gpus = 8", "gpus = 800").replace("0.8", "8")
+    assert len(problems(a_toml=text)) == 3
+    many = "".join(f'[[place]]\nhosts = ["h{n}"]\nrak = "r"\n' for n in range(100))
+    assert problems(a_toml=many)[-1] == "and 80 more"
+
+
+def test_who_says_where_a_host_stands() -> None:
+    """A file of people's own, then Topograph, then labels, then hardware: field by field, and all of it is kept."""
+    graph = {
+        "instances": [
+            {
+                "id": "gpu-001",
+                "network_layers": ["leaf-t", "spine-t", "core-t"],
+                "labels": {"accelerator.topograph.run/domain": "nvl-1"},
+            }
+        ]
+    }
+    found = declared(a_toml=GOOD, b_json=json.dumps(graph))
+    told = {
+        "gpu-001": (
+            Said("label", "", Place(rack="r9", cooling_domain="cdu-1")),
+            Said("hardware", "", Place(nvlink_domain="uuid.1")),
+        )
+    }
+    found = found.with_told(told)
+    assert found.place("gpu-001") == Place(
+        rack="r1", cooling_domain="cdu-1", leaf="leaf-1", spine="spine-t", nvlink_domain="nvl-1",
+        core="core-t",
+    )  # fmt: skip
+    assert [one.source for one in found.said_of("gpu-001")] == [
+        "file",
+        "topograph",
+        "label",
+        "hardware",
+    ]
+    assert found.with_told(told) is found
+    assert found.with_told({}).place("gpu-001").cooling_domain == ""
+
+
+def test_two_files_that_disagree_are_both_wrong() -> None:
+    """Nobody can tell who is right; to take the later one would move a host's power domain by a file's name."""
+    (told,) = problems(a_toml=GOOD, b_csv="host,rack\ngpu-001,r2\n")
+    assert told == "b.csv:2: gpu-001: rack is r2 here and r1 at a.toml:3"
+    assert (
+        declared(a_toml=GOOD, b_csv="host,rack,spine\ngpu-001,r1,s1\n").place("gpu-001").spine
+        == "s1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "a.csv: empty: expected a first line as host,rack"),
+        ("gpu-001,r1\n", "a.csv:1: expected a first line of names"),
+        ("host,rak\ngpu-001,r1\n", "a.csv:1: column 'rak' is unknown: did you mean rack?"),
+        ("host,rack,rack\ngpu-001,r1,r2\n", "a.csv:1: column rack is there 2 times"),
+        (
+            "host,rack\ngpu-[1-2],r1\n",
+            "a.csv:2: host: 'gpu-[1-2]': expected one host's name a line",
+        ),
+        ("host,rack\n,r1\n", "a.csv:2: host: '': expected a host name"),
+        ('host,rack\ngpu-001,"r1\n', "not CSV: "),
+        ("host,rack\ngpu-001," + "r" * 129 + "\n", "a.csv:2: rack: "),
+    ],
+)
+def test_a_wrong_csv_is_told(text: str, told: str) -> None:
+    """An export with its columns shifted must not put hosts into racks named like their serial numbers."""
+    assert any(told in one for one in problems(a_csv=text))
+
+
+def test_csv_as_spreadsheets_write_it() -> None:
+    """Semicolons, a byte order mark, columns of others, empty cells and lines, comments."""
+    text = "\ufeffHost;Rack;Asset;rails\r\n# spare\r\ngpu-001;r1;A17;l0 l1\r\n\r\ngpu-002;;;\r\n"
+    found = declared(a_csv=text)
+    assert found.place("gpu-001") == Place(rack="r1", rails=("l0", "l1"))
+    assert found.place("gpu-002") == Place()
+    assert found.notes == ("a.csv:1: column 'asset' is not read",)
+
+
+def test_topograph_nvl72() -> None:
+    """Its model of 72 hosts in four NVLink domains (tests/models of Topograph), as its graph engine tells it."""
+    blocks = {"leaf-1-1": 1100, "leaf-1-2": 1200, "leaf-2-1": 2100, "leaf-2-2": 2200}
+    graph = {
+        "instances": [
+            {
+                "id": f"node{first + number}",
+                "network_layers": [leaf, f"spine-{leaf[5]}", "core"],
+                "labels": {"accelerator.topograph.run/domain": leaf.replace("leaf", "nvl")},
+            }
+            for leaf, first in blocks.items()
+            for number in range(1, 19)
+        ]
+    }
+    found = declared(a_json=json.dumps(graph))
+    assert len(found.places) == 72
+    expected = Place(leaf="leaf-2-1", spine="spine-2", core="core", nvlink_domain="nvl-2-1")
+    assert found.place("node2118") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "a.json:1: not JSON: "),
+        ("[]", "a.json: expected Topograph's graph, as "),
+        ('{"instances": [{}]}', "a.json: instances[0] (id None): expected a text"),
+        ('{"instances": [1]}', "instances[0] (id None): expected an object"),
+        ('{"instances": [{"id": "a b"}]}', "instances[0] (id 'a b'): expected a host name"),
+        ('{"instances": [{"id": "a", "network_layers": "leaf"}]}', "expected a list"),
+        ('{"instances": [{"id": "a", "labels": []}, {"id": "b", "labels": [1]}]}', "instances[1] (id 'b'): labels: expected an object"),
+        ('{"instances": [{"id": "a", "labels": {"accelerator.topograph.run/domain": "n\\u0007"}}]}', "instances[0] (id 'a'): expected one line"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)  # fmt: skip
+def test_a_wrong_graph_is_told(text: str, told: str) -> None:
+    """Another engine's answer in its place: Slurm's topology is no graph."""
+    assert any(told in one for one in problems(a_json=text))
+
+
+def test_labels_that_topograph_sets() -> None:
+    """A graph without layers, as of a provider that only labels; numbered tiers and the names of before."""
+    labels = {"fabric.topograph.run/tier-0": "l", "network.topology.nvidia.com/spine": "s"}
+    graph = {"instances": [{"id": "a", "labels": labels}]}
+    assert declared(a_json=json.dumps(graph)).place("a") == Place(leaf="l", spine="s")
+
+
+def test_yaml_is_refused_with_the_way_out() -> None:
+    """Left alone in silence, an operator would wait for his topology for ever."""
+    (told,) = problems(model_yaml="switches:\n")
+    assert told.startswith(
+        "model.yaml: YAML is not read: declare it as TOML, or give Topograph's graph as JSON"
+    )
+
+
+def test_what_is_over_is_no_mistake() -> None:
+    """A file that was good last week must be good tomorrow: else an old window keeps a new one out."""
+    later_ns = NOW_NS + 200 * DAY_NS
+    found = parse(files(a_toml=GOOD), later_ns, rules=RULES)
+    assert [note.partition(": ")[2] for note in found.notes] == [
+        "this is over and has no effect any more"
+    ] * 2
+    assert not found.live_windows(later_ns) and not found.live_overrides(later_ns)
+
+
+def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that a program wrote without end must cost words, not memory."""
+    many = "".join(f'[[override]]\nhosts = ["h{n}"]\n' for n in range(limits.ENTRIES_MAX + 1))
+    assert any("2001 of them, at most 2000" in one for one in problems(a_toml=many))
+    wide = (
+        '[[place]]\nhosts = ["h[0-49999]"]\nrack = "r"\n[[place]]\nhosts = ["i[0-1]"]\nrack = "r"\n'
+    )
+    assert any("more than 50000 hosts" in one for one in problems(a_toml=wide))
+    assert any(
+        "longer than 2097152 bytes" in one
+        for one in problems(a_toml="#" * (limits.TOML_BYTES_MAX + 1))
+    )
+    again = "".join('[[place]]\nhosts = ["h"]\nrack = "r"\n' for _ in range(limits.SAID_MAX + 1))
+    assert any("told of more than 16 times" in one for one in problems(a_toml=again))
+    with pytest.raises(DeclaredError, match="not UTF-8"):
+        parse([File("a.toml", b"# good\n# \xff\n")], NOW_NS)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(THRESHOLDS)), st.floats(allow_nan=True)))
+def test_a_threshold_is_within_its_limits_or_refused(wanted: dict[str, float]) -> None:
+    """A limit of 0 or of infinity would judge all hosts, or none."""
+    text = "[thresholds]\n" + "".join(f'"{name}" = {value!r}\n' for name, value in wanted.items())
+    good = all(THRESHOLDS[n].low <= value <= THRESHOLDS[n].high for n, value in wanted.items())
+    try:
+        found = declared(a_toml=text.replace("e+", "e"))
+    except DeclaredError:
+        assert not good
+    else:
+        assert good and {name: found.threshold(name) for name in wanted} == wanted
+
+
+def test_a_folder_is_read_by_name_and_what_is_no_declaration_is_left_alone(tmp_path: Path) -> None:
+    """Editors leave copies behind, configuration management leaves dot files, and a pipe would never end."""
+    (tmp_path / "a.toml").write_text(GOOD)
+    for name in (".b.toml.swp", "b.toml~", "README.md", "..data"):
+        (tmp_path / name).write_text("nonsense = [")
+    assert [one.name for one in read([tmp_path])] == ["a.toml"]
+    os.mkfifo(tmp_path / "z.toml")
+    assert [(one.name, bool(one.data)) for one in read([tmp_path])] == [
+        ("a.toml", True),
+        ("z.toml", False),
+    ]
+    with pytest.raises(DeclaredError, match="No such file"):
+        read([tmp_path / "none"])
+    with pytest.raises(DeclaredError, match=r"two files are named a\.toml"):
+        read([tmp_path / "a.toml", tmp_path / "a.toml"])
+
+
+def test_the_hash_is_of_what_files_hold() -> None:
+    """A version that is the same has the same hash; one byte from a file to the next makes another."""
+    one, other = [File("a", b"xy"), File("b", b"z")], [File("a", b"x"), File("b", b"yz")]
+    assert hash_of(one) == hash_of(list(one)) != hash_of(other)
+    assert len(hash_of([])) == 16 and NOTHING.hash == ""

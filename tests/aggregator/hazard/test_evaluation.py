@@ -1,0 +1,118 @@
+"""`gangline evaluate hazard`: learned before the split, judged after it, told in words and figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gangline import cli
+from gangline.aggregator.hazard.baselines import BASELINES
+from gangline.aggregator.hazard.evaluation import MODEL, ORACLE, Terms, evaluate
+from gangline.aggregator.hazard.events import EventsError, parse_events
+from tests.aggregator.hazard.fleets import data_of, fault, recording
+
+TERMS = Terms(train_until=90, gang_nodes=80, lost_hours=1.0, draws=10)
+#: Recordings that are not ours to keep: `../shared` beside the checkout, or beside the worktree's parent.
+REAL = Path(__file__).parents[4] / "shared/data/faults/stepfun_400_nodes_days_0_208.json"
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of a fleet that was made up."""
+    path = tmp_path_factory.mktemp("events") / "made_up_100_nodes.json"
+    path.write_bytes(data_of(recording(rate=0.006)))
+    return path
+
+
+def test_the_tables(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All rankings by the same code, with intervals; who never failed is counted; the window is said."""
+    command = ["evaluate", "hazard", str(events), "--train-until", "90", "--bootstrap", "5"]
+    assert cli.main(command) == cli.OK
+    told = capsys.readouterr().out
+    assert "Learned from days 0 to 90, judged on days 91 to 15" in told
+    assert re.search(r"100 nodes, of which \d+ are not named in the file", told)
+    for name in (MODEL, *BASELINES, ORACLE):
+        assert told.count(f"| {name} ") == 2, name
+
+
+def test_json_has_the_figures_and_no_nan(events: Path, tmp_path: Path) -> None:
+    """What `make evaluate` reads; the model ranks no worse than counts where faults come back."""
+    out = tmp_path / "out.json"
+    command = ["evaluate", "hazard", str(events), "--train-until", "90", "--bootstrap", "5"]
+    assert cli.main([*command, "--json", "--quiet", "--out", str(out)]) == cli.OK
+    told = json.loads(out.read_text(), parse_constant=lambda what: pytest.fail(what))
+    rows = {row["name"]: row for row in told["tables"][0]["rows"]}
+    assert rows[MODEL]["auc"]["value"] > 0.6
+    assert rows[MODEL]["recall"]["value"] >= rows["lifetime count"]["recall"]["value"]
+    assert rows[MODEL]["raw_ece"] is None
+    assert rows[ORACLE]["saved"]["value"] >= rows[MODEL]["saved"]["value"]
+    assert all(
+        row["auc"]["value"] is None or 0 <= row["auc"]["value"] <= 1 for row in rows.values()
+    )
+
+
+def test_what_comes_after_the_split_changes_nothing_that_is_learned() -> None:
+    """The weights of a model that saw the days it is judged on."""
+    faults = parse_events(data_of(recording(rate=0.006)))
+    late = faults.start > 91
+    moved = replace(faults, hardware=np.where(late, ~faults.hardware, faults.hardware))
+    models = [evaluate(one, replace(TERMS, draws=2)).tables[0].model for one in (faults, moved)]
+    assert models[0] == models[1]
+
+
+def test_an_oracle_saves_what_there_is_to_save() -> None:
+    """By hand: one node fails once; held back for its week it saves one interruption less 168 node-hours."""
+    rows = recording(rate=0.006, days=100)
+    rows = [row for row in rows if row["event_time"] < 91] + fault("node-1", 99.5, 100.0)
+    rows += fault("node-1", 106.9, 107.0)
+    faults = parse_events(data_of(rows)).among(100)
+    found = evaluate(faults, replace(TERMS, train_until=92, gang_nodes=400, draws=2))
+    # Of the 8 days judged, 93 to 100, all but 94 .. see one of the two starts within 7 days: (400 - 168) each.
+    units = 100 - 93 + 1
+    positive = sum(any(day <= at < day + 7 for at in (99.5, 106.9)) for day in range(93, 101))
+    assert found.tables[0].positives == positive
+    assert found.tables[0].rows[-1].saved.value == pytest.approx(232 * positive / units)
+
+
+@pytest.mark.parametrize(
+    ("until", "words"),
+    [("159", "no unit after day 159"), ("8", "fault starts (all classes); expected at least 20")],
+)
+def test_a_split_that_leaves_nothing_is_refused(
+    events: Path, until: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Too late, nothing is left to judge; too early, nothing to learn from."""
+    code = cli.main(["evaluate", "hazard", str(events), "--train-until", until, "--quiet"])
+    assert (code, capsys.readouterr().out) == (cli.FAILED, "")
+    with pytest.raises(EventsError) as refused:
+        evaluate(parse_events(events.read_bytes()), replace(TERMS, train_until=int(until)))
+    assert words in str(refused.value)
+
+
+def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Words with the file's name, no traceback."""
+    command = ["evaluate", "hazard", "--train-until", "9"]
+    assert cli.main([*command, str(tmp_path / "none.json")]) == cli.FAILED
+    assert "none.json: No such file" in capsys.readouterr().err
+    (tmp_path / "torn.json").write_text('[{"node_id"')
+    assert cli.main([*command, str(tmp_path / "torn.json")]) == cli.FAILED
+    assert "torn.json: no JSON" in capsys.readouterr().err
+    assert cli.main(["evaluate", "nothing"]) == cli.USAGE
+    with pytest.raises(SystemExit):
+        cli.main([*command, "x.json", "--nodes", "0"])
+    assert "'0': expected a whole number from 1" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not REAL.exists(), reason=f"the recording is not at {REAL}")
+def test_probabilities_hold_on_the_real_recording() -> None:
+    """What the model promises of days that it has not seen: of those told 2 %, 2 % fail."""
+    faults = parse_events(REAL.read_bytes()).among(400)
+    found = evaluate(faults, Terms(120, 400, 1.0, draws=2))
+    assert (found.first_day, found.last_day) == (121, 201)
+    for table in found.tables:
+        assert table.rows[0].ece.value <= 0.02

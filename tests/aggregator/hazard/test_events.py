@@ -1,0 +1,117 @@
+"""A file of fault events from outside: whatever it holds becomes faults, or words for what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator.hazard import events
+from gangline.aggregator.hazard.events import EventsError, nodes_told, parse_events, read_events
+from tests.aggregator.hazard.fleets import data_of, event, fault
+
+
+def test_starts_and_ends_are_paired_in_the_order_of_time() -> None:
+    """A file that was joined from two is not in order; two faults of a node overlap, each with its own end."""
+    rows = [*fault("a", 5.0, 9.0), event("a", 6.0, True, kind="NIC"), event("a", 7.0, False, kind="NIC")]  # fmt: skip
+    faults = parse_events(data_of(rows[::-1]))
+    assert faults.nodes == ("a",)
+    assert (faults.start.tolist(), faults.end.tolist()) == ([5.0, 6.0], [9.0, 7.0])
+    assert faults.notes == ()
+
+
+def test_what_does_not_pair_is_noted_and_counts_for_nothing() -> None:
+    """A recording begins and ends in the middle of faults, and an end may be told twice."""
+    rows = [
+        event("a", 1.0, False), *fault("b", 2.0, 3.0), event("b", 3.5, False), event("c", 4.0, True),
+        *fault("d", 5.0, 6.0, "Cosmic Rays"),
+    ]  # fmt: skip
+    faults = parse_events(data_of(rows))
+    assert faults.start.tolist() == [-np.inf, 2.0, 4.0, 5.0]
+    assert faults.end.tolist() == [1.0, 3.0, np.inf, 6.0]
+    assert faults.hardware.tolist() == [True, True, True, False]
+    assert [note.split()[0] for note in faults.notes] == ["1", "1", "1", "1"]
+    assert "ends of faults that did not start" in " ".join(faults.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"event_time": "7"}, "event_time: expected days as a number, found '7'"),
+        ({"event_time": -1}, "expected days from 0 to 10000"),
+        ({"event_time": 10**400}, "expected days from 0 to 10000"),
+        ({"event_time": True}, "event_time: expected days as a number"),
+        ({"event_type": "fault"}, "event_type 'fault': expected fault_start or fault_end"),
+        ({"event_type": ["x"]}, "expected fault_start or fault_end"),
+        ({"node_id": ""}, "node_id: expected words"),
+        ({"node_id": "n" * 257}, "node_id: 257 characters; at most 256"),
+        ({"node_id": 7}, "node_id: expected words, found a number"),
+        ({"fault_type": None}, "fault_type: expected an object, found nothing"),
+        ({"fault_type": {"Level": "x"}}, "Class: expected words, found nothing"),
+    ],
+)
+def test_a_wrong_event_is_named(change: dict[str, Any], words: str) -> None:
+    """An export with a column of another type: which event, which field, and what would be right."""
+    rows = [event("a", 1.0, True), {**event("b", 2.0, True), **change}]
+    with pytest.raises(EventsError, match=r"^event 1: ") as refused:
+        parse_events(data_of(rows))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no JSON"),
+        (b"\xff\xfe", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b"{}", "expected a list of events, found an object"),
+        (b"[]", "0 events"),
+        (b"[1]", "event 0: expected an object"),
+        (b'[{"event_time": NaN}]', "fault_type"),
+    ],
+)
+def test_what_is_no_recording_is_refused(data: bytes, words: str) -> None:
+    """The wrong file was named."""
+    with pytest.raises(EventsError) as refused:
+        parse_events(data)
+    assert words in str(refused.value)
+
+
+def test_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file of any size is read to its limit and refused with the limit in words."""
+    path = tmp_path / "events.json"
+    path.write_bytes(data_of([event(f"n{at}", 1.0, True) for at in range(5)]))
+    assert len(read_events(path).node) == 5
+    for name, limit, words in (
+        ("FILE_BYTES_MAX", 100, "larger than 100 bytes"),
+        ("EVENTS_MAX", 4, "5 events; expected 1 to 4"),
+        ("NODES_MAX", 4, "5 nodes; at most 4"),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(EventsError) as refused:
+            patch.setattr(events, name, limit)
+            read_events(path)
+        assert words in str(refused.value)
+
+
+def test_the_fleet_is_larger_than_those_that_failed() -> None:
+    """A file of faults names nobody who never failed: without them a hazard is of those who will fail."""
+    faults = parse_events(data_of(fault("a", 1.0, 2.0)))
+    assert len(faults.among(10).nodes) == 10
+    with pytest.raises(EventsError, match="a fleet of 0 nodes: the file names 1"):
+        faults.among(0)
+    assert nodes_told(Path("stepfun_400_nodes_days_0_208.json")) == 400
+    assert nodes_told(Path("x/400_nodes/faults.json")) is None
+    assert nodes_told(Path("nodes.json")) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 50), st.booleans()), min_size=1))
+def test_any_order_of_starts_and_ends(told: list[tuple[str, float, bool]]) -> None:
+    """Whatever the order: each start is one fault, no fault ends before it starts."""
+    faults = parse_events(data_of([event(*one) for one in told]))
+    assert np.isfinite(faults.start).sum() == sum(starts for _, _, starts in told)
+    assert (faults.end >= faults.start).all()
+    assert faults.end_days == max(days for _, days, _ in told)

@@ -1,0 +1,131 @@
+"""The model: adds up, travels as text, learns what is there, and stays a prior until it has something to learn from."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.aggregator.hazard.events import EventsError, parse_events
+from gangline.aggregator.hazard.features import FEATURES, NAMES
+from gangline.aggregator.hazard.fitting import fit
+from gangline.aggregator.hazard.history import State
+from gangline.aggregator.hazard.model import PUBLISHED_RATES, HazardModel, ModelError, prior
+from gangline.aggregator.hazard.training import ALL, HARDWARE, train
+from tests.aggregator.hazard.fleets import data_of, recording
+
+NUMBERS = st.floats(-50, 50)
+MODELS = st.builds(
+    HazardModel,
+    source=st.text(max_size=40),
+    is_prior=st.booleans(),
+    outcome=st.sampled_from([ALL, HARDWARE]),
+    base_log_hazard_per_day=NUMBERS,
+    weights=st.tuples(*[NUMBERS] * len(NAMES)),
+    first_time=st.text(max_size=20),
+    last_time=st.text(max_size=20),
+    nodes=st.integers(0, 10**6),
+    faults=st.integers(0, 10**6),
+    ridge=st.floats(0, 1e6),
+    metrics=st.dictionaries(st.text(max_size=10), st.floats(-1e6, 1e6), max_size=4),
+    calibration=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=10).map(tuple),
+)
+
+
+@given(MODELS)
+def test_a_model_comes_back_from_its_text(model: HazardModel) -> None:
+    """What is stored is what is used after a restart."""
+    assert HazardModel.from_text(model.to_text()) == model
+
+
+@given(MODELS, st.lists(st.floats(0, 1), min_size=len(NAMES), max_size=len(NAMES)))
+def test_contributions_add_up(model: HazardModel, row: list[float]) -> None:
+    """An explanation whose parts do not make the whole explains another score."""
+    logs, parts = model.contributions(np.array([row]))
+    assert parts.shape == (1, len(NAMES))
+    total = model.base_log_hazard_per_day - math.log(24) + math.fsum(parts[0].tolist())
+    assert logs[0] == pytest.approx(total, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"weights": {}}, "weights: expected one for each of"),
+        ({"base_log_hazard_per_day": 51}, "base_log_hazard_per_day: expected a number within"),
+        ({"base_log_hazard_per_day": "x"}, "base_log_hazard_per_day: expected a number within"),
+        ({"is_prior": 1}, "is_prior: expected true or false"),
+        ({"nodes": -1}, "nodes: expected a whole number"),
+        ({"source": "x" * 1001}, "source: expected at most 1000 characters"),
+        ({"metrics": []}, "metrics: expected an object"),
+        ({"calibration": [[1]]}, "calibration: expected pairs"),
+        ({"more": 1}, "fields that are missing or unknown: more"),
+    ],
+)
+def test_a_text_that_is_no_model_is_refused(change: dict[str, object], words: str) -> None:
+    """A row that an operator edited, or a newer version wrote."""
+    with pytest.raises(ModelError) as refused:
+        HazardModel.from_text(json.dumps({**json.loads(prior().to_text()), **change}))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 30_000, "x" * 70_000, '{"a": NaN}'])
+def test_other_texts_are_refused(text: str) -> None:
+    """Whatever stands in the column, judging goes on with the prior."""
+    with pytest.raises(ModelError):
+        HazardModel.from_text(text)
+
+
+def test_the_prior_says_that_it_is_one_and_keeps_near_the_published_rates() -> None:
+    """A new cluster is sensible on day one: within a factor of two of what was published."""
+    model = prior()
+    assert model.is_prior
+    assert "a prior" in model.source
+    since = np.array([days for days, _ in PUBLISHED_RATES])
+    none = np.zeros(len(since))
+    state = State(since, none, dict.fromkeys((7.0, 30.0, 90.0), none), none)
+    told = 1000 * model.expected(state, 1)
+    assert np.all(np.abs(np.log(told / [rate for _, rate in PUBLISHED_RATES])) < math.log(2.2))
+    assert len(FEATURES) == len(model.weights)
+
+
+def test_training_learns_that_who_returned_falls_again() -> None:
+    """The one thing the record shows: the hazard is high after a return, and fades."""
+    model = train(parse_events(data_of(recording())).among(80), ALL, "a test")
+    day, month = np.array([0.5, 30.0, np.inf]), np.zeros(3)
+    logs = model.expected(
+        State(day, month, dict.fromkeys((7.0, 30.0, 90.0), np.exp([-0.1, -2.0, -50.0])), month), 1
+    )
+    assert logs[0] > 5 * logs[1] > 5 * 0.9 * logs[2]
+    assert not model.is_prior
+    assert all(weight >= 0 for weight in model.weights)
+    assert model.metrics["auc"] > 0.6
+    assert 0.3 < sum(told for told, _ in model.calibration) / sum(c for _, c in model.calibration) < 3  # fmt: skip
+
+
+def test_the_fit_finds_the_rates_that_made_the_data() -> None:
+    """Ten thousand days of a known hazard: the weights come back."""
+    source = np.random.default_rng(1)
+    features = np.zeros((40_000, len(NAMES)))
+    features[:8000, 0] = 1.0
+    hazard = np.where(features[:, 0] > 0, 0.2, 0.02)
+    outcome = (source.random(40_000) < -np.expm1(-hazard)).astype(np.float64)
+    base, weights = fit(features, outcome, 1.0)
+    assert base == pytest.approx(math.log(0.02), abs=0.1)
+    assert weights[0] == pytest.approx(math.log(10), abs=0.15)
+    assert weights[1:] == (0.0,) * (len(NAMES) - 1)
+    # What lowers the hazard in the data has no weight: no host is better for having failed.
+    assert fit(features, 1.0 - outcome, 1.0)[1] == (0.0,) * len(NAMES)
+
+
+def test_too_few_faults_teach_nothing() -> None:
+    """Three faults would make a model that is sure of itself."""
+    faults = parse_events(data_of(recording(nodes=10, days=60)))
+    with pytest.raises(EventsError, match=r"fault starts \(all classes\); expected at least 20"):
+        train(faults, ALL, "a test")
+    with pytest.raises(EventsError, match=r"0 fault starts \(hardware\)"):
+        train(replace(faults, hardware=np.zeros(len(faults.node), dtype=bool)), HARDWARE, "a test")

@@ -1,0 +1,240 @@
+"""`gangline admin train`: from the findings on record to the model in use, which only a better one replaces."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline import cli
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.hazard.events import EventsError
+from gangline.aggregator.hazard.features import NAMES as NAMES_OF_FEATURES
+from gangline.aggregator.hazard.features import features_of
+from gangline.aggregator.hazard.model import HazardModel, prior
+from gangline.aggregator.hazard.models import Models
+from gangline.aggregator.hazard.recorded import DAY_US, incidents_of, recorded
+from gangline.aggregator.judgement.faults import Faults
+from gangline.aggregator.store.store import Store
+from gangline.aggregator.verdicts import Finding
+from tests.aggregator.hazard.fleets import recording
+
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
+NOW_US = 1_795_168_800 * 1_000_000
+NAMES = ("gpu.xid", "gpu.lost")
+HOSTS = 60
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Store]:
+    """A store, and time that stands still."""
+    config = AggregatorConfig(data=folder, commit_seconds=0.01, ops_seconds=3600.0)
+    store = Store.open(folder, config, lambda: NOW_US * 1000)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def put(
+    connection: Any, seed: int = 1, days: int = 120, simulated: bool = False, now_us: int = NOW_US
+) -> None:
+    """Record the faults of a fleet that was made up, half of them as what findings left behind."""
+    source = random.Random(seed)
+    for at in range(HOSTS):
+        connection.execute(
+            "INSERT INTO hosts (host, node_index, simulated) VALUES (?, ?, ?)",
+            [f"node-{at}", at, simulated],
+        )
+    begin = now_us - days * DAY_US
+    open_since: dict[str, float] = {}
+    for row in recording(seed, HOSTS, days, rate=0.006):
+        at_us = begin + int(row["event_time"] * DAY_US)
+        if row["event_type"] == "fault_start":
+            open_since[row["node_id"]] = at_us
+            continue
+        since = open_since.pop(row["node_id"])
+        values = [row["node_id"], source.choice(NAMES), since, at_us]
+        table = source.choice(("findings", "past_findings"))
+        connection.execute(
+            f"INSERT INTO {table} (host, name, since, cleared) "
+            "VALUES (?, ?, make_timestamp(?::BIGINT), make_timestamp(?::BIGINT))",
+            values,
+        )
+
+
+def test_findings_of_one_incident_are_one_fault(tmp_path: Path) -> None:
+    """A GPU off the bus is a finding by XID and one by the GPU; a kill while the house is kept leaves one twice."""
+    with opened(tmp_path) as store:
+
+        def work(connection: Any) -> None:
+            connection.execute("INSERT INTO hosts (host, node_index, simulated) VALUES ('a', 0, false), ('s', 1, true)")  # fmt: skip
+            for table, host, name, since, cleared in (
+                ("findings", "a", "gpu.xid", 10.0, 11.0),
+                ("past_findings", "a", "gpu.xid", 10.0, 11.0),
+                ("findings", "a", "gpu.lost", 10.005, 10.5),
+                ("findings", "a", "gpu.xid", 12.0, None),
+                ("findings", "a", "clock.offset", 5.0, 6.0),
+                ("findings", "s", "gpu.xid", 7.0, 8.0),
+                ("findings", "gone", "gpu.xid", 7.0, 8.0),
+            ):
+                moments = [None if one is None else int(NOW_US - (20 - one) * DAY_US) for one in (since, cleared)]  # fmt: skip
+                connection.execute(
+                    f"INSERT INTO {table} (host, name, since, cleared) "
+                    "VALUES (?, ?, make_timestamp(?::BIGINT), make_timestamp(?::BIGINT))",
+                    [host, name, *moments],
+                )
+
+        store.in_transaction(work)
+        with store.reading() as cursor:
+            found = recorded(cursor, NAMES, NOW_US, simulated=False)
+            assert recorded(cursor, NAMES, NOW_US, simulated=True).faults.nodes == ("s",)
+            restored = Faults.of(incidents_of(cursor, NAMES, NOW_US))
+    assert found.faults.nodes == ("a",)
+    assert found.faults.start.tolist() == pytest.approx([0.0, 2.0])
+    assert found.faults.end.tolist() == pytest.approx([1.0, float("inf")])
+    assert found.faults.end_days == pytest.approx(10.0)
+    # A day later, as judging sees them: one that is down still counts, one that nobody knows never failed.
+    standing = frozenset({("a", NOW_US - 8 * DAY_US)})
+    judged = restored.after({"new": 0, "a": 1}, standing, NOW_US + DAY_US)
+    features = features_of(judged.state(("new", "a"), NOW_US + DAY_US))
+    assert features.shape == (2, len(NAMES_OF_FEATURES))
+    assert not features[0].any()
+    assert features[1, NAMES_OF_FEATURES.index("faults_30d")] == pytest.approx(
+        math.log1p(math.exp(-11 / 30) + math.exp(-9 / 30))
+    )
+
+
+def test_what_findings_leave_behind_is_kept_longer_than_they(tmp_path: Path) -> None:
+    """History of two weeks teaches nothing: the times of a cleared finding stay, its words go."""
+    with opened(tmp_path) as store:
+        store.in_transaction(
+            lambda connection: connection.execute(
+                "INSERT INTO findings (host, name, subject, words, since, cleared) "
+                "SELECT 'a', 'gpu.xid', '', 'long words', make_timestamp(? - d * ?), make_timestamp(? - d * ?) "
+                "FROM (VALUES (5), (100), (500)) t(d)",
+                [NOW_US, DAY_US, NOW_US, DAY_US],
+            )
+        )
+    with opened(tmp_path) as store:
+        store.submit_findings([Finding("b", "gpu.xid", "", "new", NOW_US * 1000)])
+        store.hurry()
+    with opened(tmp_path) as store, store.reading() as cursor:
+        left = [
+            cursor.execute(f"SELECT count(*) FROM {table} WHERE host = 'a'").fetchall()
+            for table in ("findings", "past_findings")
+        ]
+        assert left == [[(1,)], [(1,)]]
+
+
+def test_a_model_is_trained_kept_and_in_use_after_a_restart(tmp_path: Path) -> None:
+    """The prior is of another cluster: after two months the fleet's own record replaces it, in one swap."""
+    with opened(tmp_path) as store:
+        models = Models(store, NAMES, lambda: NOW_US * 1000)
+        models.load()
+        assert models.in_use == prior()
+        with pytest.raises(EventsError, match="no fault is on record"):
+            models.train()
+        store.in_transaction(put)
+        done = models.train()
+        assert done.accepted, done.words
+        assert models.in_use is done.model
+        assert done.model.first_time < done.model.last_time == "2026-11-20 10:00:00"
+    with opened(tmp_path) as store:
+        models = Models(store, NAMES, lambda: NOW_US * 1000)
+        models.load()
+        assert models.in_use == done.model
+        with store.reading() as cursor:
+            kept = cursor.execute("SELECT accepted, faults, metrics['ece'] FROM models").fetchall()
+    assert kept == [(True, done.model.faults, done.model.metrics["ece"])]
+
+
+def test_one_that_is_worse_than_the_one_in_use_is_refused(tmp_path: Path) -> None:
+    """Training after a burst must not replace what still tells better; the refused one stands in the table."""
+    with opened(tmp_path) as store:
+        store.in_transaction(put)
+        models = Models(store, NAMES, lambda: NOW_US * 1000)
+        best = models.train().model
+        # It has seen the last weeks, which the new one may not before it is compared on them.
+        again = models.train()
+        assert not again.accepted
+        assert models.in_use is best
+        assert "worse, so that the one in use stays" in again.words
+        with store.reading() as cursor:
+            rows = cursor.execute("SELECT accepted FROM models ORDER BY rowid").fetchall()
+    assert rows == [(True,), (False,)]
+
+
+def test_too_short_a_record_is_refused_in_words(tmp_path: Path) -> None:
+    """A week after the installation somebody trains."""
+    with opened(tmp_path) as store:
+        store.in_transaction(lambda connection: put(connection, days=30))
+        with pytest.raises(EventsError, match="expected at least 56"):
+            Models(store, NAMES, lambda: NOW_US * 1000).train()
+
+
+def test_a_model_that_cannot_be_read_leaves_the_prior(tmp_path: Path) -> None:
+    """A row of a newer version: judging goes on."""
+    with opened(tmp_path) as store:
+        store.in_transaction(
+            lambda connection: connection.execute(
+                "INSERT INTO models (time, accepted, model) VALUES (now()::TIMESTAMP, true, '{}')"
+            )
+        )
+        models = Models(store, NAMES, lambda: NOW_US * 1000)
+        models.load()
+        assert models.in_use.is_prior
+
+
+def test_the_command_on_a_stopped_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing on record: words, 1. No store: words, 1."""
+    assert cli.main(["admin", "train", "--data", str(tmp_path / "none")]) == cli.FAILED
+    with opened(tmp_path / "store"):
+        pass
+    capsys.readouterr()
+    assert cli.main(["admin", "train", "--data", str(tmp_path / "store")]) == cli.FAILED
+    assert "no fault is on record" in capsys.readouterr().err
+
+
+def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """What an operator reads, and what a script does."""
+    with opened(tmp_path) as store:
+        store.in_transaction(put)
+    monkeypatch.setattr("time.time_ns", lambda: NOW_US * 1000)
+    assert cli.main(["admin", "train", "--data", str(tmp_path), "--json"]) == cli.OK
+    told = json.loads(capsys.readouterr().out)
+    assert told["accepted"]
+    assert HazardModel.from_text(json.dumps(told["model"])).nodes == HOSTS
+
+
+def test_a_running_aggregator_takes_the_new_model_over(
+    lab: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No restart, no judgement without a model: the next one has the new, whole."""
+
+    async def way() -> None:
+        async with lab.aggregator() as one:
+            where = ["--data", str(lab.folder), "--aggregator", f"127.0.0.1:{one.port}"]
+            assert one.models.in_use.is_prior
+            assert await asyncio.to_thread(cli.main, ["admin", "train", *where]) == cli.FAILED
+            assert "no fault is on record" in capsys.readouterr().err
+            now_us = time.time_ns() // 1000
+            await asyncio.to_thread(
+                one.store.in_transaction,
+                lambda connection: put(connection, simulated=True, now_us=now_us),
+            )
+            command = ["admin", "train", "--simulated", *where]
+            assert await asyncio.to_thread(cli.main, command) == cli.OK
+            assert "in use from now on: log loss of the last 28 days" in capsys.readouterr().out
+            assert not one.models.in_use.is_prior
+
+    asyncio.run(way())

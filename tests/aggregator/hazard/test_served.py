@@ -1,0 +1,234 @@
+"""Training and judging look at the same: what a model learned from is what it is told of each host."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.hazard.events import EventsError
+from gangline.aggregator.hazard.features import NAMES, features_of
+from gangline.aggregator.hazard.history import state_at
+from gangline.aggregator.hazard.model import HazardModel
+from gangline.aggregator.hazard.recorded import (
+    DAY_US,
+    DAYS_BACK_MAX,
+    Incident,
+    incidents_of,
+    recorded,
+)
+from gangline.aggregator.ingest.findings import Findings
+from gangline.aggregator.judgement.faults import Faults, Standing
+from gangline.aggregator.judgement.judge import STANDING_RULES, judge
+from gangline.aggregator.store import records
+from gangline.aggregator.store.storefile import migrations
+from gangline.aggregator.verdicts import Finding
+from tests.aggregator.world import SECOND_NS, World, gpu_of
+
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
+START_NS = 1_790_000_000 * SECOND_NS
+MINUTE_NS = 60 * SECOND_NS
+HOSTS = ("a", "b", "c", "late")
+#: What is found, and whether it is a fault.
+FOUND = ("gpu.xid", "gpu.lost", "clock.offset")
+PAST = "cleared IS NOT NULL AND subject = 'y'"
+TRAINED = HazardModel(
+    "a test", False, "all classes", -5.0, (1.1, 0.7, 1.3, 0.3, 0.9, 0.1), last_time="2026-11-20"
+)
+
+
+@pytest.fixture(scope="module")
+def base() -> Any:
+    """An empty store."""
+    connection = duckdb.connect()
+    for _, text in migrations():
+        connection.execute(text)
+    for at, host in enumerate(HOSTS):
+        connection.execute(
+            "INSERT INTO hosts (host, node_index, simulated) VALUES (?, ?, false)", [host, at]
+        )
+    return connection
+
+
+@dataclass
+class Night:
+    """A fleet in which findings come and go, as judging begins and ends them, and a store that hears of it."""
+
+    fleet: Fleet = field(default_factory=Fleet)
+    faults: Faults = field(default_factory=Faults)
+    rows: dict[Any, Finding] = field(default_factory=dict)
+    now_ns: int = START_NS
+
+    def __post_init__(self) -> None:
+        self.findings = Findings(self.fleet)
+        for host in HOSTS[:-1]:
+            self.register(host)
+
+    def register(self, host: str) -> None:
+        if host not in self.fleet.index:
+            self.fleet.register(host, simulated=False, boot_id=bytes(16), devices=())
+
+    def toggle(self, host: str, name: str, subject: str) -> None:
+        """Begin a finding, or end it."""
+        key = host, name, subject
+        if key in self.fleet.findings:
+            self.fleet.clear(*key)
+        else:
+            self.register(host)
+            self.fleet.find(Finding(host, name, subject, "words", self.now_ns))
+
+    def judged(self) -> None:
+        """Let a judgement pass: it looks, and the store is told."""
+        self.faults = self.faults.after(self.fleet.index, self.standing(), self.now_ns // 1000)
+        for one in self.findings.changes(self.now_ns):
+            self.rows[one.host, one.name, one.subject, one.since_ns] = one
+
+    def standing(self) -> Standing:
+        found = self.fleet.findings.values()
+        return frozenset((f.host, f.since_ns // 1000) for f in found if f.name in STANDING_RULES)
+
+    def stored(self, base: Any) -> Any:
+        """Return the store with what it was told: some of it past."""
+        for table in ("findings", "past_findings"):
+            base.execute(f"DELETE FROM {table}")
+        base.register("told", records.findings(self.rows.values()))
+        base.execute("INSERT INTO findings BY NAME FROM told")
+        base.execute(
+            f"INSERT INTO past_findings SELECT host, name, since, cleared FROM findings WHERE {PAST}"
+        )
+        base.execute(f"DELETE FROM findings WHERE {PAST}")
+        return base
+
+
+steps = st.lists(
+    st.tuples(
+        st.one_of(st.integers(0, 30), st.integers(0, 30 * 1440)),  # minutes until then
+        st.lists(
+            st.tuples(st.sampled_from(HOSTS), st.sampled_from(FOUND), st.sampled_from("xy")),
+            max_size=3,
+        ),
+        st.booleans(),  # and we restart
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(night=steps)
+def test_one_history_gives_the_same_features_to_training_and_to_judging(
+    base: Any, night: list[tuple[int, list[tuple[str, str, str]], bool]]
+) -> None:
+    """A model that is told something else than it learned from is sure of what it does not know.
+
+    Faults that overlap, follow within minutes, never end; what is no fault; a host that is new; restarts of ours.
+    """
+    world = Night()
+    for minutes, toggles, restarts in night:
+        world.now_ns += minutes * MINUTE_NS + SECOND_NS
+        for toggle in toggles:
+            world.toggle(*toggle)
+        world.judged()
+        now_us = world.now_ns // 1000 + 1
+        store = world.stored(base)
+        names = tuple(world.fleet.names)
+        served = features_of(world.faults.state(names, now_us))
+        try:
+            found = recorded(store, STANDING_RULES, now_us, simulated=False)
+        except EventsError:
+            assert not served.any()
+            continue
+        learned = features_of(state_at(found.faults, found.faults.end_days)[1])
+        assert np.allclose(served, learned[[HOSTS.index(name) for name in names]], atol=1e-7)
+        if restarts:
+            world.faults = Faults.of(incidents_of(store, STANDING_RULES, now_us))
+
+
+def test_what_is_older_than_is_looked_back_is_forgotten() -> None:
+    """An aggregator that ran for two years must not know more than one that was started today."""
+    faults = Faults.of({"a": [Incident(0.0, DAY_US)]}).after({"a": 0}, frozenset(), 2 * DAY_US)
+    assert faults.state(("a",), 2 * DAY_US).count.tolist() == [1.0]
+    later = faults.after({"a": 0}, frozenset(), (DAYS_BACK_MAX + 1) * DAY_US)
+    assert later.state(("a",), (DAYS_BACK_MAX + 1) * DAY_US).count.tolist() == [0.0]
+
+
+def test_faults_of_others_within_ten_minutes() -> None:
+    """Three hosts of one rack fail: none of them is the one that is bad."""
+    index = {"a": 0, "b": 1, "c": 2}
+    faults = Faults().after(index, frozenset({("a", DAY_US), ("b", DAY_US)}), DAY_US)
+    assert faults.of_others(DAY_US).tolist() == [1.0, 1.0, 2.0]
+    assert faults.of_others(DAY_US + 601_000_000).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_fault_counts_and_a_planned_reboot_does_not() -> None:
+    """Kernels are updated by booting every host: with that taken for a return, a fleet looks sick for ten days."""
+    world = World(hosts=3, gpus=2)
+    world.run(5)
+    world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
+    world.run(5)
+    for host in world.hosts[:2]:  # the first to repair it, the second as planned
+        host.reboot(world.now_ns)
+        world.register(host, 2)
+    world.run(30)
+    snapshot = judge(world.fleet, world.now_ns + 86_400 * SECOND_NS, world.snapshot, model=TRAINED)
+    inputs = [host.inputs for host in snapshot.hosts]
+    features = np.array([one.features[: len(NAMES)] for one in inputs if one])
+    assert features[0][:3] == pytest.approx([np.exp(-1.0), np.exp(-0.1), 1.0], rel=1e-3)
+    assert np.all(features[0] > 0) and not features[1:].any()
+    words = [e.words for e in snapshot.hosts[0].evidence if e.signal.startswith("hazard.")]
+    assert "it returned from a fault 1.0 days ago" in words
+    assert "faults, each fading over 7 days: 0.87" in words
+
+
+def test_a_model_takes_over_between_two_judgements_and_stands_with_each_score(
+    lab: Any, make_agent: Any, until: Any
+) -> None:
+    """`gangline admin train` said "in use from now on", and judging went on with the prior."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator, lab.agent(aggregator, make_agent()):
+            await until(lambda: aggregator.holder.snapshot and aggregator.holder.snapshot.hosts)
+            (before,) = aggregator.holder.snapshot.hosts
+            aggregator.models.in_use = TRAINED
+            await until(lambda: aggregator.holder.snapshot.model == TRAINED.version)
+            (after,) = aggregator.holder.snapshot.hosts
+            assert before.inputs.model == "prior"
+            assert after.inputs.model == TRAINED.version
+            assert np.exp(after.inputs.log_hazard_base) == pytest.approx(np.exp(-5.0) / 24)
+
+    asyncio.run(way())
+    stored = lab.rows("SELECT DISTINCT hazard_model FROM scores ORDER BY 1")
+    assert stored == [("prior",), (TRAINED.version,)]
+
+
+def test_what_is_on_record_counts_from_the_first_judgement_on(
+    lab: Any, make_agent: Any, until: Any
+) -> None:
+    """After an upgrade of ours, each host that had just come back looked like one that never failed."""
+
+    async def way() -> None:
+        async with lab.aggregator() as aggregator:
+            now_us = aggregator._wall_ns() // 1000
+            times = [now_us - 2 * DAY_US, now_us - DAY_US]
+            aggregator.store.in_transaction(
+                lambda c: c.execute(
+                    "INSERT INTO past_findings VALUES ('host-1', 'gpu.xid', make_timestamp(?::BIGINT), "
+                    "make_timestamp(?::BIGINT))",
+                    times,
+                )
+            )
+        async with lab.aggregator() as aggregator, lab.agent(aggregator, make_agent()):
+            await until(lambda: aggregator.holder.snapshot and aggregator.holder.snapshot.hosts)
+            (host,) = aggregator.holder.snapshot.hosts
+            expected = [np.exp(-1.0), np.exp(-0.1), 1.0]
+            assert host.inputs.features[:3] == pytest.approx(expected, rel=1e-3)
+
+    asyncio.run(way())

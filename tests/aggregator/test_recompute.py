@@ -1,0 +1,125 @@
+"""Stored scores compute again from their rows; what is stored, is what was judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from gangline.aggregator.hazard.model import HazardModel, prior
+from gangline.aggregator.judgement.features import NAMES
+from gangline.aggregator.judgement.judge import judge
+from gangline.aggregator.judgement.recompute import recompute
+from gangline.aggregator.judgement.scoring import Numbers
+from gangline.aggregator.store import records
+from gangline.aggregator.store.storefile import migrations
+from gangline.aggregator.verdicts import HostScore
+from tests.aggregator.world import World, gpu_of, throttle
+
+#: A model that was trained here, as if: who failed fails again.
+TRAINED = HazardModel(
+    "a test", False, "all classes", -5.0, (1.1, 0.7, 1.3, 0.3, 0.9, 0.1), last_time="2026-11-20"
+)
+
+
+@pytest.fixture
+def world() -> World:
+    """A hot GPU, a fatal XID, a silent host, one that is well, and a counted link error."""
+    world = World(hosts=5)
+    world.run(8)
+    throttle(world.hosts[0], 3)
+    world.event(world.hosts[1], 79, gpu_of(world.hosts[1], 0))
+    world.event(world.hosts[1], 94, gpu_of(world.hosts[1], 2))
+    world.hosts[2].silent = True
+    world.hosts[3].grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=300)
+    world.run(25)
+    return world
+
+
+def stored(world: World, hosts: list[HostScore]) -> list[dict[str, Any]]:
+    """Return the rows of `scores` as DuckDB gives them back."""
+    assert world.snapshot is not None
+    base = duckdb.connect()
+    for _, text in migrations():
+        base.execute(text)
+    arrow = records.scores(records.of_snapshot(world.snapshot, hosts))
+    base.register("new_rows", arrow)
+    base.execute("INSERT INTO scores BY NAME FROM new_rows")
+    found = base.execute("FROM scores ORDER BY node_index")
+    names = [column[0] for column in found.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+
+def numbers_of(host: HostScore) -> Numbers:
+    return Numbers(
+        host.score, host.score_lower, host.score_upper, host.hazard_per_hour, host.relative_speed,
+        host.speed_lower, host.speed_upper,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [None, prior(), TRAINED])
+def test_a_stored_score_computes_again_to_the_same_number(world: World, model: Any) -> None:
+    """An operator who doubts a drain of last week gets the number of last week, from the row alone."""
+    world.snapshot = judge(world.fleet, world.now_ns, world.snapshot, model=model)
+    hosts = list(world.snapshot.hosts)
+    assert len({host.state for host in hosts}) >= 4
+    for host, row in zip(hosts, stored(world, hosts), strict=True):
+        assert repr(recompute(row)) == repr(numbers_of(host))
+        assert row["hazard_model"] == (model.version if model is TRAINED else "prior")
+        assert set(row["features"]) == set(NAMES)
+
+
+def test_contributions_of_rules_and_model_add_up(world: World) -> None:
+    """What is shown is all there is: base and contributions give the hazard, of each host."""
+    snapshot = judge(world.fleet, world.now_ns, world.snapshot, model=TRAINED)
+    for host in snapshot.hosts:
+        assert host.inputs is not None
+        total = host.inputs.log_hazard_base + sum(e.log_hazard_delta for e in host.evidence)
+        assert np.exp(total) == pytest.approx(host.hazard_per_hour, rel=1e-12)
+        of_model = [e for e in host.evidence if e.signal.startswith("hazard.")]
+        assert len(of_model) == (3 if host.node_index == 1 else 0)  # an XID; it has not returned
+        assert all(e.normal and e.unit and e.sql for e in of_model)
+    assert np.allclose(
+        snapshot.columns.hazard_per_hour, [h.hazard_per_hour for h in snapshot.hosts], rtol=1e-6
+    )
+
+
+def test_a_row_of_before_says_that_it_has_no_inputs(tmp_path: Path) -> None:
+    """A year of history was stored without: that is said, and not computed from nothing."""
+    with pytest.raises(ValueError, match="before version 9"):
+        recompute({"hazard_model": None})
+
+
+def test_a_model_that_says_what_is_no_number_is_not_believed(world: World) -> None:
+    """NaN in a model's answer would be NaN for a scheduler: the prior stands in its place."""
+    no_number = replace(TRAINED, weights=(np.nan,) * 6)
+    broken = judge(world.fleet, world.now_ns, world.snapshot, model=no_number)
+    prior = judge(world.fleet, world.now_ns, world.snapshot)
+    assert np.array_equal(broken.columns.score, prior.columns.score)
+    assert broken.model == "prior"
+
+
+def test_gpus_have_scores_beside_their_host(world: World) -> None:
+    """One of eight GPUs is bad: repairing that one is what gives the host's hazard back."""
+    snapshot = world.snapshot
+    assert snapshot is not None
+    for index, host in enumerate(snapshot.hosts):
+        gpus = list(snapshot.gpus.of(index))
+        assert len(gpus) == 8
+        assert all(0 < g.hazard_lower < g.hazard_per_hour < g.hazard_upper for g in gpus)
+        assert max(g.hazard_per_hour for g in gpus) <= host.hazard_per_hour * 1.0001
+        assert sum(g.hazard_per_hour for g in gpus) <= host.hazard_per_hour * 1.0001
+        assert all(g.speed_lower <= g.speed_upper for g in gpus)
+    hot = list(snapshot.gpus.of(0))
+    assert [g.state.name for g in hot].count("DEGRADED") == 1 and hot[3].state.name == "DEGRADED"
+    assert hot[3].speed_lower < hot[3].relative_speed < hot[3].speed_upper < 0.75
+    dead = list(snapshot.gpus.of(1))
+    assert dead[0].state.name == "UNHEALTHY" and dead[1].state.name == "HEALTHY"
+    assert dead[0].hazard_per_hour > 1000 * dead[1].hazard_per_hour
+    silent = list(snapshot.gpus.of(2))
+    assert {g.state.name for g in silent} == {"STALE"}
+    assert all(np.isnan(g.relative_speed) and g.speed_upper - g.speed_lower > 0.5 for g in silent)

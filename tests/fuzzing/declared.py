@@ -1,0 +1,120 @@
+"""What people declare, damaged: files of all three forms, and patterns of hosts. Taken as it is meant, or refused with words."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+
+from gangline.aggregator.declared.hostset import parse_pattern
+from gangline.aggregator.declared.model import PLACE_FIELDS, Declared
+from gangline.aggregator.declared.problems import DeclaredError
+from gangline.aggregator.declared.reading import File, parse
+from gangline.aggregator.declared.thresholds import THRESHOLDS
+from tests.fuzzing.damage import ACCEPTED, REFUSED, damaged, flipped
+
+NOW_NS = 1_795_168_800 * 10**9
+TOML = b"""time_zone = "Europe/Berlin"
+[[place]]
+hosts = ["gpu-[001-016,020]", "login-1"]
+rack = "r1"
+rails = ["l0", "l1"]
+[[expected]]
+model = "NVIDIA H100*"
+gpus = 8
+memory_gigabytes_min = 2000.5
+nvidia_drivers = ["580.*"]
+[[maintenance]]
+racks = ["r1"]
+begin = 2026-11-23T22:00:00
+end = 2026-11-24
+who = "alice"
+why = "new power feed"
+[[override]]
+hosts = ["gpu-00?"]
+xid = [63, 92]
+until = 2026-12-24T10:00:00+01:00
+who = "bob"
+why = "a known batch"
+[thresholds]
+gpu.slow_below_ratio = 0.8
+"""
+CSV = b'host,rack,leaf,rails,asset\ngpu-001,r1,leaf-1,l0 l1,17\n"gpu-002",r1,"leaf-1",,\n'
+GRAPH = json.dumps(
+    {
+        "instances": [
+            {
+                "id": f"node-{number}",
+                "network_layers": ["leaf-a", "spine-a"],
+                "labels": {"accelerator.topograph.run/domain": "nvl-1"},
+            }
+            for number in range(3)
+        ]
+    }
+).encode()
+
+
+def checked(name: str, data: bytes) -> str:
+    """Parse a file, and look at whatever came of it."""
+    try:
+        found = parse([File(name, data)], NOW_NS)
+    except DeclaredError as error:
+        assert error.problems and all(len(one) < 1200 for one in error.problems)
+        return REFUSED
+    sound(found)
+    return ACCEPTED if found.given or found.windows or found.overrides else REFUSED
+
+
+def sound(found: Declared) -> None:
+    """Raise AssertionError if something is in force that nobody may declare."""
+    for host, place in found.places.items():
+        assert parse_pattern(host).is_name
+        for field in PLACE_FIELDS:
+            value = getattr(place, field)
+            for text in value if isinstance(value, tuple) else (value,):
+                assert len(text) <= 128 and text.isprintable(), (field, text)
+    for window in found.windows:
+        assert 0 < window.end_ns - window.begin_ns <= 366 * 86_400 * 10**9
+        assert window.who and window.why and window.selection.words
+    for override in found.overrides:
+        assert override.until_ns and override.why and (override.rule or override.codes)
+        found.override("gpu-001", "gpu.xid.63", NOW_NS, signal="gpu.xid", code=63, device="GPU-1")
+    for name, value in found.thresholds.items():
+        assert math.isfinite(value) and THRESHOLDS[name].low <= value <= THRESHOLDS[name].high
+    found.expected("NVIDIA H100 80GB HBM3", "gpu-001")
+
+
+def fuzz_toml(source: random.Random) -> str:
+    """A file of people's own after an editor's slip."""
+    return checked("a.toml", source.choice((damaged, flipped))(TOML, source))
+
+
+def fuzz_csv(source: random.Random) -> str:
+    """An export of another inventory."""
+    return checked("a.csv", source.choice((damaged, flipped))(CSV, source))
+
+
+def fuzz_topograph(source: random.Random) -> str:
+    """A graph that was cut off, or is of another engine."""
+    return checked("a.json", source.choice((damaged, flipped))(GRAPH, source))
+
+
+def fuzz_patterns(source: random.Random) -> str:
+    """A pattern of hosts: matches, or words."""
+    text = damaged(b"gpu-[001-016,020]-*", source).decode(errors="replace")
+    try:
+        pattern = parse_pattern(text)
+    except ValueError as error:
+        assert len(str(error)) < 300
+        return REFUSED
+    assert pattern.matches("gpu-001-a") in (True, False)
+    return ACCEPTED
+
+
+TARGETS: dict[str, Callable[[random.Random], str]] = {
+    "declared-toml": fuzz_toml,
+    "declared-csv": fuzz_csv,
+    "declared-topograph": fuzz_topograph,
+    "declared-patterns": fuzz_patterns,
+}
