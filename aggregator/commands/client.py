@@ -6,9 +6,11 @@ import argparse
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from math import nan
 from typing import Any, Self, TypeVar
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 
 from ... import cli
 from ...fingerprints.wire import score_pb2
@@ -33,6 +35,9 @@ SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 #: How one asks an aggregator elsewhere.
 ANOTHER = f"name another with --aggregator ADDRESS:PORT or {ADDRESS_VARIABLE}"
 
+#: Horizons that a score may be asked for.
+HOURS_MIN, HOURS_MAX = 0.1, 168.0
+
 T = TypeVar("T")
 
 
@@ -53,14 +58,14 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._channel.close()
 
-    def hosts(self, *, full: bool = False) -> Listing:
-        """Return every host, worst first."""
+    def hosts(self, hours: float | None = None, *, full: bool = False) -> Listing:
+        """Return every host, worst first. *hours*: that scores are of; None as the aggregator takes them."""
         view = score_pb2.FULL if full else score_pb2.BASIC
         scores: list[score_pb2.NodeScore] = []
         token = ""
         while True:
             request = score_pb2.ListNodeScoresRequest(
-                page_size=PAGE_SIZE, page_token=token, view=view
+                page_size=PAGE_SIZE, page_token=token, view=view, horizon=_horizon(hours)
             )
             reply = self._call(self._stub.ListNodeScores, request)
             scores += reply.node_scores
@@ -68,9 +73,11 @@ class Client:
             if not token:
                 return Listing(scores, reply.version, reply.degraded_reason, reply.alarms)
 
-    def host(self, name: str) -> score_pb2.NodeScore:
+    def host(self, name: str, hours: float | None = None) -> score_pb2.NodeScore:
         """Return one host in full. Raises CommandError(NOT_FOUND)."""
-        request = score_pb2.GetNodeScoreRequest(name=f"nodes/{name}", view=score_pb2.FULL)
+        request = score_pb2.GetNodeScoreRequest(
+            name=f"nodes/{name}", view=score_pb2.FULL, horizon=_horizon(hours)
+        )
         score: score_pb2.NodeScore = self._call(self._stub.GetNodeScore, request)
         return score
 
@@ -138,6 +145,14 @@ def translated(error: Any, way: Way, another: str = ANOTHER) -> CommandError:
     return CommandError(f"the aggregator at {address} answered {code.name}: {details}", FAILED)
 
 
+def _horizon(hours: float | None) -> Duration | None:
+    if hours is None:
+        return None
+    horizon = Duration()
+    horizon.FromNanoseconds(round(hours * 3600e9))
+    return horizon
+
+
 def _is_known(host: str) -> bool:
     try:
         return bool(socket.getaddrinfo(host, None))
@@ -159,6 +174,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what all client commands take."""
     add_way(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+
+
+def add_hours(parser: argparse.ArgumentParser) -> None:
+    """Add the horizon of a score."""
+    parser.add_argument(
+        "--hours",
+        type=_hours,
+        metavar="H",
+        help="the score is the chance of so many hours without a fault of the host: 0.1 to 168 (8)",
+    )
+
+
+def _hours(text: str) -> float:
+    """Return the hours of *text*. Raises argparse.ArgumentTypeError with words."""
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = nan
+    if not HOURS_MIN <= hours <= HOURS_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text[:32]!r}, expected hours from {HOURS_MIN:g} to {HOURS_MAX:g}, as 24"
+        )
+    return hours
 
 
 def guarded(name: str, run: Callable[[], int]) -> int:

@@ -12,7 +12,7 @@ import sys
 import textwrap
 
 from ...fingerprints.wire import score_pb2
-from .client import NOT_FOUND, OK, Client, CommandError, add_options, guarded, way_of
+from .client import NOT_FOUND, OK, Client, CommandError, add_hours, add_options, guarded, way_of
 from .hosts import as_dict
 from .table import age, host_of, share, width_of
 
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     with Client(way_of(options)) as client:
         try:
-            score = client.host(options.host.removeprefix("nodes/"))
+            score = client.host(options.host.removeprefix("nodes/"), options.hours)
         except CommandError as error:
             if error.code == NOT_FOUND:
                 raise CommandError(unknown(options.host, client.names()), NOT_FOUND) from error
@@ -94,10 +94,10 @@ def _state(score: score_pb2.NodeScore) -> str:
 
 def _summary(score: score_pb2.NodeScore) -> str:
     simulated = " (simulated: it does not exist)" if score.simulated else ""
-    hours = score.horizon.seconds / 3600
+    hours = score.horizon.ToNanoseconds() / 3600e9
     lines = [
         f"{host_of(score)}{simulated} is {_state(score)}, last heard {age(score)}.",
-        f"Score {share(score.score, 4)}: the chance that a job runs {hours:.0f} h without a fault of "
+        f"Score {share(score.score, 4)}: the chance that a job runs {hours:g} h without a fault of "
         + f"this host (90 % interval {share(score.score_lower, 4)} to "
         + f"{share(score.score_upper, 4)}). {_often(score.hazard_per_hour)}{_by(score.hazard_model)}.",
     ]
@@ -262,4 +262,5 @@ def _parser() -> argparse.ArgumentParser:
         "host", type=_host, metavar="HOST", help="a host's name, as `gangline hosts` shows it"
     )
     add_options(parser)
+    add_hours(parser)
     return parser

@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from ...fingerprints.wire import score_pb2
-from .client import OK, Client, Listing, add_options, guarded, way_of
+from .client import OK, Client, Listing, add_hours, add_options, guarded, way_of
 from .table import caption, host_of, render, wants_colour, width_of
 
 #: States that `--state` takes.
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     with Client(way_of(options)) as client:
-        listing = client.hosts()
+        listing = client.hosts(options.hours)
     chosen = selected(listing, options.state)
     if options.json:
         print(json.dumps(document(chosen)))
@@ -77,7 +77,8 @@ def as_dict(score: score_pb2.NodeScore) -> dict[str, Any]:
         age_seconds = score.data_age.seconds + score.data_age.nanos / 1e9
     for name in ("horizon", "data_age"):
         fields.pop(name, None)
-    fields["horizon_seconds"], fields["data_age_seconds"] = score.horizon.seconds, age_seconds
+    fields["horizon_seconds"] = score.horizon.ToNanoseconds() / 1e9
+    fields["data_age_seconds"] = age_seconds
     return {"host": host_of(score), **_without_nan(fields)}
 
 
@@ -92,11 +93,12 @@ def _without_nan(value: Any) -> Any:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline hosts",
-        description="Every host: score (chance of 8 hours without a fault of its own), state, "
+        description="Every host: score (chance of so many hours without a fault of its own), state, "
         "expected faults a day, speed against its peers, and the strongest reason. Worst last.",
     )
     add_options(parser)
     parser.add_argument(
         "--state", action="append", default=[], choices=STATES, help="only these; may be repeated"
     )
+    add_hours(parser)
     return parser

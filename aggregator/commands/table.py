@@ -93,12 +93,12 @@ def caption(listing: Listing, width: int, hidden: int = 0) -> str:
     )
     first = listing.scores[0]
     at = first.compute_time.ToDatetime(UTC).astimezone()
-    hours = first.horizon.seconds / 3600
+    hours = first.horizon.ToNanoseconds() / 3600e9
     count = len(listing.scores)
     parts = [
         f"{count} host{'' if count == 1 else 's'} at {at:%H:%M:%S %Z}: {states}",
         "by state, then score",
-        f"SCORE: chance of {hours:.0f} h without a fault of the host",
+        f"SCORE: chance of {hours:g} h without a fault of the host",
     ]
     if hidden:
         parts.insert(1, f"{hidden} more not shown (healthy first)")

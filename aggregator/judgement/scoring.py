@@ -85,9 +85,9 @@ def base_hazards_per_hour(gpus: Codes | Floats) -> Floats:
     return GPU_HAZARD_PER_HOUR * gpus.astype(np.float64) + HOST_HAZARD_PER_HOUR
 
 
-def scores_of(hazards_per_hour: Floats) -> Floats:
-    """Return `score_of` of many."""
-    return np.asarray(np.exp(-hazards_per_hour * HORIZON_HOURS))
+def scores_of(hazards_per_hour: Floats, hours: float = HORIZON_HOURS) -> Floats:
+    """Return P(no health-caused interruption over *hours*) of many."""
+    return np.asarray(np.exp(-hazards_per_hour * hours))
 
 
 def score_of(hazard_per_hour: float) -> float:

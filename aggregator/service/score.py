@@ -11,9 +11,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from ...fingerprints.wire import score_pb2
 from ...fingerprints.wire.score_pb2_grpc import ScoreServiceServicer
 from ..fleet.sources import Source
+from ..judgement import horizon
 from ..judgement.columns import Columns
 from ..judgement.gpus import Gpus
 from ..judgement.judge import Judgement
+from ..judgement.scoring import HORIZON_HOURS, scores_of
 from ..refusals import Invalid, NotFound, NotReady, OutOfDate
 from ..verdicts import SEVERITY, Evidence, GpuScore, HostScore, Snapshot, State
 from .watching import Watching
@@ -55,13 +57,13 @@ class ScoreService(ScoreServiceServicer):
         self, request: score_pb2.GetNodeScoreRequest, context: Any
     ) -> score_pb2.NodeScore:
         """Return one node's score. Raises NotFound, Invalid, NotReady."""
-        snapshot = self._snapshot()
+        snapshot, hours = self._snapshot(), _hours(request)
         name = node_of(request.name)
         if name not in snapshot.names:
             raise NotFound(f"no node {name!r}: no host of that name has ever registered")
         index = snapshot.names.index(name)
-        host, sources = snapshot.hosts[index], snapshot.sources[index]
-        return message(snapshot, host, full=_is_full(request.view), sources=sources)
+        host, sources = horizon.over(snapshot.hosts[index], hours), snapshot.sources[index]
+        return message(snapshot, host, hours, full=_is_full(request.view), sources=sources)
 
     async def ListNodeScores(
         self, request: score_pb2.ListNodeScoresRequest, context: Any
@@ -75,7 +77,7 @@ class ScoreService(ScoreServiceServicer):
             raise Invalid(
                 "page_size", f"{size}, expected 1 to {PAGE_SIZE_MAX}, or 0 for the default"
             )
-        full = _is_full(request.view)
+        full, hours = _is_full(request.view), _hours(request)
         snapshot, order, at = self._listing(request.page_token)
         reply = score_pb2.ListNodeScoresResponse(
             version=snapshot.version,
@@ -84,8 +86,8 @@ class ScoreService(ScoreServiceServicer):
             alarms=snapshot.alarms,
         )
         for index in order[at : at + size]:
-            host, sources = snapshot.hosts[index], snapshot.sources[index]
-            reply.node_scores.append(message(snapshot, host, full=full, sources=sources))
+            host, sources = horizon.over(snapshot.hosts[index], hours), snapshot.sources[index]
+            reply.node_scores.append(message(snapshot, host, hours, full=full, sources=sources))
         if at + size < len(order):
             self._listings[snapshot.version] = snapshot, order
             self._listings.move_to_end(snapshot.version)
@@ -97,7 +99,7 @@ class ScoreService(ScoreServiceServicer):
     async def ScoreNodes(
         self, request: score_pb2.ScoreNodesRequest, context: Any
     ) -> score_pb2.ScoreNodesResponse | bytes:
-        """Return packed columns; without a filter, bytes made once per snapshot.
+        """Return packed columns; without a filter or a horizon, bytes made once per snapshot.
 
         Raises OutOfDate for a dictionary of another epoch, Invalid, NotReady.
         """
@@ -111,13 +113,14 @@ class ScoreService(ScoreServiceServicer):
         floor = request.score_floor
         if not 0.0 <= floor <= 1.0:  # also refuses NaN
             raise Invalid("score_floor", f"{floor}, expected 0 to 1")
-        if floor or request.node_bitmap:
+        hours = _hours(request)
+        if floor or request.node_bitmap or hours != HORIZON_HOURS:
             chosen = _selected(snapshot, request.node_bitmap)
-            return _columns(snapshot, chosen, floor, gpus=request.gpus)
+            return _columns(snapshot, chosen, floor, hours, gpus=request.gpus)
         packed = self._packed.get(request.gpus)
         if packed is None or packed[0] is not snapshot:
             everyone = np.arange(len(snapshot.hosts), dtype=np.intp)
-            reply = _columns(snapshot, everyone, 0.0, gpus=request.gpus)
+            reply = _columns(snapshot, everyone, 0.0, hours, gpus=request.gpus)
             packed = self._packed[request.gpus] = snapshot, reply.SerializeToString()
         return packed[1]
 
@@ -189,10 +192,28 @@ def _is_full(view: int) -> bool:
     return view == score_pb2.FULL
 
 
+def _hours(
+    request: score_pb2.GetNodeScoreRequest
+    | score_pb2.ListNodeScoresRequest
+    | score_pb2.ScoreNodesRequest,
+) -> float:
+    """Return the horizon that is asked for; the default for none. Raises Invalid."""
+    if not request.HasField("horizon"):
+        return HORIZON_HOURS
+    seconds = request.horizon.seconds + request.horizon.nanos / 1e9
+    if not horizon.SECONDS_MIN <= seconds <= horizon.SECONDS_MAX:
+        raise Invalid(
+            "horizon",
+            f"{seconds:g} s, expected {horizon.SECONDS_MIN} to {horizon.SECONDS_MAX} (7 days), or none for "
+            f"{HORIZON_HOURS:g} hours",
+        )
+    return seconds / 3600.0
+
+
 def message(
-    snapshot: Judgement, host: HostScore, *, full: bool, sources: tuple[Source, ...]
+    snapshot: Judgement, host: HostScore, hours: float, *, full: bool, sources: tuple[Source, ...]
 ) -> score_pb2.NodeScore:
-    """Return *host* as it goes over the wire; contributions and sources in the full view."""
+    """Return *host*, as it is over *hours*, for the wire; contributions and sources in the full view."""
     reply = score_pb2.NodeScore(
         node=f"nodes/{host.host}",
         score=host.score,
@@ -213,7 +234,7 @@ def message(
         compute_time=timestamp(snapshot.computed_ns),
         version=snapshot.version,
     )
-    reply.horizon.seconds = round(snapshot.horizon_seconds)
+    reply.horizon.FromNanoseconds(round(hours * 3600e9))
     if host.heard_ns:
         reply.data_age.FromNanoseconds(max(0, snapshot.computed_ns - host.heard_ns))
     if full:
@@ -282,9 +303,17 @@ def _selected(snapshot: Judgement, bitmap: bytes) -> np.typing.NDArray[np.intp]:
 
 
 def _columns(
-    snapshot: Judgement, chosen: np.typing.NDArray[np.intp], floor: float, *, gpus: bool
+    snapshot: Judgement,
+    chosen: np.typing.NDArray[np.intp],
+    floor: float,
+    hours: float,
+    *,
+    gpus: bool,
 ) -> score_pb2.ScoreNodesResponse:
     columns = snapshot.columns
+    if hours != HORIZON_HOURS:
+        hazards = columns.hazard_per_hour.astype(np.float64)
+        columns = columns._replace(score=scores_of(hazards, hours).astype(np.float32))
     allowed = columns.allowed(floor)[chosen]
     reply = score_pb2.ScoreNodesResponse(
         dictionary_version=snapshot.dictionary_version,
@@ -301,6 +330,7 @@ def _columns(
         degraded=bool(snapshot.degraded_reason),
         degraded_reason=snapshot.degraded_reason,
     )
+    reply.horizon.FromNanoseconds(round(hours * 3600e9))
     if gpus:
         _add_gpus(reply, snapshot.gpus, chosen, len(snapshot.hosts))
     return reply

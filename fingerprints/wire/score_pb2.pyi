@@ -199,22 +199,26 @@ class SourceOutcome(_message.Message):
     def __init__(self, source: _Optional[str] = ..., outcome: _Optional[str] = ..., words: _Optional[str] = ...) -> None: ...
 
 class GetNodeScoreRequest(_message.Message):
-    __slots__ = ("name", "view")
+    __slots__ = ("name", "view", "horizon")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_FIELD_NUMBER: _ClassVar[int]
     name: str
     view: View
-    def __init__(self, name: _Optional[str] = ..., view: _Optional[_Union[View, str]] = ...) -> None: ...
+    horizon: _duration_pb2.Duration
+    def __init__(self, name: _Optional[str] = ..., view: _Optional[_Union[View, str]] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ListNodeScoresRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "view")
+    __slots__ = ("page_size", "page_token", "view", "horizon")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     view: View
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., view: _Optional[_Union[View, str]] = ...) -> None: ...
+    horizon: _duration_pb2.Duration
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., view: _Optional[_Union[View, str]] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ListNodeScoresResponse(_message.Message):
     __slots__ = ("node_scores", "next_page_token", "version", "degraded", "degraded_reason", "alarms")
@@ -233,19 +237,21 @@ class ListNodeScoresResponse(_message.Message):
     def __init__(self, node_scores: _Optional[_Iterable[_Union[NodeScore, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., version: _Optional[int] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., alarms: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ScoreNodesRequest(_message.Message):
-    __slots__ = ("dictionary_version", "node_bitmap", "score_floor", "gpus")
+    __slots__ = ("dictionary_version", "node_bitmap", "score_floor", "gpus", "horizon")
     DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_BITMAP_FIELD_NUMBER: _ClassVar[int]
     SCORE_FLOOR_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_FIELD_NUMBER: _ClassVar[int]
     dictionary_version: int
     node_bitmap: bytes
     score_floor: float
     gpus: bool
-    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., score_floor: _Optional[float] = ..., gpus: _Optional[bool] = ...) -> None: ...
+    horizon: _duration_pb2.Duration
+    def __init__(self, dictionary_version: _Optional[int] = ..., node_bitmap: _Optional[bytes] = ..., score_floor: _Optional[float] = ..., gpus: _Optional[bool] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ScoreNodesResponse(_message.Message):
-    __slots__ = ("dictionary_version", "score_version", "node_index", "score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason", "allowed_bitmap", "valid_until", "degraded", "degraded_reason", "gpu_index", "gpu_node_index", "gpu_hazard_per_hour", "gpu_hazard_spread", "gpu_relative_speed", "gpu_relative_speed_lower", "gpu_relative_speed_upper", "gpu_state", "gpu_reason")
+    __slots__ = ("dictionary_version", "score_version", "node_index", "score", "hazard_per_hour", "relative_speed", "state", "bucket", "reason", "allowed_bitmap", "valid_until", "degraded", "degraded_reason", "gpu_index", "gpu_node_index", "gpu_hazard_per_hour", "gpu_hazard_spread", "gpu_relative_speed", "gpu_relative_speed_lower", "gpu_relative_speed_upper", "gpu_state", "gpu_reason", "horizon")
     DICTIONARY_VERSION_FIELD_NUMBER: _ClassVar[int]
     SCORE_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +274,7 @@ class ScoreNodesResponse(_message.Message):
     GPU_RELATIVE_SPEED_UPPER_FIELD_NUMBER: _ClassVar[int]
     GPU_STATE_FIELD_NUMBER: _ClassVar[int]
     GPU_REASON_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_FIELD_NUMBER: _ClassVar[int]
     dictionary_version: int
     score_version: int
     node_index: _containers.RepeatedScalarFieldContainer[int]
@@ -290,7 +297,8 @@ class ScoreNodesResponse(_message.Message):
     gpu_relative_speed_upper: _containers.RepeatedScalarFieldContainer[float]
     gpu_state: bytes
     gpu_reason: bytes
-    def __init__(self, dictionary_version: _Optional[int] = ..., score_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[float]] = ..., hazard_per_hour: _Optional[_Iterable[float]] = ..., relative_speed: _Optional[_Iterable[float]] = ..., state: _Optional[bytes] = ..., bucket: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., allowed_bitmap: _Optional[bytes] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., gpu_index: _Optional[_Iterable[int]] = ..., gpu_node_index: _Optional[_Iterable[int]] = ..., gpu_hazard_per_hour: _Optional[_Iterable[float]] = ..., gpu_hazard_spread: _Optional[_Iterable[float]] = ..., gpu_relative_speed: _Optional[_Iterable[float]] = ..., gpu_relative_speed_lower: _Optional[_Iterable[float]] = ..., gpu_relative_speed_upper: _Optional[_Iterable[float]] = ..., gpu_state: _Optional[bytes] = ..., gpu_reason: _Optional[bytes] = ...) -> None: ...
+    horizon: _duration_pb2.Duration
+    def __init__(self, dictionary_version: _Optional[int] = ..., score_version: _Optional[int] = ..., node_index: _Optional[_Iterable[int]] = ..., score: _Optional[_Iterable[float]] = ..., hazard_per_hour: _Optional[_Iterable[float]] = ..., relative_speed: _Optional[_Iterable[float]] = ..., state: _Optional[bytes] = ..., bucket: _Optional[bytes] = ..., reason: _Optional[bytes] = ..., allowed_bitmap: _Optional[bytes] = ..., valid_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., degraded: _Optional[bool] = ..., degraded_reason: _Optional[str] = ..., gpu_index: _Optional[_Iterable[int]] = ..., gpu_node_index: _Optional[_Iterable[int]] = ..., gpu_hazard_per_hour: _Optional[_Iterable[float]] = ..., gpu_hazard_spread: _Optional[_Iterable[float]] = ..., gpu_relative_speed: _Optional[_Iterable[float]] = ..., gpu_relative_speed_lower: _Optional[_Iterable[float]] = ..., gpu_relative_speed_upper: _Optional[_Iterable[float]] = ..., gpu_state: _Optional[bytes] = ..., gpu_reason: _Optional[bytes] = ..., horizon: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GetNodeDictionaryRequest(_message.Message):
     __slots__ = ("known_version", "gpus")

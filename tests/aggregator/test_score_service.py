@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from gangline import cli
 from gangline.aggregator.commands.client import Client, CommandError
@@ -119,6 +120,30 @@ def test_one_node_in_both_views(served: Served) -> None:
     )
 
 
+def test_a_score_is_of_the_horizon_that_was_asked_for(served: Served) -> None:
+    """A job of three days was placed by the chance of eight hours, and a floor of 0.9 let everything pass."""
+    world = served.fault()
+    day = Duration(seconds=24 * 3600)
+    kept = world.score(world.hosts[2])
+    one = served.stub.GetNodeScore(
+        score_pb2.GetNodeScoreRequest(name="nodes/h2", view=score_pb2.FULL, horizon=day)
+    )
+    assert one.horizon == day
+    assert one.score == pytest.approx(math.exp(-24 * kept.hazard_per_hour))
+    assert one.score_lower == pytest.approx(kept.score_lower**3, abs=1e-9)
+    without = math.exp(-24 * kept.hazard_per_hour / math.exp(kept.evidence[0].log_hazard_delta))
+    assert one.contributions[0].score_delta == pytest.approx(one.score - without)
+    listed = served.stub.ListNodeScores(score_pb2.ListNodeScoresRequest(horizon=day))
+    assert {s.node: s.score for s in listed.node_scores}["nodes/h2"] == one.score
+    well = world.score(world.hosts[0]).hazard_per_hour
+    floor = math.exp(-well * 20)
+    columns = served.stub.ScoreNodes(score_pb2.ScoreNodesRequest(horizon=day, score_floor=floor))
+    assert columns.horizon == day and columns.score[2] == pytest.approx(one.score, abs=1e-6)
+    assert not columns.allowed_bitmap[0] & 1
+    columns = served.stub.ScoreNodes(score_pb2.ScoreNodesRequest(score_floor=floor))
+    assert columns.horizon.seconds == 8 * 3600 and columns.allowed_bitmap[0] & 1
+
+
 @pytest.mark.parametrize(
     ("method", "request_", "code", "words"),
     [
@@ -134,6 +159,14 @@ def test_one_node_in_both_views(served: Served) -> None:
         ("ScoreNodes", {"score_floor": 1.5}, "INVALID_ARGUMENT", "expected 0 to 1"),
         ("ScoreNodes", {"score_floor": math.nan}, "INVALID_ARGUMENT", "score_floor"),
         ("ScoreNodes", {"node_bitmap": b"\xff"}, "INVALID_ARGUMENT", "there are 4 nodes"),
+        ("ScoreNodes", {"horizon": {"seconds": 59}}, "INVALID_ARGUMENT", "59 s, expected 60 to"),
+        ("ListNodeScores", {"horizon": {"seconds": 604801}}, "INVALID_ARGUMENT", "horizon"),
+        (
+            "GetNodeScore",
+            {"name": "nodes/h0", "horizon": {"seconds": -9}},
+            "INVALID_ARGUMENT",
+            "none for 8 hours",
+        ),
     ],
 )
 def test_a_wrong_request_is_told_what_would_be_right(
