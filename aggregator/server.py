@@ -54,7 +54,7 @@ from .ingest.clocklog import ClockWriter
 from .ingest.intake import Ingest
 from .judgement.declared import rule_names
 from .judgement.faults import Faults
-from .judgement.judge import JUDGED_FINDINGS, STANDING_RULES, Judgement, judge
+from .judgement.judge import FAULT_RULES, JUDGED_FINDINGS, Judgement, judge
 from .judgement.restart import restore
 from .permits import Permits
 from .service.admin import AdminService
@@ -143,7 +143,7 @@ class Aggregator:
             self._ingest = Ingest(self.fleet, self.store, self._config, self._wall_ns)
             self.declared = Live(declared_path(self._config), self.fleet, self.store, rule_names())
             self.declared.begin(self._wall_ns())
-            self.models = Models(self.store, STANDING_RULES, self._wall_ns)
+            self.models = Models(self.store, FAULT_RULES, self._wall_ns)
             self.models.load()
             self._remember()
             self._permits = Permits(
@@ -194,7 +194,7 @@ class Aggregator:
         """Return what is on record of each host, as training reads it."""
         try:
             with self.store.reading() as cursor:
-                return Faults.of(incidents_of(cursor, STANDING_RULES, now_ns // 1000))
+                return Faults.of(incidents_of(cursor, FAULT_RULES, now_ns // 1000))
         except EventsError as error:
             log.error("hazards are told as if no host had failed before: %s", error)
             return Faults()

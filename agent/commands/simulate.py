@@ -23,7 +23,7 @@ from ..transport.client import TargetError, on_loopback, parse_target
 from ..transport.credentials import Credentials
 
 #: Without a scenario.
-HOSTS = 32
+HOSTS, FAULTS_AFTER_SECONDS = 32, 20.0
 ADDRESS = "127.0.0.1:7600"
 SEED_MAX = 2**64 - 1
 
@@ -50,20 +50,33 @@ def main(arguments: list[str]) -> int:
         with signals.caught():
             run(fleet, options.aggregator, options.data, clock, signals.stop, signals.wait, login)
     except (FolderError, TargetError, ValueError, OSError) as error:
-        print(f"gangline simulate: {error}", file=sys.stderr)
+        print(f"gangline simulate: {_words(error)}", file=sys.stderr)
         return FAILED
     return OK
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.scenario is not None:
-        try:
-            options.settings = load(options.world) if options.world else load()
-            options.settings.scenario(options.scenario)
-        except (SettingsError, OSError) as error:
-            parser.error(str(error))
+    if options.scenario is None:
+        if options.world is not None:
+            parser.error("--world: expected --scenario NAME beside it, of those of the file")
+        return options
+    if options.faults_after is not None:
+        parser.error(
+            "--faults-after is of the three faults without --scenario; world.toml says when"
+        )
+    try:
+        options.settings = load(options.world) if options.world else load()
+        options.settings.scenario(options.scenario)
+    except SettingsError as error:
+        parser.error(str(error))
     return options
 
 
@@ -74,7 +87,7 @@ def _made(options: argparse.Namespace, clock: SystemClock) -> tuple[Fleet, Itera
         fleet = SimulatedFleet(
             options.seed,
             options.hosts or HOSTS,
-            options.faults_after,
+            FAULTS_AFTER_SECONDS if options.faults_after is None else options.faults_after,
             uptime_seconds=clock.boottime_ns() / 1e9,
         )
         return fleet, (fault.to_json(wall_ns) for fault in fleet.truth)
@@ -131,9 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--faults-after",
         type=_seconds,
-        default=20.0,
         metavar="SECONDS",
-        help="the faults begin within the ten seconds after this (default 20)",
+        help=f"the faults begin within the ten seconds after this (default {FAULTS_AFTER_SECONDS:.0f})",
     )
     group = parser.add_argument_group(
         "login", "where the aggregator asks for one: of the role admin, which may write as any host"

@@ -80,6 +80,12 @@ class SimulatedFleet:
                 return machine.inventory()
         raise KeyError(host)
 
+    @staticmethod
+    def labels(host: str) -> dict[str, str]:
+        """Return what *host* says of its place: those of this fleet stand nowhere."""
+        del host
+        return {}
+
     def step(self, elapsed_seconds: float) -> list[Reading]:
         """Advance the model and return (host, blocks, events) of every host.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,14 +46,15 @@ class SimulatedHost:
         self,
         name: str,
         devices: Sequence[telemetry_pb2.Device],
+        labels: Mapping[str, str],
         *,
         folder: Path,
         aggregator: str,
         clock: Clock,
         login: Credentials = WITHOUT,
     ) -> None:
-        """*folder* is made if need be. Raises FolderError when it cannot be used, TargetError for
-        an address that cannot."""
+        """*labels*: beside that it is simulated. *folder* is made if need be. Raises FolderError when it
+        cannot be used, TargetError for an address that cannot."""
         self.name = name
         boot_id = os.urandom(16)
         self.spool = Spool.open(
@@ -77,7 +78,7 @@ class SimulatedHost:
             )
             undo.pop_all()
         self._registration = Registration(name, self.spool.run_id, boot_id, clock)
-        self._registration.update(Inventory(devices, LABELS))
+        self._registration.update(Inventory(devices, {**LABELS, **labels}))
         self._framer = Framer(self.spool.run_id, boot_id)
         self._own = Own((), _counts(self))
         self._told = 0  # the own blocks' last turn, counted from the boot

@@ -37,6 +37,8 @@ class Fleet(Protocol):
 
     def devices(self, host: str) -> list[telemetry_pb2.Device]: ...
 
+    def labels(self, host: str) -> dict[str, str]: ...
+
     def step(self, elapsed_seconds: float) -> list[Reading]: ...
 
     def offset_ns(self, host: int) -> int: ...
@@ -166,6 +168,7 @@ def _open(
     return SimulatedHost(
         name,
         fleet.devices(name),
+        fleet.labels(name),
         folder=folder / name,
         aggregator=aggregator,
         clock=clock,

@@ -15,7 +15,7 @@ from ..hazard.events import EventsError
 from ..hazard.features import NAMES
 from ..hazard.model import HazardModel
 from ..hazard.models import Models, Trained
-from ..judgement.judge import STANDING_RULES
+from ..judgement.judge import FAULT_RULES
 from ..store.store import Store
 from ..store.storefile import FILE
 from ..store.upkeep.copying import CopyError
@@ -73,7 +73,7 @@ def _running(data: Path, way: Way, simulated: bool) -> Trained:
 def _stopped(data: Path, simulated: bool) -> Trained:
     store = Store.open(data, AggregatorConfig(data=data))
     try:
-        models = Models(store, STANDING_RULES, time.time_ns)
+        models = Models(store, FAULT_RULES, time.time_ns)
         models.load()
         return models.train(simulated=simulated)
     except EventsError as error:

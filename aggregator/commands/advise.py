@@ -6,7 +6,8 @@ import argparse
 import getpass
 import json
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -16,12 +17,15 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from ...fingerprints.wire import advisory_pb2 as wire
 from ...fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceStub
 from .client import DEADLINE_SECONDS, OK, add_options, guarded, translated
+from .table import cut, width_of
 from .way import dialled, way_of
 
 #: A month of evidence is read and replayed.
 WHAT_IF_SECONDS = 120.0
 PAGE_SIZE = 1000
-WORDS_CHARACTERS = 70
+#: Of a column of a table; the words have what is left, unless it is less than this.
+CELL_CHARACTERS_MAX, WORDS_CHARACTERS_MIN = 32, 24
+RIGHT = ("waiting", "acting")
 
 
 def main(arguments: list[str]) -> int:
@@ -117,24 +121,43 @@ def _listed(answer: wire.ListAdvisoriesResponse) -> str:
     )
     if not answer.advisories:
         return "\n".join([*lines, "nothing is advised"])
-    lines.append(
-        f"{'name':<7} {'subject':<24} {'action':<19} {'state':<9} {'waiting':>9} {'acting':>9}  why"
-    )
-    for one in answer.advisories:
-        why = one.reason_text
-        why = why if len(why) <= WORDS_CHARACTERS else f"{why[: WORDS_CHARACTERS - 1]}…"
-        lines.append(
-            f"{_short(one.name):<7} {one.subject:<24} {wire.Action.Name(one.action):<19} "
-            f"{wire.AdvisoryState.Name(one.state):<9} {one.cost_of_waiting_gpu_hours:>9,.1f} "
-            f"{one.cost_of_acting_gpu_hours:>9,.1f}  {why}"
+    rows = [("name", "subject", "action", "state", "waiting", "acting", "why")]
+    rows += [
+        (
+            _short(one.name), one.subject, wire.Action.Name(one.action),
+            wire.AdvisoryState.Name(one.state), f"{one.cost_of_waiting_gpu_hours:,.1f}",
+            f"{one.cost_of_acting_gpu_hours:,.1f}", one.reason_text,
         )
+        for one in answer.advisories
+    ]  # fmt: skip
+    lines += _fitted(rows, width_of(sys.stdout))
     return "\n".join(
         [*lines, "", "costs are GPU-hours; `gangline advise show NAME` shows the sums"]
     )
 
 
+def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
+    """Return *rows*, the first of them of names, as lines of *width*. The last cell, of words, has what is left;
+    where that is too little it has a line of its own."""
+    places = range(len(rows[0]) - 1)
+    widths = [min(max(len(row[at]) for row in rows), CELL_CHARACTERS_MAX) for at in places]
+    left = width - sum(widths) - 2 * len(widths)
+    lines: list[str] = []
+    for row in rows:
+        cut_ones = [cut(row[at], widths[at]) for at in places]
+        cells = [
+            one.rjust(widths[at]) if rows[0][at] in RIGHT else one.ljust(widths[at])
+            for at, one in enumerate(cut_ones)
+        ]
+        if left >= WORDS_CHARACTERS_MIN:
+            lines.append("  ".join([*cells, cut(row[-1], left)]))
+        else:
+            lines += ["  ".join(cells).rstrip(), f"    {cut(row[-1], max(width - 4, 20))}"]
+    return lines
+
+
 def shown(one: wire.Advisory) -> str:
-    """Return one advisory as a colleague would tell it."""
+    """Return one advisory as a colleague would tell it, within the terminal's width."""
     then = f", then {wire.Action.Name(one.then_action)}" if one.then_action else ""
     lines = [
         f"{_short(one.name)}: {wire.Action.Name(one.action)}{then} for {one.subject} (scope: {one.scope})",
@@ -154,7 +177,15 @@ def shown(one: wire.Advisory) -> str:
         lines.append(f"  devices  {', '.join(one.devices)}")
     if len(one.nodes) > 1:
         lines.append(f"  hosts    {', '.join(node.removeprefix('nodes/') for node in one.nodes)}")
-    return "\n".join([*lines, f"  expires  {_at(one.expire_time)} unless it is answered"])
+    if one.state in (wire.PROPOSED, wire.DEFERRED):
+        lines.append(f"  expires  {_at(one.expire_time)} unless it is answered")
+    width = max(width_of(sys.stdout), 40)
+    return "\n".join(
+        textwrap.fill(
+            cut(line, len(line)), width, subsequent_indent=" " * 11, break_on_hyphens=False
+        )
+        for line in lines
+    )
 
 
 def _replayed(answer: wire.EvaluateRuleResponse) -> str:
@@ -176,15 +207,16 @@ def _replayed(answer: wire.EvaluateRuleResponse) -> str:
         f"{answer.followed_count} of {answer.episodes_count} hosts were UNHEALTHY within the 7 days after",
         price,
         "",
-        f"{'host':<20} {'from':<16} {'until':<16} {'action':<19} {'advised':<7} {'faulty':<6}  why",
     ]
-    for one in answer.episodes:
-        lines.append(
-            f"{one.node.removeprefix('nodes/'):<20} {_at(one.start_time):<16} {_at(one.end_time):<16} "
-            f"{wire.Action.Name(one.action):<19} {_yes(one.advised):<7} {_yes(one.followed_by_fault):<6}  "
-            f"{one.words[:WORDS_CHARACTERS]}"
+    rows = [("host", "from", "until", "action", "advised", "faulty", "why")]
+    rows += [
+        (
+            one.node.removeprefix("nodes/"), _at(one.start_time), _at(one.end_time),
+            wire.Action.Name(one.action), _yes(one.advised), _yes(one.followed_by_fault), one.words,
         )
-    return "\n".join(lines)
+        for one in answer.episodes
+    ]  # fmt: skip
+    return "\n".join([*lines, *_fitted(rows, width_of(sys.stdout))])
 
 
 TOLD: dict[str, Callable[[Any], str]] = {
@@ -203,7 +235,13 @@ def _yes(value: bool) -> str:
 
 
 def _at(time: Timestamp) -> str:
-    return f"{time.ToDatetime():%Y-%m-%d %H:%M}"
+    return f"{time.ToDatetime():%Y-%m-%d %H:%M} UTC"
+
+
+def _days(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 6):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}: expected a whole number of days")
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -229,7 +267,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("--reason", default="", required=name == "reject", help="a line to keep")
     what_if = commands.add_parser("what-if", help="what a rule would have advised in the past")
     what_if.add_argument("rule", help="'gpu.xid 95', gpu_thermal, ECC_TREND, or a signal")
-    what_if.add_argument("--days", type=int, default=30, help="so far back (30)")
+    what_if.add_argument("--days", type=_days, default=30, help="so far back (30)")
     for command in commands.choices.values():
         add_options(command)
     return parser

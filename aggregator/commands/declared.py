@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import duckdb
 
 from ...cli import FAILED, OK, USAGE
 from ..declared.changes import Rows, lines, rows_of, stored_rows
 from ..declared.hostset import Selection
-from ..declared.model import NOTHING, Declared
+from ..declared.model import NOTHING, Declared, Said
 from ..declared.problems import DeclaredError
 from ..declared.reading import parse, read
+from ..declared.record import told_places
 from ..judgement.declared import rule_names
 
 #: Where `gangline aggregator` stores unless it is told otherwise, and what it writes for readers.
@@ -37,34 +40,41 @@ def main(arguments: list[str]) -> int:
     for note in after.notes:
         print(f"note: {note}")
     try:
-        against, before, hosts = _before(options, now_ns)
+        before = _before(options, now_ns)
     except (DeclaredError, duckdb.Error) as error:
         print(f"gangline declared: nothing to compare with: {error}", file=sys.stderr)
         return USAGE
-    for line in _effects(after, now_ns, hosts):
+    for line in _effects(after.with_told(before.told), now_ns, before.hosts):
         print(line)
-    changes = list(lines(before, rows_of(after)))
-    print(f"against {against}: {'it would change' if changes else 'nothing would change'}")
+    changes = list(lines(before.rows, rows_of(after)))
+    print(f"against {before.words}: {'it would change' if changes else 'nothing would change'}")
     for line in changes:
         print(line)
     return OK
 
 
-def _before(options: argparse.Namespace, now_ns: int) -> tuple[str, Rows, Sequence[str]]:
-    """Return what is compared with in words, what it declares, and the hosts that are known there.
+class _Before(NamedTuple):
+    """What is compared with: in words, what it declares, and the hosts that are known there."""
 
-    Raises DeclaredError or duckdb.Error.
-    """
+    words: str
+    rows: Rows
+    hosts: Sequence[str] = ()
+    told: Mapping[str, tuple[Said, ...]] = MappingProxyType({})  # what these say of their places
+
+
+def _before(options: argparse.Namespace, now_ns: int) -> _Before:
+    """Return what is compared with. Raises DeclaredError or duckdb.Error."""
     if options.against:
         names = ", ".join(map(str, options.against))
-        return names, rows_of(parse(read(options.against), now_ns)), ()
+        return _Before(names, rows_of(parse(read(options.against), now_ns)))
     file = (options.data or DATA) / OPS_FILE
     if not options.data and not file.exists():
-        return "nothing declared", rows_of(NOTHING), ()
+        return _Before("nothing declared", rows_of(NOTHING))
     with duckdb.connect(str(file), read_only=True) as connection:
         number, rows = stored_rows(connection)
         hosts = [host for (host,) in connection.execute("SELECT host FROM hosts").fetchall()]
-    return f"version {number}, in force in {file.parent}", rows, hosts
+        told = told_places(connection)
+    return _Before(f"version {number}, in force in {file.parent}", rows, hosts, told)
 
 
 def _summary(declared: Declared) -> str:

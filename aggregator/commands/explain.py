@@ -34,8 +34,10 @@ SLOW_BELOW = 0.95
 WITHOUT_VALUE = ("state", "code", "flags", "number", "finding")
 #: No longer name can register.
 HOST_CHARACTERS_MAX = 253
-#: What runs a query.
-COMMAND = "gangline sql "
+#: What runs a query; beside it stands where.
+COMMAND = "gangline sql"
+#: Collectors that read are named only where they are so few.
+NAMED_MAX = 6
 
 
 def main(arguments: list[str]) -> int:
@@ -45,7 +47,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    with Client(way_of(options)) as client:
+    way = way_of(options)
+    with Client(way) as client:
         try:
             score = client.host(options.host.removeprefix("nodes/"), options.hours)
         except CommandError as error:
@@ -55,8 +58,23 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(as_dict(score)))
     else:
-        print(explained(score, min(width_of(sys.stdout), WIDTH_MAX)))
+        print(
+            explained(score, min(width_of(sys.stdout), WIDTH_MAX), asking(options, way.aggregator))
+        )
     return OK
+
+
+def asking(options: argparse.Namespace, aggregator: str) -> str:
+    """Return the beginning of a command that asks the same aggregator, on the way that *options* name."""
+    given = {
+        "--ca": options.ca,
+        "--cert": options.certificate,
+        "--key": options.key,
+        "--token-file": options.token_file,
+        "--server-name": options.server_name,
+    }
+    words = ["--server", aggregator, *(w for pair in given.items() if pair[1] for w in pair)]
+    return f"{COMMAND} {shlex.join(words)}"
 
 
 def unknown(host: str, names: list[str]) -> str:
@@ -69,16 +87,19 @@ def unknown(host: str, names: list[str]) -> str:
     return f"no host {host!r} among the {len(names)} known; `gangline hosts` lists them"
 
 
-def explained(score: score_pb2.NodeScore, width: int) -> str:
-    """Return what a colleague would say of the host, wrapped to *width*."""
+def explained(score: score_pb2.NodeScore, width: int, asks: str = COMMAND) -> str:
+    """Return what a colleague would say of the host, wrapped to *width*. *asks*: what a query comes after."""
     parts = [_summary(score)]
     now_ns = score.compute_time.ToNanoseconds()
     evidence = [one for one in score.contributions if _is_told(one)]
+    if score.state != score_pb2.HEALTHY and _is_unsaid(score):
+        parts.append(f"{_state(score)}: {score.reason_words}.")
     if evidence:
-        parts.append("Because:" if any(map(_costs, evidence)) else "Noted, at no cost:")
+        costs = any(map(_costs, evidence))
+        parts.append(f"Because{_beneath(score)}:" if costs else "Noted, at no cost:")
         for number, one in enumerate(evidence, 1):
             said = any(e.device == one.device and _moves(e) for e in evidence[: number - 1])
-            parts.append(_evidence(one, number, now_ns, confirms=said))
+            parts.append(_evidence(one, number, now_ns, asks, confirms=said))
     else:
         parts.append("Nothing speaks against it.")
     if score.clears_when and score.state != score_pb2.HEALTHY:
@@ -109,6 +130,22 @@ def _summary(score: score_pb2.NodeScore) -> str:
     if unwell := [gpu for gpu in score.gpus if gpu.state not in (0, score_pb2.HEALTHY)]:
         lines.append(_gpus(unwell, len(score.gpus)))
     return "\n".join(lines)
+
+
+def _is_unsaid(score: score_pb2.NodeScore) -> bool:
+    """Say whether what put the host in its state is none of the evidence: somebody's word, or what was before."""
+    return bool(score.reason_words) and score.reason_words not in [
+        e.words for e in score.contributions
+    ]
+
+
+def _beneath(score: score_pb2.NodeScore) -> str:
+    """Return what is left without any evidence: times all of it, it is the hazard that is told."""
+    added = sum(one.log_hazard_delta for one in score.contributions)
+    if abs(added) <= DELTA_MIN:
+        return ""
+    base = score.hazard_per_hour * math.exp(-added)
+    return f" (without all of it: {_often(base).removeprefix('A fault is expected ')})"
 
 
 def _by(model: str) -> str:
@@ -147,10 +184,13 @@ def _often(hazard_per_hour: float) -> str:
     for unit, size in (("years", 8766.0), ("days", 24.0), ("hours", 1.0)):
         if hours >= 2 * size:
             return f"A fault is expected every {hours / size:,.0f} {unit}"
-    return f"A fault is expected every {max(60 * hours, 1.0):.0f} minutes"
+    minutes = round(60 * hours)
+    return f"A fault is expected every {f'{minutes} minutes' if minutes > 1 else 'minute'}"
 
 
-def _evidence(one: score_pb2.Contribution, number: int, now_ns: int, *, confirms: bool) -> str:
+def _evidence(
+    one: score_pb2.Contribution, number: int, now_ns: int, asks: str, *, confirms: bool
+) -> str:
     seconds = (now_ns - one.observe_time.ToNanoseconds()) / 1e9
     before = f" (last seen {seconds:.0f} s ago)" if seconds >= SEEN_SECONDS else ""
     lines = [f"{number}. {one.words}{before}"]
@@ -158,15 +198,15 @@ def _evidence(one: score_pb2.Contribution, number: int, now_ns: int, *, confirms
     if one.unit not in WITHOUT_VALUE:
         where += f": {value(one)}; normal is {one.normal}"
     lines.append(where)
-    lines += [f"   {_cost(one, confirms=confirms)}", f"   {command(one.evidence_sql)}"]
+    lines += [f"   {_cost(one, confirms=confirms)}", f"   {command(one.evidence_sql, asks)}"]
     return "\n".join(lines)
 
 
-def command(sql: str) -> str:
+def command(sql: str, asks: str = COMMAND) -> str:
     """Return the command line that runs *sql*: names in it are the host's to choose, the shell ours."""
     if any(character in sql for character in '"$`\\!'):
-        return f"{COMMAND}{shlex.quote(sql)}"
-    return f'{COMMAND}"{sql}"'
+        return f"{asks} {shlex.quote(sql)}"
+    return f'{asks} "{sql}"'
 
 
 def value(one: score_pb2.Contribution) -> str:
@@ -198,8 +238,9 @@ def _costs(one: score_pb2.Contribution) -> bool:
 def _cost(one: score_pb2.Contribution, *, confirms: bool) -> str:
     costs = []
     if _moves(one):
-        times = math.exp(one.log_hazard_delta)
-        costs.append(f"{-one.score_delta:.4f} of the score (a fault is {_times(times)} as likely)")
+        likely = f"a fault is {_times(math.exp(one.log_hazard_delta))} as likely"
+        lost = f"{-one.score_delta:.4f}"
+        costs.append(f"{lost} of the score ({likely})" if float(lost) else f"little now: {likely}")
     if one.relative_speed_factor < 1.0:
         costs.append(f"{100 * (1 - one.relative_speed_factor):.0f} % of the speed")
     if one.log_hazard_delta < -DELTA_MIN:
@@ -218,7 +259,8 @@ def _sources(score: score_pb2.NodeScore) -> str:
     """Return what the collectors say: those that read in one line, the others with their words."""
     reading = [source.source for source in score.sources if source.outcome == "ok"]
     others = [source for source in score.sources if source.outcome != "ok"]
-    lines = [f"Collectors that read: {', '.join(reading) or 'none'}"]
+    named = ", ".join(reading) or "none"
+    lines = [f"Collectors that read: {named if len(reading) <= NAMED_MAX else len(reading)}"]
     lines += [
         f"   {source.source} {source.outcome}" + (f": {source.words}" if source.words else "")
         for source in others
@@ -232,7 +274,7 @@ def _wrapped(text: str, width: int) -> str:
     for line in text.split("\n"):
         clean = "".join(c if c.isprintable() else "?" for c in line)
         indent = " " * (len(clean) - len(clean.lstrip()))
-        if clean.lstrip().startswith(COMMAND):
+        if clean.lstrip().startswith(f"{COMMAND} "):
             lines.append(clean)
         else:
             lines += textwrap.wrap(

@@ -14,6 +14,7 @@ from .limits import NAME_CHARACTERS_MAX
 PARTS_MAX = 4
 _DIGITS_MAX = 9
 _PARTS = re.compile(r"[*?]|[^*?]+")
+_WILD = re.compile(r"[*?]")
 _TEXT = re.compile(r"[A-Za-z0-9._*?-]*")
 _RANGE = re.compile(rf"([0-9]{{1,{_DIGITS_MAX}}})(?:-([0-9]{{1,{_DIGITS_MAX}}}))?")
 _EXPECTED = (
@@ -29,9 +30,8 @@ class Range(NamedTuple):
     last: int
     digits: int
 
-    def has(self, text: str) -> bool:
-        """Say whether *text*, digits, is one of these numbers as they are written."""
-        number = int(text)
+    def has(self, number: int, text: str) -> bool:
+        """Say whether *number*, written as *text*, is one of these as they are written."""
         return self.first <= number <= self.last and text == f"{number:0{self.digits}d}"
 
     def names(self) -> Iterator[str]:
@@ -46,11 +46,12 @@ class Pattern:
     text: str
     texts: tuple[str, ...]
     brackets: tuple[tuple[Range, ...], ...]
+    head: str  # all that it means begin so
 
     def matches(self, host: str) -> bool:
         """Say whether *host* is meant."""
-        if self.is_name:
-            return host == self.text
+        if not host.startswith(self.head):
+            return False
         ends = {0}  # how far what was looked at of the pattern may reach
         for number, text in enumerate(self.texts):
             for part in _PARTS.findall(text):
@@ -95,7 +96,7 @@ def parse_pattern(text: object) -> Pattern:
     texts, brackets = _split(text)
     if sum(part.count("*") for part in texts) + len(brackets) > PARTS_MAX:
         raise ValueError(f"more than {PARTS_MAX} of * and [..] in one pattern: write several")
-    return Pattern(text, texts, brackets)
+    return Pattern(text, texts, brackets, _WILD.split(texts[0], 1)[0])
 
 
 def _after(part: str, host: str, ends: set[int]) -> set[int]:
@@ -109,10 +110,11 @@ def _after(part: str, host: str, ends: set[int]) -> set[int]:
 
 def _after_number(ranges: Sequence[Range], host: str, at: int) -> Iterator[int]:
     for end in range(at + 1, min(at + _DIGITS_MAX, len(host)) + 1):
-        number = host[at:end]
-        if not (number.isascii() and number.isdigit()):
+        text = host[at:end]
+        if not (text.isascii() and text.isdigit()):
             return
-        if any(one.has(number) for one in ranges):
+        number = int(text)
+        if any(one.has(number, text) for one in ranges):
             yield end
 
 

@@ -83,7 +83,7 @@ class Live:
         if look.declared is not None and kept is not None and look.declared.hash == kept.hash:
             look = replace(look, declared=replace(look.declared, number=kept.number))
             now_ns = kept.taken_ns
-        elif kept is not None and look.problems:
+        elif kept is not None and look.declared is None:
             self._restore(kept)
         self._take(look, now_ns)
 
@@ -139,6 +139,8 @@ class Live:
             if not is_new or not at_rest:
                 return Look(self._seen, problems=self._problems)
             files = tuple(read([] if self._path is None else [self._path]))
+            if _stamps(self._path) != stamps:  # somebody writes while we read
+                return Look(self._seen, problems=self._problems)
             before = self._fleet.declared
             if hash_of(files) == before.hash:
                 return Look(stamps)
@@ -169,8 +171,12 @@ class Live:
         self._fleet.clear(OURSELVES, FINDING)
         self.trouble = ""
         if self._problems:
-            number = self._fleet.declared.number
-            stays = f"version {number} stays in force" if number else "nothing is declared"
+            declared = self._fleet.declared
+            stays = (
+                f"version {declared.number} stays in force"
+                if declared.files
+                else "nothing is declared"
+            )
             more = len(self._problems) - TOLD_MAX
             rest = f"; and {more} more: gangline declared check {self._path}" if more > 0 else ""
             self.trouble = (
@@ -182,6 +188,8 @@ class Live:
                 Finding(OURSELVES, FINDING, "", self.trouble, now_ns, clears_when=clears)
             )
             log.warning("%s", self.trouble)
+        else:
+            log.info("what is declared in %s is right again", self._path)
 
     def _is_to_write(self, now_ns: int) -> bool:
         changed = self._places_version != self._fleet.declared.places_version

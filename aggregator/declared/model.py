@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from .hostset import Selection
+from .index import Index
 from .problems import Where
 from .thresholds import THRESHOLDS
 
@@ -99,6 +100,20 @@ class Expected:
     texts: Mapping[str, tuple[str, ...]]
     where: Where
 
+    def fits(self, model: str) -> bool:
+        """Say whether it is for GPUs of *model*."""
+        return not self.model or bool(model and fnmatchcase(model, self.model))
+
+
+class Selecting(Protocol):
+    """An entry that is for some hosts; None: for any."""
+
+    @property
+    def selection(self) -> Selection | None: ...
+
+
+E = TypeVar("E", bound=Selecting)
+
 
 @dataclass(frozen=True)
 class Declared:
@@ -122,11 +137,14 @@ class Declared:
     places: Mapping[str, Place] = field(default_factory=lambda: MappingProxyType({}))
     places_version: int = 0
     notes: tuple[str, ...] = ()
-    #: Selection -> host -> whether it is meant: asked each second of each host.
-    _meant: dict[int, dict[str, bool]] = field(
-        default_factory=dict[int, dict[str, bool]], init=False, repr=False, compare=False
+    #: Entries (by what they are) -> where they are looked up; the same for all that has the same entries.
+    _indexes: dict[int, tuple[object, Index]] = field(
+        default_factory=dict[int, tuple[object, Index]], repr=False, compare=False
     )
-
+    #: The same -> host -> those that mean it: asked each second of each host.
+    _meant: dict[int, dict[str, tuple[Any, ...]]] = field(
+        default_factory=dict[int, dict[str, tuple[Any, ...]]], init=False, repr=False, compare=False
+    )
     #: The hosts in maintenance, as `maintained` last had them: (what it was asked for, its answer).
     _maintained: list[tuple[object, Mapping[int, Window]]] = field(
         default_factory=list[tuple[object, Mapping[int, Window]]],
@@ -135,12 +153,26 @@ class Declared:
         compare=False,
     )
 
-    def _means(self, selection: Selection, host: str) -> bool:
-        known = self._meant.setdefault(id(selection), {})
-        meant = known.get(host)
-        if meant is None:
-            meant = known[host] = selection.matches(host, self.place(host))
-        return meant
+    def _meaning(self, host: str, entries: tuple[E, ...]) -> tuple[E, ...]:
+        """Return those of *entries* that mean *host*."""
+        known = self._meant.setdefault(id(entries), {})
+        found = known.get(host)
+        if found is None:
+            numbers = self._index(entries).of(host, self.place(host))
+            found = known[host] = tuple(entries[number] for number in numbers)
+        return found
+
+    def _index(self, entries: tuple[Selecting, ...]) -> Index:
+        known = self._indexes.get(id(entries))
+        if known is None or known[0] is not entries:
+            index = Index(one.selection for one in entries)
+            known = self._indexes[id(entries)] = entries, index
+        return known[1]
+
+    def prepare(self) -> None:
+        """Make what hosts are looked up in, so that who asks first does not wait for it."""
+        for entries in (self.windows, self.overrides, self.expectations):
+            self._index(entries)
 
     def live_windows(self, now_ns: int) -> list[Window]:
         """Return the windows that *now_ns* is in."""
@@ -160,11 +192,8 @@ class Declared:
 
     def window(self, host: str, now_ns: int) -> Window | None:
         """Return the window that *host* is in at *now_ns*, the one that ends last; None: in none."""
-        found = [
-            one
-            for one in self.windows
-            if one.begin_ns <= now_ns < one.end_ns and self._means(one.selection, host)
-        ]
+        meaning = self._meaning(host, self.windows)
+        found = [one for one in meaning if one.begin_ns <= now_ns < one.end_ns]
         return max(found, key=lambda one: one.end_ns, default=None)
 
     def maintained(self, hosts: Sequence[str], now_ns: int) -> Mapping[int, Window]:
@@ -180,10 +209,6 @@ class Declared:
             self._maintained[:] = [(asked, found)]
         return self._maintained[0][1]
 
-    def in_maintenance(self, host: str, now_ns: int) -> bool:
-        """Say whether *host* is in a maintenance window at *now_ns*."""
-        return self.window(host, now_ns) is not None
-
     def override(
         self,
         host: str,
@@ -195,12 +220,8 @@ class Declared:
         device: str = "",
     ) -> Override | None:
         """Return the override by which what *rule* sees on *host* is noise at *now_ns*; None: it counts."""
-        for one in self.overrides:
-            if (
-                one.since_ns <= now_ns < one.until_ns
-                and one.is_about(rule, signal, code, device)
-                and self._means(one.selection, host)
-            ):
+        for one in self._meaning(host, self.overrides):
+            if one.since_ns <= now_ns < one.until_ns and one.is_about(rule, signal, code, device):
                 return one
         return None
 
@@ -211,15 +232,9 @@ class Declared:
     def expected(self, model: str, host: str = "") -> Expected | None:
         """Return what a host with GPUs of *model* must have: the first entry that names the host, else the first
         for its model alone."""
-        by_model = None
-        for one in self.expectations:
-            if one.model and not (model and fnmatchcase(model, one.model)):
-                continue
-            if one.selection is None:
-                by_model = by_model or one
-            elif host and self._means(one.selection, host):
-                return one
-        return by_model
+        by_model = (one for one in self.expectations if one.selection is None)
+        named = self._meaning(host, self.expectations) if host else ()
+        return next((one for one in (*named, *by_model) if one.fits(model)), None)
 
     def with_told(self, told: Mapping[str, tuple[Said, ...]]) -> Declared:
         """Return the same with what hosts say of themselves now."""
@@ -235,10 +250,6 @@ class Declared:
         for host in changed:
             places[host] = merged(after.said_of(host))
         return replace(after, places=places)
-
-    def hosts_of(self, selection: Selection) -> Iterator[str]:
-        """Yield the hosts that are meant, of those whose place is known."""
-        return (host for host, place in self.places.items() if selection.matches(host, place))
 
 
 def merged(said: tuple[Said, ...]) -> Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import date, time
 from typing import NamedTuple
 
 from .limits import PROBLEMS_MAX
@@ -59,7 +60,7 @@ class Problems:
 
 def shown(value: object) -> str:
     """Return *value* as words bear it: quoted, printable, not too long."""
-    text = ascii(value)
+    text = value.isoformat() if isinstance(value, date | time) else ascii(value)
     return (
         text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[: _SHOWN_CHARACTERS_MAX - 1]}\u2026"
     )

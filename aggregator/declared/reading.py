@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ _YAML_WORDS = (
     "YAML is not read: declare it as TOML, or give Topograph's graph as JSON "
     "(what its graph engine answers)"
 )
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +60,30 @@ def read(paths: Iterable[Path]) -> list[File]:
     """Return what the files of *paths* hold. Raises DeclaredError; never waits for a pipe."""
     files: list[File] = []
     for path in (one for each in paths for one in files_in(each)):
+        if not path.name.isprintable():  # it could be neither stored nor told of
+            raise DeclaredError([f"{shown(path.name)}: expected a name of printable characters"])
         try:
-            descriptor = os.open(path, _READ)
-            with open(descriptor, "rb") as file:
-                files.append(File(path.name, file.read(FILE_BYTES_MAX + 1)))
+            files.append(File(path.name, _data(path)))
         except OSError as error:
             raise DeclaredError([f"{path}: {error.strerror}"]) from error
     names = [one.name for one in files]
     if twice := {one for one in names if names.count(one) > 1}:
         raise DeclaredError([f"two files are named {min(twice)}: give them different names"])
     return files
+
+
+def _data(path: Path) -> bytes:
+    """Return what a file holds, as far as it may. Raises DeclaredError for what is none, a pipe; OSError."""
+    descriptor = os.open(path, _OPEN)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise DeclaredError(
+                [f"{path}: not a file that holds anything: a folder, a pipe, or a device"]
+            )
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(FILE_BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)
 
 
 def hash_of(files: Sequence[File]) -> str:
@@ -109,7 +124,7 @@ def parse(
             )
     given = _given(places, problems)
     problems.raise_any()
-    return Declared(
+    declared = Declared(
         number=number,
         hash=hash_of(files),
         files=tuple(one.name for one in files),
@@ -122,6 +137,8 @@ def parse(
         places_version=number,
         notes=tuple(problems.notes),
     )
+    declared.prepare()
+    return declared
 
 
 def _parse_file(

@@ -9,7 +9,7 @@ import duckdb
 
 from ..store.records import table, time_us
 from .expected import ITEMS, TEXTS
-from .model import PLACE_FIELDS, Declared, Said
+from .model import PLACE_FIELDS, Declared, Place, Said
 from .reading import File
 from .thresholds import THRESHOLDS
 
@@ -82,6 +82,21 @@ def last(connection: duckdb.DuckDBPyConnection) -> Kept | None:
     ).fetchall()
     files = tuple(File(name, text.encode()) for name, text in rows)
     return Kept(int(found[0]), str(found[1]), int(found[2]), files)
+
+
+def told_places(connection: duckdb.DuckDBPyConnection) -> dict[str, tuple[Said, ...]]:
+    """Return what hosts said of their own places, of a store or of the operators' file. Raises duckdb.Error."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for host, source, field, value in connection.execute(
+        "SELECT host, source, field, value FROM declared_places "
+        "WHERE source IN ('label', 'hardware') ORDER BY source DESC"  # whose word counts most first
+    ).fetchall():
+        told = tuple(value.split()) if field == "rails" else value
+        found.setdefault((host, source), {})[field] = told
+    said: dict[str, tuple[Said, ...]] = {}
+    for (host, source), fields in found.items():
+        said[host] = (*said.get(host, ()), Said(source, "", Place(**fields)))
+    return said
 
 
 def windows(declared: Declared) -> list[tuple[Any, ...]]:

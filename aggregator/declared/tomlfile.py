@@ -10,6 +10,7 @@ from typing import Any
 
 from .expected import ITEMS, TEXTS
 from .fields import Entry, bounded, near
+from .hostset import Selection
 from .limits import (
     CODES_MAX,
     ENTRIES_MAX,
@@ -172,9 +173,7 @@ class _Reader:
         ):
             entry.wrong("end", f"expected after begin, at most {MAINTENANCE_DAYS_MAX} days")
         if selection and begin_ns and end_ns:
-            if selection.is_all:
-                self.problems.note(entry.at("hosts"), "this window is for every host")
-            self._note_over(entry, "end", end_ns)
+            self._note_odd(entry, selection, "end", end_ns)
             self.content.windows.append(Window(selection, begin_ns, end_ns, who, why, entry.where))
 
     def _override(self, entry: Entry) -> None:
@@ -206,7 +205,7 @@ class _Reader:
                 f"expected after since, and at most {OVERRIDE_DAYS_MAX} days from {'then' if since_ns else 'now'}",
             )
         if selection and until_ns and (rule or codes):
-            self._note_over(entry, "until", until_ns)
+            self._note_odd(entry, selection, "until", until_ns)
             self.content.overrides.append(
                 Override(selection, rule, codes, event, device, since_ns, until_ns, who, why, entry.where)
             )  # fmt: skip
@@ -224,7 +223,9 @@ class _Reader:
         xids, sxids = entry.take("xid", parse, none), entry.take("sxid", parse, none)
         return ("gpu.xid", xids) if xids else ("nvswitch.sxid", sxids) if sxids else ("", none)
 
-    def _note_over(self, entry: Entry, key: str, end_ns: int) -> None:
+    def _note_odd(self, entry: Entry, selection: Selection, key: str, end_ns: int) -> None:
+        if selection.is_all:
+            self.problems.note(entry.at("hosts"), "this is for every host")
         if end_ns <= self.now_ns:
             self.problems.note(entry.at(key), "this is over and has no effect any more")
 

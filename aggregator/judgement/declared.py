@@ -75,7 +75,7 @@ def _maintained(host: HostScore, window: Window) -> HostScore:
         host,
         state=State.MAINTENANCE,
         reason=Reason.POLICY,
-        reason_words=f"maintenance until {told(window.end_ns)}: {window.why} ({window.who}){else_words}",
+        reason_words=f"{window.why} ({window.who}), until {told(window.end_ns)}{else_words}",
         clears_when=f"the window ends at {told(window.end_ns)} ({window.where})",
     )
 

@@ -95,9 +95,8 @@ OUTAGE_WINDOW_SECONDS, OUTAGE_SECONDS_MAX = 60.0, 900.0
 
 #: Rules whose symptoms are findings of their own, whatever they cost.
 FINDING_RULES = ("data.lost", "counter.saturated")
-#: And of these what costs a host its state: it stands until a reset, a boot, or time ends it, and its end
-#: is to be on record.
-STANDING_RULES = (
+#: And of these what is a fault of the host, for training and for the time since its return.
+FAULT_RULES = (
     "gpu.xid",
     "nvswitch.sxid",
     "gpu.lost",
@@ -106,10 +105,12 @@ STANDING_RULES = (
     "gpu.remap_failed",
     "gpu.ecc_uncorrected",
     "folded",
-    "hardware.unexpected",
     *sorted({kind.rule.name for kind in rules_kernel.KINDS.values()}),
 )
-_STANDING = frozenset(STANDING_RULES)
+_FAULTS = frozenset(FAULT_RULES)
+#: What costs a host its state: it stands until a reset, a boot, or time ends it, and its end is to be on record. What
+#: somebody expects and a host has not is no fault of the host: a slip in a file would make lemons of all.
+STANDING_RULES = (*FAULT_RULES, "hardware.unexpected")
 #: All of these: judging begins them and ends them.
 JUDGED_FINDINGS = frozenset((*FINDING_RULES, *STANDING_RULES))
 
@@ -147,7 +148,7 @@ def judge(
     waiting = before.waiting(fleet, now_ns)
     listened = before.listened_seconds(present.silent_seconds, fleet, now_ns)
     frozen = outage(present, listened) - waiting
-    groups, failed = _look(present)
+    groups, failed = _look(present, previous.degraded_reason if previous else "")
     symptoms = without_noise(fleet, _by_host(groups), now_ns)
     holds = _hold(present, symptoms, kin)
     silent = _by_host([rules_agent.silent_hosts(present, frozen)])
@@ -192,25 +193,31 @@ def _of_this_epoch(fleet: Fleet, previous: Snapshot | None) -> Judgement | None:
     return None
 
 
-def _look(present: Present) -> tuple[list[list[Symptom]], str]:
-    """Return what each rule sees, and words for those that failed: one must not blind the others."""
+def _look(present: Present, told: str) -> tuple[list[list[Symptom]], str]:
+    """Return what each rule sees, and words for those that failed: one must not blind the others.
+
+    *told*: what was degraded before; what fails once a second is logged once.
+    """
     groups: list[list[Symptom]] = []
     failed: list[str] = []
     for rule in RULES:
         try:
             groups.append(list(rule(present)))
         except Exception as error:
-            log.exception("rule %s failed; the others stand", rule.__name__)
             failed.append(f"rule {rule.__name__} failed: {type(error).__name__}: {error}")
+            if failed[-1] not in told:
+                log.exception("rule %s failed; the others stand", rule.__name__)
     return groups, "; ".join(failed)
 
 
 def outage(present: Present, silent: Floats) -> frozenset[int]:
     """Return the hosts that fell silent together, so many that the fault is more likely ours.
 
-    *silent*: seconds, while we listened.
+    *silent*: seconds, while we listened. A rack that is switched off in its maintenance window is no news.
     """
-    hosts = np.flatnonzero(~present.awake & (silent <= OUTAGE_SECONDS_MAX) & ~present.ended)
+    quiet = ~present.awake & (silent <= OUTAGE_SECONDS_MAX) & ~present.ended
+    quiet[list(present.fleet.declared.maintained(present.fleet.names, present.now_ns))] = False
+    hosts = np.flatnonzero(quiet)
     when = np.sort(silent[hosts])
     first = np.searchsorted(when, silent[hosts] - OUTAGE_WINDOW_SECONDS)
     last = np.searchsorted(when, silent[hosts] + OUTAGE_WINDOW_SECONDS, side="right")
@@ -249,7 +256,7 @@ def _hold(
 def _faults(fleet: Fleet) -> Standing:
     """Return the findings that stand and are faults, as training takes them from the record."""
     found = fleet.findings.values()
-    return frozenset((f.host, f.since_ns // 1000) for f in found if f.name in _STANDING)
+    return frozenset((f.host, f.since_ns // 1000) for f in found if f.name in _FAULTS)
 
 
 def _subjects(

@@ -40,6 +40,9 @@ SPEED_UNKNOWN = (0.05, 1.10)
 #: No hazard is larger: an interruption a minute is faster than any job starts again.
 HAZARD_PER_HOUR_MAX = 60.0
 
+#: Conditions that are told of what ends a state.
+CLEARS_MAX = 3
+
 #: Pieces of evidence per host; the weakest beyond are left out of the sum, too.
 EVIDENCE_MAX = 48
 
@@ -121,7 +124,7 @@ def score_host(subject: Subject, seen: Sequence[Seen]) -> HostScore:
         relative_speed=told.relative_speed,
         reason=_reason(strongest),
         reason_words=strongest.words if strongest else "",
-        clears_when=_clears(strongest),
+        clears_when=_clears(symptoms),
         heard_ns=subject.heard_ns,
         evidence=tuple(evidence),
         speed_lower=told.speed_lower,
@@ -230,5 +233,9 @@ def _reason(strongest: Symptom | None) -> Reason:
     return strongest.rule.reason if strongest.reason is None else strongest.reason
 
 
-def _clears(strongest: Symptom | None) -> str:
-    return "" if strongest is None else strongest.clears or strongest.rule.clears
+def _clears(symptoms: Sequence[Symptom]) -> str:
+    """Return what ends the host's state: the end of each symptom that would put it there alone."""
+    worst = [one for one in symptoms if one.severity == symptoms[0].severity]
+    said = [words for words in dict.fromkeys(s.clears or s.rule.clears for s in worst) if words]
+    more = [f"{len(said) - CLEARS_MAX} more end"] if len(said) > CLEARS_MAX else []
+    return "; and ".join([*said[:CLEARS_MAX], *more])

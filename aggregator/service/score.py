@@ -10,6 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from ...fingerprints.wire import score_pb2
 from ...fingerprints.wire.score_pb2_grpc import ScoreServiceServicer
+from ..access.names import NAME_CHARACTERS_MAX
 from ..fleet.sources import Source
 from ..judgement import horizon
 from ..judgement.columns import Columns
@@ -181,8 +182,9 @@ def worst_first(columns: Columns) -> list[int]:
 def node_of(name: str) -> str:
     """Return `a` of `nodes/a`. Raises Invalid for anything else."""
     collection, slash, node = name.partition("/")
-    if collection != "nodes" or not slash or not node:
-        raise Invalid("name", f"{name[:100]!r}, expected nodes/NODE")
+    if collection != "nodes" or not slash or not 0 < len(node) <= NAME_CHARACTERS_MAX:
+        most = f", NODE of at most {NAME_CHARACTERS_MAX} characters" if len(name) > 100 else ""
+        raise Invalid("name", f"{name[:100]!r}, expected nodes/NODE{most}")
     return node
 
 

@@ -251,8 +251,10 @@ def test_every_rule_of_the_house_is_judged_by() -> None:
                 assert thing in judging.RULES, name
 
 
-def test_a_rule_that_fails_blinds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A division by zero in one rule must not keep a fatal XID from being seen."""
+def test_a_rule_that_fails_blinds_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A division by zero in one rule must not keep a fatal XID from being seen, nor fill the disk with a trace a second."""
 
     def broken(_: object) -> list[object]:
         raise ZeroDivisionError("by zero")
@@ -264,6 +266,8 @@ def test_a_rule_that_fails_blinds_no_other(monkeypatch: pytest.MonkeyPatch) -> N
     snapshot = world.run(1)
     assert world.score(world.hosts[0]).state is State.UNHEALTHY
     assert snapshot.degraded_reason == "rule broken failed: ZeroDivisionError: by zero"
+    world.run(5)
+    assert len([one for one in caplog.records if "rule broken failed" in one.message]) == 1
 
 
 def test_ten_thousand_hosts() -> None:

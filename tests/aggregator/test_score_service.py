@@ -150,6 +150,7 @@ def test_a_score_is_of_the_horizon_that_was_asked_for(served: Served) -> None:
         ("GetNodeScore", {"name": "nodes/nobody"}, "NOT_FOUND", "'nobody'"),
         ("GetNodeScore", {"name": "h0"}, "INVALID_ARGUMENT", "expected nodes/NODE"),
         ("GetNodeScore", {"name": "nodes/"}, "INVALID_ARGUMENT", "expected nodes/NODE"),
+        ("GetNodeScore", {"name": "nodes/" + "x" * 3_000_000}, "INVALID_ARGUMENT", "at most 253"),
         ("GetNodeScore", {"name": "nodes/h0", "view": 9}, "INVALID_ARGUMENT", "view"),
         ("ListNodeScores", {"page_size": 1001}, "INVALID_ARGUMENT", "expected 1 to 1000"),
         ("ListNodeScores", {"page_size": -1}, "INVALID_ARGUMENT", "page_size"),

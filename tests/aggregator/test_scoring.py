@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -58,6 +59,22 @@ def test_contributions_add_up_and_the_interval_holds_the_score(
     assert base * 0.999 <= host.hazard_per_hour <= HAZARD_PER_HOUR_MAX * 1.001
     assert len(host.evidence) <= EVIDENCE_MAX
     assert all(e.score_delta <= 0 and e.log_hazard_delta >= 0 for e in host.evidence)
+
+
+def test_a_state_ends_when_all_that_put_it_there_ends() -> None:
+    """ "SUSPECT ends when the port is up", and two hours after it came up the host was SUSPECT still: a link was down too."""
+
+    def bad(state: State, device: str, clears: str) -> Seen:
+        found = seen(state, 2.0, device)
+        return found._replace(symptom=replace(found.symptom, clears=clears))
+
+    held = [bad(State.WATCH, "a", "it cools"), bad(State.SUSPECT, "b", "the port is up")]
+    assert score_host(subject(), held).clears_when == "the port is up"
+    held += [bad(State.SUSPECT, "c", "the link is up"), bad(State.SUSPECT, "d", "the port is up")]
+    assert score_host(subject(), held).clears_when == "the port is up; and the link is up"
+    held += [bad(State.SUSPECT, c, f"{c} ends") for c in "efg"]
+    assert score_host(subject(), held).clears_when.endswith("; and e ends; and 2 more end")
+    assert score_host(subject(), []).clears_when == ""
 
 
 @given(symptoms.filter(bool))

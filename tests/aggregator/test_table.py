@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import math
 import shlex
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.commands.client import Listing
-from gangline.aggregator.commands.explain import command, explained, value
+from gangline.aggregator.commands.explain import asking, command, explained, value
 from gangline.aggregator.commands.table import caption, fitting, host_of, render, wants_colour
 from gangline.aggregator.commands.watch import placed, show
 from gangline.fingerprints.wire import score_pb2
@@ -206,6 +207,38 @@ def test_values_have_the_digits_and_units_that_people_use(
 ) -> None:
     """1312345678.0 hertz is no number to read at 3 a.m."""
     assert value(score_pb2.Contribution(value=number, unit=unit)) == words
+
+
+def test_explain_says_whose_word_it_is() -> None:
+    """MAINTENANCE is no evidence: "Nothing speaks against it", and nobody knew whose window it was."""
+    made = score("a", state=score_pb2.MAINTENANCE, reason_words="new power feed (alice)")
+    assert "MAINTENANCE: new power feed (alice)." in explained(made, 100)
+    made.contributions.add(words="new power feed (alice)")
+    assert "MAINTENANCE: " not in explained(made, 100), "not twice"
+
+
+def test_what_explain_prints_adds_up() -> None:
+    """ "4 times as likely", but as what? The reader multiplies."""
+    made = score("a", state=score_pb2.SUSPECT, hazard_per_hour=4.0 / 48)
+    for device in "ab":
+        made.contributions.add(device=device, log_hazard_delta=math.log(2.0), words=device)
+    text = explained(made, 100)
+    assert "A fault is expected every 12 hours." in text and text.count("is 2 times as likely") == 2
+    assert "Because (without all of it: every 2 days):" in text
+    made.hazard_per_hour = 60.0
+    text = explained(made, 100)
+    assert "A fault is expected every minute." in text
+    assert "costs little now: a fault is 2 times as likely" in text and "0.0000 of" not in text
+
+
+def test_the_command_asks_whom_explain_asked() -> None:
+    """On a laptop there is no var/aggregator: the query that was pasted said that no aggregator ever ran."""
+    options = argparse.Namespace(
+        ca="my ca.pem", certificate=None, key=None, token_file=None, server_name=None
+    )
+    asks = asking(options, "agg-1:7600")
+    assert asks == "gangline sql --server agg-1:7600 --ca 'my ca.pem'"
+    assert shlex.split(command("FROM x", asks))[-2:] == ["my ca.pem", "FROM x"]
 
 
 def test_explain_shows_no_value_that_means_nothing() -> None:

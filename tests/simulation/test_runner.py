@@ -108,6 +108,7 @@ def open_host(folder: Path, fleet: SimulatedFleet, clock: HandedClock) -> Simula
     return SimulatedHost(
         "sim-000",
         fleet.devices("sim-000"),
+        fleet.labels("sim-000"),
         folder=folder,
         aggregator=f"127.0.0.1:{free_port()}",
         clock=clock,
@@ -222,6 +223,9 @@ def test_a_held_folder_is_named(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--scenario", "doom"], "'doom': expected one of quarter"),
+        (["--world", "mine.toml"], "--world: expected --scenario NAME beside it"),
+        (["--scenario", "demo", "--faults-after", "5"], "--faults-after is of the three faults"),
+        (["--scenario", "demo", "--world", "/none.toml"], "/none.toml: No such file"),
         (["--hosts", "0"], "0: expected 1 to 512 hosts"),
         (["--hosts", "513"], "513: expected 1 to 512 hosts"),
         (["--hosts", "many"], "'many': expected a whole number"),

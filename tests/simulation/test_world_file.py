@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world import World, jobs
 from gangline.agent.simulated.world.loading import FILE_BYTES_MAX, PATH, load, parse
 from gangline.agent.simulated.world.settings import SettingsError
 
@@ -43,6 +43,27 @@ def test_every_class_says_where_its_numbers_come_from() -> None:
         ("weights = [0.42,", "weights = [", r"expected as many of each"),
         ("until_days = [0.0417, 1.0", "until_days = [1.0, 0.5", r"expected rising days"),
         ("[fleet]", "[fleet", r"not TOML"),
+        (
+            "amount = [0.12, 0.30]",
+            "amount = [0.12, 1.0]",
+            r"\[class.thermal\] amount: 1: expected 0 to 0.95",
+        ),
+        (
+            "clock_sigma = 0.0185",
+            "clock_sigma = -1.0",
+            r"\[spread\] clock_sigma: -1: expected 0 to 0.3",
+        ),
+        (
+            "duration_sigma = 1.3",
+            "duration_sigma = -1.3",
+            r"\[jobs\] duration_sigma: -1.3: expected 0 to 5",
+        ),
+        (
+            "pause_median_minutes = 6.0",
+            "pause_median_minutes = 0.0",
+            r"pause_median_minutes: 0: expected 0.01",
+        ),
+        ("shape = 2.0", "shape = 1e-9", r"\[frailty\] shape: 1e-09: expected 0.01"),
     ],
 )
 def test_what_is_wrong_is_said_in_words(old: str, new: str, words: str) -> None:
@@ -51,15 +72,32 @@ def test_what_is_wrong_is_said_in_words(old: str, new: str, words: str) -> None:
         parse(TEXT.replace(old, new, 1))
 
 
+def test_a_rate_that_memory_does_not_bear_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number is within its bounds, and together they are a billion incidents."""
+    many = parse(TEXT.replace("rate = 1.0e-3", "rate = 1.0", 1))
+    with pytest.raises(
+        SettingsError, match=r"thermal\] rate: 1 gpu_hour makes about 34,560,000 incid"
+    ):
+        World("quarter", 1, settings=many)
+    monkeypatch.setattr(jobs, "JOBS_MAX", 1000)
+    short = TEXT.replace("duration_median_hours = 5.0", "duration_median_hours = 0.01")
+    with pytest.raises(SettingsError, match=r"\[jobs\]: more than 1,000 of them"):
+        World(
+            "demo", 1, settings=parse(short.replace("duration_sigma = 1.3", "duration_sigma = 0.0"))
+        )
+
+
 def test_a_file_that_is_no_world_is_refused(tmp_path: Path) -> None:
     """Also one of a gigabyte, and one that is no text."""
     path = tmp_path / "world.toml"
     path.write_bytes(b"#" * (FILE_BYTES_MAX + 1))
-    with pytest.raises(SettingsError, match="at most 1048576"):
+    with pytest.raises(SettingsError, match="longer than 1048576 bytes"):
         load(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(SettingsError, match="not UTF-8"):
+    with pytest.raises(SettingsError, match=r"world\.toml: not UTF-8"):
         load(path)
+    with pytest.raises(SettingsError, match=r"none\.toml: No such file"):
+        load(tmp_path / "none.toml")
 
 
 def test_what_is_no_world_is_refused() -> None:
@@ -70,6 +108,5 @@ def test_what_is_no_world_is_refused() -> None:
         World("demo", 1, hosts=0)
     with pytest.raises(SettingsError, match="seed -1"):
         World("demo", -1)
-    unknown = parse(TEXT.replace("[class.flap]", "[class.flapping]"))
     with pytest.raises(SettingsError, match=r"\[class.flapping\]: expected one of"):
-        World("demo", 1, settings=unknown)
+        parse(TEXT.replace("[class.flap]", "[class.flapping]"))

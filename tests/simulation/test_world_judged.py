@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
 from gangline.agent.simulated.world import World
 from gangline.agent.simulated.world.episodes import eventful
+from gangline.aggregator.declared.told import place_of
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.judgement.judge import Judgement, judge
@@ -46,6 +48,13 @@ def judged(world: World, hosts: Sequence[int], begin: float, end: float) -> dict
 def _note(states: dict[str, set[State]], snapshot: Judgement) -> None:
     for host in snapshot.hosts:
         states.setdefault(host.host, set()).add(host.state)
+
+
+def test_hosts_say_where_they_stand() -> None:
+    """A rack whose supply brakes is one cause only for who knows what stands in it."""
+    said, is_so = place_of(PARADE.labels(37)), PARADE.place(37)
+    assert is_so.rack == "rack-009" and len(is_so.rails) == 8
+    assert all(getattr(said, field.name) == getattr(is_so, field.name) for field in fields(is_so))
 
 
 @pytest.mark.parametrize(

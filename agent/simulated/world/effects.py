@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..parts import GPUS
 from .channels import Channels, Struck
+from .settings import Pair
 
 #: Assumed: a host that is fought over has this much of its time in pressure, and of its cores stolen.
 CONTENDED_PRESSURE, CONTENDED_STEAL = 0.75, 0.15
@@ -219,7 +220,7 @@ def nothing(channels: Channels, struck: Struck) -> None:
     """Nothing that a counter shows (silent corruption), or nothing of this moment (a restart)."""
 
 
-#: Class -> what it does. A class of `world.toml` without one is refused (`World`).
+#: Class -> what it does. A class of `world.toml` without one is refused (`loading`).
 EFFECTS: dict[str, Callable[[Channels, Struck], None]] = {
     "thermal": thermal,
     "power_cap": power_cap,
@@ -252,3 +253,22 @@ EFFECTS: dict[str, Callable[[Channels, Struck], None]] = {
     "stage_imbalance": stage_imbalance,
     "full_load_cap": full_load_cap,
 }
+
+#: What an amount may be where it is a part of something: some is left, else a gang would wait for ever.
+PART = 0.0, 0.95
+#: Where it is something else, or everything.
+AMOUNTS: dict[str, Pair] = {
+    "nvlink": (0.0, 1e6),
+    "hbm": (0.0, 1e6),
+    "flap": (0.0, 255.0),
+    "gsp_hang": (0.0, 3600.0),
+    "skewed_clock": (-1e7, 1e7),
+    "saturated_counter": (0.0, 15.0),
+    "sequence_imbalance": (0.0, 10.0),
+    "stage_imbalance": (0.0, 10.0),
+    **dict.fromkeys(
+        ("pcie_width", "nic", "leaf_down", "rack_dark", "gpu_lost", "gpu_fault", "silent_corruption",
+         "gap", "hung_collector", "agent_restart", "planned_reboot"),
+        (0.0, 1.0),
+    ),
+}  # fmt: skip

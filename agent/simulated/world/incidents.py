@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..parts import GPUS
 from .places import Places
-from .settings import FaultClass, Scenario, Settings
+from .settings import FaultClass, Scenario, Settings, SettingsError
 
 Floats = npt.NDArray[np.float64]
 Random = np.random.Generator
@@ -34,6 +34,8 @@ DTYPE = np.dtype(
 )
 Rows = npt.NDArray[np.void]
 
+#: So many rows of one class are more than anybody reads, and than memory bears.
+ROWS_MAX = 1_000_000
 #: Classes that strike all hosts of a place, and by which of `Places`' arrays.
 SHARED = {"rack_hour": "rack", "leaf_hour": "leaf", "cooling_hour": "cooling"}
 HOUR, DAY = 3600.0, 86400.0
@@ -87,6 +89,19 @@ def joined(parts: Iterable[Rows]) -> Rows:
     """Return all rows as one array."""
     found = list(parts)
     return np.concatenate(found) if found else empty(0)
+
+
+def check_rows(draws: Draws, each: FaultClass) -> None:
+    """Raise SettingsError where a rate makes more rows of *each* than ROWS_MAX."""
+    units = draws.hosts * (GPUS if each.per in ("gpu_hour", "port_hour") else 1)
+    hours = 1.0 if each.per in ("share", "job_share") else draws.seconds / HOUR
+    count = each.rate * draws.scenario.rate_factor * units * hours
+    if count > ROWS_MAX:
+        raise SettingsError(
+            f"[class.{each.name}] rate: {each.rate:g} {each.per} makes about {count:,.0f} incidents in "
+            f"[scenario.{draws.scenario.name}], with its rate_factor of {draws.scenario.rate_factor:g}: "
+            f"expected at most {ROWS_MAX:,}"
+        )
 
 
 def details(rows: Rows, each: FaultClass, number: int, random: Random) -> Rows:

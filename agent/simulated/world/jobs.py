@@ -12,9 +12,12 @@ import numpy.typing as npt
 
 from .incidents import HOUR, Draws
 from .lives import BOOT_SECONDS, Away, Lives
+from .settings import SettingsError
 
 #: Share of the hosts that is left idle: a cluster is never quite full.
 IDLE_SHARE = 0.03
+#: More jobs than this are a slip in a file.
+JOBS_MAX = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,11 @@ class Cluster:
             shapes.duration_sigma * random.standard_normal()
         )
         number = len(self.jobs) + len(self._running)
+        if number >= JOBS_MAX:
+            raise SettingsError(
+                f"[jobs]: more than {JOBS_MAX:,} of them: expected a greater duration_median_hours or "
+                "pause_median_minutes, or fewer hosts or days"
+            )
         job = Job(
             number=number,
             hosts=hosts,

@@ -33,6 +33,10 @@ class LiveWorld:
         """Return what *host* registers with. KeyError for a host that is not of this world."""
         return self.world.devices(self._index[host])
 
+    def labels(self, host: str) -> dict[str, str]:
+        """Return what *host* says of its place. KeyError for a host that is not of this world."""
+        return self.world.labels(self._index[host])
+
     def step(self, elapsed_seconds: float) -> list[Reading]:
         """Advance and return (host, blocks, events) of every host, as `SimulatedFleet.step`."""
         self._now += max(elapsed_seconds, 0.0)

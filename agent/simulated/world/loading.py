@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .effects import AMOUNTS, EFFECTS, PART
 from .settings import (
     DAYS_MAX,
     ENDS,
@@ -20,6 +21,7 @@ from .settings import (
     FleetLayout,
     Frailty,
     JobShapes,
+    Pair,
     Repair,
     Scenario,
     Settings,
@@ -30,6 +32,8 @@ from .settings import (
 PATH = Path(__file__).parent.parent / "world.toml"
 #: A file longer than this is refused unread.
 FILE_BYTES_MAX = 1 << 20
+#: Of the logarithm of what is lognormal.
+SIGMA_MAX = 5.0
 #: Nothing of a world is greater, in its unit.
 NUMBER_MAX = 1e12
 
@@ -37,14 +41,19 @@ T = TypeVar("T")
 
 
 def load(path: Path = PATH) -> Settings:
-    """Read and check *path*. Raises SettingsError, in words; OSError when it cannot be read."""
-    data = path.read_bytes()
-    if len(data) > FILE_BYTES_MAX:
-        raise SettingsError(f"{path.name}: {len(data)} bytes, at most {FILE_BYTES_MAX}")
+    """Read and check *path*. Raises SettingsError, in words."""
     try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise SettingsError(f"longer than {FILE_BYTES_MAX} bytes")
         return parse(data.decode())
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path.name}: not UTF-8: {error}") from error
+        raise SettingsError(f"{path}: not UTF-8: save it with that encoding") from error
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from error
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
 
 
 def parse(text: str) -> Settings:
@@ -152,23 +161,56 @@ def _check(settings: Settings) -> None:
         raise SettingsError("[after_return]: expected as many until_days as per_1000_node_days")
     if list(after.until_days) != sorted(set(after.until_days)) or after.until_days[0] <= 0:
         raise SettingsError("[after_return] until_days: expected rising days above 0")
-    if min(after.per_1000_node_days) < 0:
-        raise SettingsError("[after_return] per_1000_node_days: expected 0 or more each")
-    _positive("repair", settings.repair, "median_hours", "sigma", "hours_max", "drain_minutes")
-    _positive("frailty", settings.frailty, "shape")
-    _positive("jobs", jobs, "duration_median_hours", "duration_hours_max", "pause_median_minutes")
-    for name in ("checkpoint_minutes", "checkpoint_seconds", "period_seconds", "power_ratio"):
-        _within(f"[jobs] {name}", getattr(jobs, name)[0], 0.1, 1e6)
-    _within("[jobs] communicate_ratio", jobs.communicate_ratio[0], 0.0, 0.8)
-    _within("[jobs] communicate_ratio", jobs.communicate_ratio[1], 0.0, 0.8)
+    for value in after.per_1000_node_days:
+        _within("[after_return] per_1000_node_days", value, 0.0, 1e6)
+    for name in ("median_hours", "hours_max", "drain_minutes"):
+        _within(f"[repair] {name}", getattr(settings.repair, name), 0.01, 1e6)
+    _within("[frailty] shape", settings.frailty.shape, 0.01, 1e6)
+    _within("[repair] sigma", settings.repair.sigma, 0.0, SIGMA_MAX)
+    _check_jobs(jobs)
+    _check_spread(settings.spread)
     for each in settings.classes.values():
         _check_class(each)
     for scenario in settings.scenarios.values():
         _check_scenario(scenario, settings)
 
 
+def _check_jobs(jobs: JobShapes) -> None:
+    for name in (
+        "duration_median_hours",
+        "duration_hours_max",
+        "pause_median_minutes",
+        "restart_minutes",
+    ):
+        _within(f"[jobs] {name}", getattr(jobs, name), 0.01, 1e6)
+    _within("[jobs] duration_sigma", jobs.duration_sigma, 0.0, SIGMA_MAX)
+    _within("[jobs] memory_bound_ratio", jobs.memory_bound_ratio, 0.0, 1.0)
+    for name, greatest in (
+        ("checkpoint_minutes", 1e6),
+        ("checkpoint_seconds", 1e6),
+        ("period_seconds", 1e6),
+        ("power_ratio", 1.3),
+    ):
+        _both_within(f"[jobs] {name}", getattr(jobs, name), 0.1, greatest)
+    _both_within("[jobs] communicate_ratio", jobs.communicate_ratio, 0.0, 0.8)
+
+
+def _check_spread(spread: Spread) -> None:
+    for name in ("clock_sigma", "memory_bound_sigma"):
+        _within(f"[spread] {name}", getattr(spread, name), 0.0, 0.3)
+    _within("[spread] clock_limit", spread.clock_limit, 0.0, 0.5)
+    _within("[spread] outlier_ratio", spread.outlier_ratio, 0.0, 1.0)
+    _both_within(
+        "[spread] outlier_low, outlier_high", (spread.outlier_low, spread.outlier_high), 0.0, 0.5
+    )
+    if spread.outlier_low > spread.outlier_high:
+        raise SettingsError("[spread] outlier_low: expected at most outlier_high")
+
+
 def _check_class(each: FaultClass) -> None:
     where = f"[class.{each.name}]"
+    if each.name not in EFFECTS:
+        raise SettingsError(f"{where}: expected one of {', '.join(EFFECTS)}")
     for key, value, allowed in (
         ("per", each.per, PERS),
         ("ends", each.ends, ENDS),
@@ -177,9 +219,11 @@ def _check_class(each: FaultClass) -> None:
         if value not in allowed:
             raise SettingsError(f"{where} {key}: {value!r}: expected one of {', '.join(allowed)}")
     _within(f"{where} rate", each.rate, 0.0, 1.0)
-    _within(f"{where} onset_seconds", each.onset_seconds[0], 0.0, 1e6)
+    _both_within(f"{where} onset_seconds", each.onset_seconds, 0.0, 1e6)
     _within(f"{where} duration_median_seconds", each.duration_median_seconds, 0.1, 1e10)
-    _within(f"{where} duration_sigma", each.duration_sigma, 0.0, 5.0)
+    _within(f"{where} duration_sigma", each.duration_sigma, 0.0, SIGMA_MAX)
+    _both_within(f"{where} amount", each.amount, *AMOUNTS.get(each.name, PART))
+    _within(f"{where} job_hosts", each.job_hosts, 0, HOSTS_MAX)
     for key in ("job_ratio", "onset_silent_ratio", "remap_failed_ratio"):
         _within(f"{where} {key}", getattr(each, key), 0.0, 1.0)
     if not each.source:
@@ -199,9 +243,9 @@ def _check_scenario(scenario: Scenario, settings: Settings) -> None:
             )
 
 
-def _positive(where: str, table: object, *names: str) -> None:
-    for name in names:
-        _within(f"[{where}] {name}", getattr(table, name), 1e-9, 1e9)
+def _both_within(where: str, pair: Pair, least: float, greatest: float) -> None:
+    for value in pair:
+        _within(where, value, least, greatest)
 
 
 def _within(where: str, value: float, least: float, greatest: float) -> None:

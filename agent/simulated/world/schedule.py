@@ -72,6 +72,8 @@ class _Builder:
 
     def build(self) -> Schedule:
         draws = self._draws
+        for _, each in self._allowed:
+            incidents.check_rows(draws, each)
         before, reboots = self._before_jobs()
         ending = [each.kills or each.ends in ("repair", "restart") for each in self.classes]
         ends = np.array(ending, bool)[before["cls"]] if len(before) else np.zeros(0, bool)

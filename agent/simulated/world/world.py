@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,6 @@ from ....fingerprints.wire import telemetry_pb2
 from ...framing import Framer
 from ..parts import Machine
 from .channels import Ints
-from .effects import EFFECTS
 from .hardware import Hardware
 from .incidents import Rows
 from .lines import events
@@ -66,8 +65,6 @@ class World:
         self.scenario = _sized(self.settings.scenario(scenario), hosts)
         if seed < 0:
             raise SettingsError(f"seed {seed}: expected 0 or more")
-        if unknown := sorted(self.settings.classes.keys() - EFFECTS.keys()):
-            raise SettingsError(f"[class.{unknown[0]}]: expected one of {', '.join(EFFECTS)}")
         self.seed, self.start_wall_ns = seed, start_wall_ns
         self.schedule: Schedule = build(self.settings, self.scenario, seed)
         self.hardware = Hardware(self.settings.spread, seed, self.scenario.hosts)
@@ -90,6 +87,12 @@ class World:
     def place(self, host: int) -> Place:
         """Return where a host stands, by its index."""
         return self.schedule.places.of(host)
+
+    def labels(self, host: int) -> dict[str, str]:
+        """Return what a host says of its place when it registers, by its index: as an operator's `labels` do."""
+        said = asdict(self.place(host))
+        rails = " ".join(said.pop("rails"))
+        return {f"gangline.{name}": value for name, value in (*said.items(), ("rails", rails))}
 
     def devices(self, host: int) -> list[telemetry_pb2.Device]:
         """Return what a host registers with, by its index."""

@@ -46,13 +46,16 @@ def _symptom(host: int, one: Difference, expected: Expected) -> Symptom:
         device="host",
         signal=f"expected.{one.item}",
         value=one.has,
+        unit=next((unit for noun, unit in _UNITS.items() if noun in one.item), ""),
         normal=one.normal,
         words=f"{one.words} ({expected.name}, {expected.where})",
         sql=one.sql,
-        clears=f"it has {one.normal}, or {expected.where} says otherwise",
+        clears=f"{one.item} is {one.normal}, or {expected.where} says otherwise",
     )
 
 
+#: What the value of an item is of whose name has this in it; of others it is a count.
+_UNITS = {"gigabytes": "GB", "gigabits_per_second": "Gb/s", "lanes": "lanes"}
 Found = Iterator[tuple[int, Difference]]
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from gangline import cli
+from gangline.aggregator.commands.advise import TOLD
 from gangline.aggregator.store.store import Store
+from gangline.fingerprints.wire import advisory_pb2 as wire
 from tests.aggregator.advice.served import book_of, dead_gpu, observe, served
 from tests.processes import GUARD_SECONDS
 
@@ -66,6 +68,30 @@ def test_an_operator_lists_shows_accepts_and_is_refused(
     assert "1 episodes; 1 advisories, 0 cases held back" in replayed and "h2" in replayed
     assert "nothing" in say("what-if", "gpu.xid 79")
     assert "days" in say("what-if", "gpu.xid 95", "--days", "999", code=1)
+
+
+@pytest.mark.parametrize("days", ["-1", "99999999999", "1e2", "\u0663"])
+def test_days_that_are_none_are_refused(days: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A number that the wire does not bear was a stack trace."""
+    with pytest.raises(SystemExit):
+        cli.main(["advise", "what-if", "gpu.xid 95", "--days", days])
+    assert "expected a whole number of days" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_what_is_advised_fits_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of 150 characters on a console of 80, and a name that paints it red."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    one = wire.Advisory(
+        name="advisories/a12", subject="rack rack-005 \x1b[31mpower", action=wire.DRAIN_AT_CHECKPOINT,
+        state=wire.WITHDRAWN, reason_text="word " * 60, cost_of_waiting_gpu_hours=1234.5, scope="rack",
+    )  # fmt: skip
+    listed = TOLD["list"](wire.ListAdvisoriesResponse(advisories=[one] * 2))
+    shown = TOLD["show"](one)
+    for text in (listed, shown):
+        assert "word word" in text and "\x1b" not in text
+        assert all(len(line) <= width for line in text.split("\n"))
+    assert "1,234.5" in listed and "expires" not in shown, "it has ended"
 
 
 def test_a_rejection_needs_a_reason(capsys: pytest.CaptureFixture[str]) -> None:

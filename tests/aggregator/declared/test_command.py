@@ -10,6 +10,7 @@ import pytest
 
 from gangline import cli
 from gangline.aggregator.declared import record
+from gangline.aggregator.declared.model import Place, Said
 from gangline.aggregator.declared.reading import File, parse
 from gangline.aggregator.store.storefile import script
 
@@ -82,15 +83,24 @@ def test_against_what_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[
     with duckdb.connect(str(tmp_path / "operators.duckdb")) as base:
         base.execute(script("0008_declared.sql"))
         base.execute("CREATE TABLE hosts AS SELECT unnest(['gpu-001', 'gpu-009', 'login']) AS host")
+        label = Said("label", "", Place(rack="r9", rails=("l0", "l1")))
+        hardware = Said("hardware", "", Place(nvlink_domain="c.1"))
         found = parse([File("a.toml", BEFORE.encode())], NOW_NS, number=7)
+        found = found.with_told({"login": (label, hardware)})
         record.put_version(base, found, [], NOW_NS)
         record.put_places(base, found)
+        assert record.told_places(base) == found.told
     (tmp_path / "a.toml").write_text(BEFORE)
     assert cli.main(["declared", "check", "a.toml", "--data", "."]) == cli.OK
     assert capsys.readouterr().out.splitlines()[1:] == [
         "maintenance now: gpu-001: 1 of 5 known hosts (a.toml:4)",
         "against version 7, in force in .: nothing would change",
     ]
+    (tmp_path / "a.toml").write_text(BEFORE.replace('hosts = ["gpu-001"]', 'racks = ["r9"]'))
+    assert cli.main(["declared", "check", "a.toml", "--data", "."]) == cli.OK
+    assert "rack r9: 1 of 5 known hosts" in capsys.readouterr().out, (
+        "who stands there by its labels"
+    )
     (tmp_path / "a.toml").write_text(AFTER)
     assert cli.main(["declared", "check", "a.toml", "--data", "."]) == cli.OK
     said = capsys.readouterr().out

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.aggregator.declared import index
 from gangline.aggregator.declared.hostset import Pattern, Selection, parse_pattern
 from gangline.aggregator.declared.model import Place
 
@@ -35,6 +36,33 @@ def test_a_range_means_its_hosts_and_no_others(
     assert all(map(pattern.matches, names))
     for name in (f"{before}071{between}071", f"{before}0000{between}0000", f"x{min(names)}"):
         assert pattern.matches(name) == (name in names)
+
+
+@given(
+    st.lists(st.tuples(WORDS, ranges(), WORDS), max_size=4),
+    st.lists(st.sampled_from(("a-01", "a?", "-*", "[1-3]*", "a[5]b[07-12]")), max_size=3),
+    st.lists(st.text("a-0123456789", max_size=5), max_size=5),
+    st.sampled_from((0, 5, index.NAMES_MAX)),
+)
+def test_an_index_says_what_each_selection_says(
+    parts: list[tuple[str, tuple[str, set[str]], str]],
+    others: list[str],
+    hosts: list[str],
+    names_max: int,
+) -> None:
+    """They are looked up together: no window may be lost by it, nor take a host that nobody named."""
+    numbered = [f"{before}{numbers[0]}{after}" for before, numbers, after in parts]
+    named = [f"{before}{min(numbers[1])}{after}" for before, numbers, after in parts]
+    chosen: list[Selection | None] = [Selection((parse_pattern(one),)) for one in numbered]
+    chosen += [None, Selection(tuple(map(parse_pattern, others)))]
+    chosen += [Selection((), {"rack": frozenset("rs"), "leaf": frozenset("r")})]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "NAMES_MAX", names_max)
+        looked_up = index.Index(chosen)
+    for host in (*hosts, *named, *others):
+        for place in (Place(), Place(rack="s"), Place(spine="r"), Place(rack="r", leaf="r")):
+            meant = [n for n, one in enumerate(chosen) if one and one.matches(host, place)]
+            assert looked_up.of(host, place) == meant
 
 
 @given(st.text(max_size=150) | st.text("[]-*?,a01", max_size=30), st.text("a01-x", max_size=20))

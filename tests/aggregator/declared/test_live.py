@@ -13,8 +13,10 @@ import duckdb
 import pytest
 
 from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.declared import live
 from gangline.aggregator.declared.live import FINDING, Live
 from gangline.aggregator.declared.model import Place
+from gangline.aggregator.declared.reading import File
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.storefile import script
@@ -128,6 +130,59 @@ def test_half_a_file_is_not_taken(running: Running, folder: Path) -> None:
         assert running.fleet.declared.place("h1") == Place(rack="r1")
     running.step()
     assert running.fleet.declared.place("h1") == Place(rack="r5")
+
+
+def test_what_is_written_while_we_read_is_not_taken(
+    running: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first half of a file of windows is a good file of fewer windows."""
+    running.step()
+    write(folder, RACK.format("r2"))
+    running.step()
+    reading = live.read
+
+    def torn(paths: list[Path]) -> list[File]:
+        found = reading(paths)
+        write(folder, RACK.format("r3"))
+        return found
+
+    monkeypatch.setattr(live, "read", torn)
+    running.step()
+    assert running.fleet.declared.place("h1") == Place(rack="r1")
+    monkeypatch.undo()
+    running.step(2)
+    assert running.fleet.declared.place("h1") == Place(rack="r3") and running.finding == ""
+
+
+def test_a_start_while_somebody_writes_has_what_was_in_force(
+    running: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Configuration management restarts us while it still copies: no window is forgotten for that."""
+    running.step()
+    reading = live.read
+
+    def torn(paths: list[Path]) -> list[File]:
+        write(folder, RACK.format("r3"))
+        return reading(paths)
+
+    monkeypatch.setattr(live, "read", torn)
+    again = Running(running.store, folder)
+    monkeypatch.undo()
+    assert again.fleet.declared.place("h1") == Place(rack="r1") and again.finding == ""
+    again.step(2)
+    assert again.fleet.declared.place("h1") == Place(rack="r3")
+
+
+def test_what_is_not_in_force_is_not_told_to_be(folder: Path) -> None:
+    """The first start with a bad file, and a stored version that this release does not take any more."""
+    write(folder, "nonsense = [")
+    assert "nothing is declared" in Running(Tables(), folder).finding
+    store = Tables()
+    write(folder, RACK.format("r1"))
+    Running(store, folder).step()
+    store.connection.execute("UPDATE declared_files SET text = 'nonsense = ['")
+    write(folder, "nonsense = {")
+    assert "nothing is declared" in Running(store, folder).finding
 
 
 def test_sighup_takes_it_at_once(running: Running, folder: Path) -> None:

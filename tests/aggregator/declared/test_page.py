@@ -23,7 +23,7 @@ def test_the_example_is_taken_and_means_what_the_page_says() -> None:
     found = parse(files, NOW_NS, rules=rule_names())
     assert found.notes == () and len(found.places) == 10
     assert found.place("gpu-009").rack == "r2" and found.place("gpu-008").rack == "r1"
-    assert [h for h in found.places if found.in_maintenance(h, NOW_NS)] == [
+    assert [h for h in found.places if found.window(h, NOW_NS)] == [
         f"gpu-{number:03}" for number in range(1, 9)
     ]
     assert found.override("gpu-009", "gpu.xid.63", NOW_NS, signal="gpu.xid", code=63)

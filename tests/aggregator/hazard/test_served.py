@@ -26,7 +26,7 @@ from gangline.aggregator.hazard.recorded import (
 )
 from gangline.aggregator.ingest.findings import Findings
 from gangline.aggregator.judgement.faults import Faults, Standing
-from gangline.aggregator.judgement.judge import STANDING_RULES, judge
+from gangline.aggregator.judgement.judge import FAULT_RULES, judge
 from gangline.aggregator.store import records
 from gangline.aggregator.store.storefile import migrations
 from gangline.aggregator.verdicts import Finding
@@ -93,7 +93,7 @@ class Night:
 
     def standing(self) -> Standing:
         found = self.fleet.findings.values()
-        return frozenset((f.host, f.since_ns // 1000) for f in found if f.name in STANDING_RULES)
+        return frozenset((f.host, f.since_ns // 1000) for f in found if f.name in FAULT_RULES)
 
     def stored(self, base: Any) -> Any:
         """Return the store with what it was told: some of it past."""
@@ -142,14 +142,14 @@ def test_one_history_gives_the_same_features_to_training_and_to_judging(
         names = tuple(world.fleet.names)
         served = features_of(world.faults.state(names, now_us))
         try:
-            found = recorded(store, STANDING_RULES, now_us, simulated=False)
+            found = recorded(store, FAULT_RULES, now_us, simulated=False)
         except EventsError:
             assert not served.any()
             continue
         learned = features_of(state_at(found.faults, found.faults.end_days)[1])
         assert np.allclose(served, learned[[HOSTS.index(name) for name in names]], atol=1e-7)
         if restarts:
-            world.faults = Faults.of(incidents_of(store, STANDING_RULES, now_us))
+            world.faults = Faults.of(incidents_of(store, FAULT_RULES, now_us))
 
 
 def test_what_is_older_than_is_looked_back_is_forgotten() -> None:
