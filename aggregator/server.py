@@ -35,8 +35,10 @@ from ..fingerprints.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_
 from .access.door import Door
 from .access.guard import Guard
 from .advice.book import Book
+from .advice.gangs import Gangs
 from .advice.limits import limits_of
 from .advice.observing import Observer
+from .advice.works import Works
 from .config import AggregatorConfig, declared_path, parse_listen
 from .declared.live import Live
 from .fleet.fleet import Fleet
@@ -55,7 +57,7 @@ from .ingest.intake import Ingest
 from .judgement.declared import rule_names
 from .judgement.faults import Faults
 from .judgement.judge import FAULT_RULES, JUDGED_FINDINGS, Judgement, judge
-from .judgement.restart import restore
+from .judgement.restart import Before, restore
 from .permits import Permits
 from .service.admin import AdminService
 from .service.advisory import AdvisoryService
@@ -145,6 +147,7 @@ class Aggregator:
             self.declared.begin(self._wall_ns())
             self.models = Models(self.store, FAULT_RULES, self._wall_ns)
             self.models.load()
+            self._begin_advice()
             self._remember()
             self._permits = Permits(
                 self._config.data,
@@ -152,7 +155,6 @@ class Aggregator:
                 lambda: self.holder.snapshot,
                 self._wall_ns,
             )
-            self._begin_advice()
             self._clocks = ClockWriter(self._ingest.heard_clocks, self.store)
             self.turns = Turns(self._ingest, self.store, self.fleet, self._config)
             self._telemetry = TelemetryService(
@@ -187,7 +189,7 @@ class Aggregator:
             before, findings=self._remember_findings(now_ns), faults=self._remember_faults(now_ns)
         )
         if before.scores:
-            self.holder.snapshot = judge(self.fleet, now_ns, None, before, self.models.in_use)
+            self.holder.snapshot = self._judged(now_ns, None, before)
             self._scores.changed(self.holder.snapshot)  # they stand in the store already
 
     def _remember_faults(self, now_ns: int) -> Faults:
@@ -201,13 +203,15 @@ class Aggregator:
 
     def _begin_advice(self) -> None:
         """Take advice up where the store has it."""
-        config = self._config
+        config, gangs = self._config, Gangs()
+        self._works = Works(self.fleet, gangs)
         self.book = Book(
             self.store,
             limits_of(config),
-            Observer(lambda: self.fleet.declared),
+            Observer(lambda: self.fleet.declared, self._works),
             self._wall_ns(),
             shadow=config.advice_shadow,
+            gangs=gangs,
         )
         self._advice_trouble = ""
         self._advice_task: asyncio.Task[None] | None = None
@@ -305,7 +309,7 @@ class Aggregator:
         add_TelemetryServiceServicer_to_server(self._telemetry, server)  # type: ignore[no-untyped-call]
         add_PermitServiceServicer_to_server(PermitService(self._permits), server)  # type: ignore[no-untyped-call]
         add_ScoreServiceServicer_to_server(ScoreService(self.holder), server)  # type: ignore[no-untyped-call]
-        advisory = AdvisoryService(self.book, self._wall_ns)
+        advisory = AdvisoryService(self.book, self._wall_ns, self._works.member)
         add_AdvisoryServiceServicer_to_server(advisory, server)  # type: ignore[no-untyped-call]
         outcome = OutcomeService(self.book, self._wall_ns)
         add_OutcomeServiceServicer_to_server(outcome, server)  # type: ignore[no-untyped-call]
@@ -352,7 +356,7 @@ class Aggregator:
         self._reload = False
         self.declared.step(now_ns)
         before = None if self.holder.snapshot else self._before
-        snapshot = judge(self.fleet, now_ns, self.holder.snapshot, before, self.models.in_use)
+        snapshot = self._judged(now_ns, self.holder.snapshot, before)
         self._ingest.findings.say_not_stored(self.store.failing, now_ns)
         if trouble := self.store.trouble:
             self._telemetry.say_not_stored()
@@ -367,6 +371,10 @@ class Aggregator:
         if first:
             await self._health.set(SCORE, _SERVING)
         await self._health.set(TELEMETRY, _NOT_SERVING if self.store.failing else _SERVING)
+
+    def _judged(self, now_ns: int, previous: Judgement | None, before: Before | None) -> Judgement:
+        model, experience = self.models.in_use, self.book.experience
+        return judge(self.fleet, now_ns, previous, before, model, experience)
 
     def reload(self) -> None:
         """Read what people declared again, with the next judgement."""

@@ -108,6 +108,7 @@ class Inputs:
     features: tuple[
         float, ...
     ] = ()  # as the model had them, and more; their names are `features.NAMES`
+    log_hazard_outcomes: float = 0.0  # what outcomes added, of all that evidence adds
 
 
 @dataclass(frozen=True, slots=True)

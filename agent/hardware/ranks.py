@@ -47,6 +47,7 @@ _MEANINGS: Mapping[str, tuple[str, ...]] = {
     "array_job_id": ("SLURM_ARRAY_JOB_ID",),
     "array_task_id": ("SLURM_ARRAY_TASK_ID",),
     "het_job_id": ("SLURM_HET_JOB_ID",),
+    "checkpoint_seconds": ("GANGLINE_CHECKPOINT_SECONDS",),
     "gres_gpus": ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
 }  # fmt: skip
 

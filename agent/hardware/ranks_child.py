@@ -38,6 +38,7 @@ NAMES = {
     b"PMI_RANK": NUMBER,
     b"PMI_SIZE": NUMBER,
     b"JOB_COMPLETION_INDEX": NUMBER,
+    b"GANGLINE_CHECKPOINT_SECONDS": NUMBER,
 }
 #: Of one environment, no more is read; the kernel's own limit is 6 MB.
 ENVIRON_BYTES_MAX = 8 << 20

@@ -38,6 +38,8 @@ ROLES: dict[str, dict[str, frozenset[Role]]] = {
         "ListAdvisories": _SCHEDULERS,
         "GetAdvisory": _SCHEDULERS,
         "AckAdvisory": _EXECUTORS,
+        "ReportGangs": _EXECUTORS,
+        "ReportUnavailableNodes": _EXECUTORS,
         "EvaluateRule": _OPERATORS,
     },
     "gangline.v1.OutcomeService": {"ReportOutcomes": _EXECUTORS},

@@ -150,7 +150,8 @@ class Case:
     devices: tuple[str, ...] = ()
     place: Place = NOWHERE
     job: str = ""
-    checkpoint_seconds: float = 0.0  # cadence, where the fingerprint knows it
+    gang_gpus: int = 0  # of that job; 0: not known
+    checkpoint_seconds: float = 0.0  # its cadence, where somebody tells
     confidence: float = 1.0
     count: int = 1
     price: Price = Price()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from . import budget
 from .advisory import ENDED, TRANSITIONS, Action, Advisory, State, takes_out
-from .desk import Desk, Hold, Watched
+from .desk import Desk, Hold
 from .events import Acked, Act, Clear, Refused
 from .limits import seconds_ns
 from .proposing import verified
@@ -126,7 +128,7 @@ def _hold(desk: Desk, one: Advisory, until_ns: int) -> None:
     before = memory.holds.get(one.host)
     watched = memory.probation.get(one.host)
     if before is None and watched is not None and watched.until_ns > desk.now_ns:
-        memory.probation[one.host] = Watched(watched.until_ns, watched.relapses + 1)
+        memory.probation[one.host] = replace(watched, relapses=watched.relapses + 1)
     earlier, action = _done_before(desk, before)
     memory.holds[one.host] = Hold(
         one.name, one.host, one.action, one.owner, until_ns, one.place, one.job,

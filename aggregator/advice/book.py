@@ -13,12 +13,24 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..fleet.arrays import Codes
+from ..judgement.experience import Experience, Outcomes, Return
 from ..judgement.judge import Judgement
-from ..refusals import Changed, Invalid, NotAllowed, NotFound, NotReady, OutOfDate, Refusal
+from ..refusals import (
+    Changed,
+    Invalid,
+    NotAllowed,
+    NotFound,
+    NotReady,
+    OutOfDate,
+    Refusal,
+    TooMuch,
+)
 from . import rows, whatif
+from .absent import HOSTS_MAX
 from .advisory import Advisory
-from .events import Acked, Event, Publish, Refused, Tick
+from .events import Acked, Event, Publish, PutBack, Refused, TakenOut, Tick
 from .feed import Feed
+from .gangs import Gang, Gangs
 from .limits import Limits
 from .machine import Machine
 from .observing import Observer
@@ -37,10 +49,6 @@ REFUSALS: dict[str, Callable[[str], Refusal]] = {
     "owner": NotAllowed,
     "frozen": OutOfDate,
 }
-
-
-#: No hazard is scaled by more than this, however few or many outcomes there are.
-FACTOR_BOUNDS = (0.1, 10.0)
 
 
 class Happened(NamedTuple):
@@ -68,21 +76,33 @@ class Book:
     """Belongs to the aggregator's loop."""
 
     def __init__(
-        self, store: Storing, limits: Limits, observer: Observer, now_ns: int, *, shadow: bool
+        self,
+        store: Storing,
+        limits: Limits,
+        observer: Observer,
+        now_ns: int,
+        *,
+        shadow: bool,
+        gangs: Gangs | None = None,
     ) -> None:
-        """Take over what is stored. Blocks for the store; raises ValueError where its rows are not ours."""
+        """Take over what is stored, *gangs* too. Blocks for the store; raises ValueError where its rows are not ours."""
 
         def read(connection: rows.Connection) -> Any:
+            for one in rows.gangs(connection):
+                self.gangs.tell(one)
             restored = rows.restored(connection, limits)
-            return *restored, rows.outcome_names(connection), *rows.calibration(connection)
+            outcomes = Outcomes(*rows.calibration(connection))
+            return *restored, rows.outcome_names(connection), outcomes
 
         self._store, self._observer, self.shadow = store, observer, shadow
+        self.gangs = Gangs() if gangs is None else gangs
         self._limits = limits
         self._machine: Machine
         self._outcomes: set[str]
+        #: What they have shown so far.
+        self.outcomes: Outcomes
         read_back = store.in_transaction(read)
-        self._machine, self._number, self._outcomes, self._interrupted, self._expected = read_back
-        self._calibrate()
+        self._machine, self._number, self._outcomes, self.outcomes = read_back
         self._batch = rows.Batch(memory=self._whole())
         self._writing = asyncio.Lock()
         self.feed = Feed(now_ns // 1_000_000)
@@ -101,6 +121,7 @@ class Book:
         """Tell the machine of a judgement, and of the time."""
         if len(self._batch.decisions) > DECISIONS_WAITING_MAX:
             return
+        self._batch.gangs |= dict.fromkeys(self.gangs.expire(judged.computed_ns))
         for event in [*self._observer.events(self._machine.memory, judged, gpus)]:
             self._give(event)
         self._give(Tick(judged.computed_ns))
@@ -122,6 +143,7 @@ class Book:
             if self._batch.empty:
                 return
             batch, self._batch = self._batch, rows.Batch()
+            batch.see_absent(self._machine.memory)
             try:
                 await asyncio.to_thread(self._store.in_transaction, self._writer(batch))
             except BaseException:
@@ -139,6 +161,7 @@ class Book:
         self._batch = rows.Batch(
             [*batch.events, *after.events], [*batch.decisions, *after.decisions],
             after.memory or batch.memory, [*batch.outcomes, *after.outcomes],
+            batch.gangs | after.gangs,
         )  # fmt: skip
 
     async def answer(self, answer: Acked) -> Advisory:
@@ -157,16 +180,39 @@ class Book:
             if isinstance(one, Publish) and one.advisory.name == answer.name
         )  # fmt: skip
 
-    def _calibrate(self) -> None:
-        """Scale hazards by what happened, with a Gamma prior worth one interruption: few outcomes move little."""
-        factor = (1.0 + self._interrupted) / (1.0 + self._expected)
-        low, high = FACTOR_BOUNDS
-        self._observer.hazard_factor = min(max(factor, low), high)
+    async def told_out(self, out: Sequence[TakenOut], back: PutBack) -> None:
+        """Count hosts as out, or in service again, as somebody tells. Raises TooMuch, NotReady."""
+        absent = self._machine.memory.absent
+        new = {one.host for event in out for one in event.members} - absent.keys()
+        if len(absent) + len(new) > HOSTS_MAX:
+            raise TooMuch(f"{len(absent)} hosts are told to be out, at most {HOSTS_MAX}")
+        for event in out:
+            self._give(event)
+        self._give(back)
+        await self._flushed()
+
+    async def told_gangs(self, told: Sequence[Gang], ended: Sequence[str]) -> None:
+        """Keep what runs where, as a scheduler tells. Raises TooMuch, NotReady."""
+        if not self.gangs.room_for(told):
+            raise TooMuch("that is more gangs, or hosts of gangs, than are kept at once")
+        for one in told:
+            self.gangs.tell(one)
+            self._batch.gangs[one.workload] = one
+        for workload in ended:
+            if self.gangs.end(workload):
+                self._batch.gangs[workload] = None
+        await self._flushed()
 
     @property
-    def hazard_factor(self) -> float:
-        """By how much prices scale hazards, for what outcomes have shown."""
-        return self._observer.hazard_factor
+    def experience(self) -> Experience:
+        """What judging is to know: who is back in service and watched, and what outcomes have shown."""
+        memory = self._machine.memory
+        returned = {
+            host: Return(one.since_ns, one.until_ns)
+            for host, one in memory.probation.items()
+            if one.until_ns > memory.now_ns and host not in memory.holds
+        }
+        return Experience(returned, self.outcomes)
 
     async def expected(self, spans: Sequence[tuple[int, str, int, int]]) -> dict[int, float]:
         """Return `rows.expected`, read beside the writer."""
@@ -187,9 +233,8 @@ class Book:
             self._batch.outcomes.append(one.row)
             new += 1
             if one.expected is not None:
-                self._interrupted += one.interrupted
-                self._expected += one.expected
-        self._calibrate()
+                interruptions, expected = self.outcomes
+                self.outcomes = Outcomes(interruptions + one.interrupted, expected + one.expected)
         await self._flushed()
         return new
 

@@ -16,6 +16,9 @@ def unavailable(desk: Desk) -> Iterator[Member]:
     memory = desk.memory
     for host, taken in memory.taken.items():
         yield host, taken.place, taken.job
+    for host, told in memory.absent.items():
+        for absent in told.values():
+            yield host, absent.place, absent.job
     for host, hold in memory.holds.items():
         yield host, hold.place, hold.job
 

@@ -54,6 +54,17 @@ class Taken:
 
 
 @dataclass(slots=True)
+class Absent:
+    """A host that somebody says he took out himself."""
+
+    words: str
+    since_ns: int
+    until_ns: int
+    place: Place = NOWHERE
+    job: str = ""
+
+
+@dataclass(slots=True)
 class Mute:
     """Nothing as grave or milder is proposed of a subject until then."""
 
@@ -75,6 +86,7 @@ class Watched:
 
     until_ns: int
     relapses: int = 0
+    since_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -102,6 +114,9 @@ class Memory:
     ended: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
     holds: dict[str, Hold] = field(default_factory=dict[str, Hold])
     taken: dict[str, Taken] = field(default_factory=dict[str, Taken])
+    #: Host -> who took it out -> why, and until when.
+    absent: dict[str, dict[str, Absent]] = field(default_factory=dict[str, dict[str, Absent]])
+    absent_due_ns: int = 0  # when the first of these ends
     muted: dict[str, Mute] = field(default_factory=dict[str, Mute])
     probation: dict[str, Watched] = field(default_factory=dict[str, Watched])
     well: dict[str, int] = field(default_factory=dict[str, int])
@@ -212,7 +227,9 @@ class Desk:
         self.touched = True
         before = self.memory.probation.get(hold.host)
         until = self.after(self.limits.probation_seconds)
-        self.memory.probation[hold.host] = Watched(until, before.relapses if before else 0)
+        self.memory.probation[hold.host] = Watched(
+            until, before.relapses if before else 0, self.now_ns
+        )
         self.say(Probation(hold.host, until, f"back in service: {words}"))
 
     def trip(self, seconds: float, words: str) -> None:

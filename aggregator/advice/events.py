@@ -52,6 +52,35 @@ class Available:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A host with what budgets count it by."""
+
+    host: str
+    place: Place = NOWHERE
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOut:
+    """Somebody says that he took hosts out himself; until then, unless he says it again."""
+
+    now_ns: int
+    by: str
+    words: str
+    until_ns: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """He says that they are in service again."""
+
+    now_ns: int
+    by: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """What we had set on a host was taken away by somebody else."""
 
@@ -110,6 +139,8 @@ Event = (
     | CaseGone
     | Unavailable
     | Available
+    | TakenOut
+    | PutBack
     | Released
     | Well
     | FleetSize
@@ -173,6 +204,35 @@ class Probation:
 
 
 @dataclass(frozen=True, slots=True)
+class Out:
+    """Somebody took a host out himself, or says another reason for it."""
+
+    host: str
+    by: str
+    until_ns: int
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class StillOut:
+    """He says so again of these."""
+
+    by: str
+    hosts: tuple[str, ...]
+    until_ns: int
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """What he took out counts as in service again."""
+
+    host: str
+    by: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class HeldBack:
     """A case calls for an advisory that is not given for now."""
 
@@ -199,7 +259,9 @@ class Breaker:
     words: str
 
 
-Instruction = Publish | Act | Renew | Clear | Probation | HeldBack | Refused | Breaker
+Instruction = (
+    Publish | Act | Renew | Clear | Probation | Out | StillOut | Back | HeldBack | Refused | Breaker
+)
 
 EVENTS: dict[str, type[Event]] = {one.__name__: one for one in typing.get_args(Event)}
 INSTRUCTIONS: dict[str, type[Instruction]] = {

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .absent import put_back, taken_out
 from .advisory import Case, State, lawful
 from .answers import ack
 from .desk import Desk, Memory, Standing, Taken
@@ -28,7 +29,9 @@ from .events import (
     FleetSize,
     Frozen,
     Instruction,
+    PutBack,
     Released,
+    TakenOut,
     Tick,
     Unavailable,
     Well,
@@ -84,6 +87,10 @@ class Machine:
                 memory.taken[host] = taken
             case Available(host=host):
                 desk.touched |= memory.taken.pop(host, None) is not None
+            case TakenOut():
+                taken_out(desk, event)
+            case PutBack():
+                put_back(desk, event)
             case Released(host=host, by=by):
                 _released(desk, host, by)
             case Well(host=host, well=well):

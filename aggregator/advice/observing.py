@@ -24,13 +24,14 @@ MAINTENANCE = "maintenance"
 UNSEEN = (State.STALE, State.UNKNOWN, State.MAINTENANCE)
 #: Of these nothing is asked.
 QUIET = (State.HEALTHY, *UNSEEN)
-UNKNOWN_WORK = Workload()
+#: What runs on a host; None: that is not known now.
+Working = Callable[[HostScore, Judgement], Workload | None]
 CASE_WORDS_CHARACTERS_MAX = 500
 
 
-def no_work(host: str) -> Workload:
+def no_work(host: HostScore, judged: Judgement) -> Workload | None:
     """Return that nothing is known of what runs on *host*."""
-    return UNKNOWN_WORK
+    return None
 
 
 def place_of(declared: Declared | None, host: str) -> Place:
@@ -46,11 +47,9 @@ class Observer:
 
     def __init__(
         self, declared: Callable[[], Declared | None] = lambda: None,
-        work: Callable[[str], Workload] = no_work,
+        work: Working = no_work,
     ) -> None:  # fmt: skip
         self._declared, self._work = declared, work
-        #: By how much outcomes have shown hazards to be too small.
-        self.hazard_factor = 1.0
 
     def events(self, memory: Memory, judged: Judgement, gpus: Codes) -> Iterator[Event]:
         """Yield what is new. *gpus*: of each host, by node index."""
@@ -64,7 +63,7 @@ class Observer:
             yield FleetSize(now_ns, listed_count)
         if bool(memory.frozen) != bool(judged.degraded_reason):
             yield Frozen(now_ns, judged.degraded_reason)
-        yield from _absences(memory, hosts, declared, now_ns)
+        yield from self._absences(memory, hosts, declared, judged)
         standing: set[str] = set()
         for host in hosts:
             if host.state in UNSEEN:
@@ -72,7 +71,12 @@ class Observer:
                     key for key, one in memory.cases.items() if one.case.host == host.host
                 )
             elif host.state not in QUIET:
-                for case in self._cases(memory, host, int(gpus[host.node_index]), declared, now_ns):
+                place = place_of(declared, host.host)
+                fault = Fault(
+                    host.hazard_per_hour, host.relative_speed, max(int(gpus[host.node_index]), 1)
+                )
+                work = self._work(host, judged) or _as_before(memory, host.host)
+                for case in _cases(memory, host, fault, place, work, now_ns):
                     standing.add(case.key)
                     if _is_news(memory, case):
                         yield CaseSeen(now_ns, case)
@@ -80,28 +84,55 @@ class Observer:
             yield CaseGone(now_ns, key, "judging does not find it any more")
         yield from _wellness(memory, judged.hosts, now_ns, standing)
 
-    def _cases(
-        self, memory: Memory, host: HostScore, gpus: int, declared: Declared | None, now_ns: int
-    ) -> Iterator[Case]:
-        """Yield what is wrong with *host* and calls for something; of each key the first, which is the strongest."""
-        work, seen = self._work(host.host), set[str]()
-        for evidence in host.evidence:
-            asked = policy.asked(host, evidence, work)
-            if asked is None:
-                continue
-            key = f"{host.host}/{asked.rule}/{evidence.device}"
-            if key in seen:
-                continue
-            seen.add(key)
-            before = memory.cases.get(key)
-            place = place_of(declared, host.host)
-            new = _case(key, host, evidence, asked, work, place)
-            if before is not None and _alike(before.case, new):
-                yield before.case
-            else:
-                hazard = host.hazard_per_hour * self.hazard_factor
-                fault = Fault(hazard, host.relative_speed, max(gpus, 1))
-                yield _priced(new, fault, work, now_ns)
+    def _absences(
+        self,
+        memory: Memory,
+        hosts: Sequence[HostScore],
+        declared: Declared | None,
+        judged: Judgement,
+    ) -> Iterator[Event]:
+        """Yield who is out, and not by us, and who is back."""
+        now_ns, reasons = judged.computed_ns, {State.MAINTENANCE: MAINTENANCE, State.STALE: SILENT}
+        out = {one.host: one for one in hosts if one.state in reasons}
+        for host, one in out.items():
+            by, before = reasons[one.state], memory.taken.get(host)
+            if before is None or before.by != by:
+                work = self._work(one, judged)
+                job = work.job if work else ""
+                yield Unavailable(now_ns, host, by, place_of(declared, host), job)
+        for host in [host for host in memory.taken if host not in out]:
+            yield Available(now_ns, host)
+
+
+def _cases(
+    memory: Memory, host: HostScore, fault: Fault, place: Place, work: Workload, now_ns: int
+) -> Iterator[Case]:
+    """Yield what is wrong with *host* and calls for something; of each key the first, which is the strongest."""
+    seen = set[str]()
+    for evidence in host.evidence:
+        asked = policy.asked(host, evidence, work)
+        if asked is None:
+            continue
+        key = f"{host.host}/{asked.rule}/{evidence.device}"
+        if key in seen:
+            continue
+        seen.add(key)
+        before = memory.cases.get(key)
+        new = _case(key, host, evidence, asked, work, place)
+        if before is not None and _alike(before.case, new):
+            yield before.case
+        else:
+            yield _priced(new, fault, work, now_ns)
+
+
+def _as_before(memory: Memory, host: str) -> Workload:
+    """Return what ran on *host* when its cases were last told: after a restart it has not spoken yet."""
+    cases = (one.case for one in memory.cases.values() if one.case.host == host)
+    one = next(cases, None)
+    if one is None:
+        return Workload()
+    dead = one.basis is Basis.DEAD_JOB
+    return Workload(one.job, one.gang_gpus, 0.0, one.checkpoint_seconds, dead)
 
 
 def _case(
@@ -115,7 +146,7 @@ def _case(
             action=asked.action, scope=asked.scope, words=words[:CASE_WORDS_CHARACTERS_MAX],
             since_ns=evidence.observed_ns, then=asked.then,
             devices=(evidence.device,) if evidence.device else (), place=place, job=work.job,
-            checkpoint_seconds=work.checkpoint_seconds,
+            checkpoint_seconds=work.checkpoint_seconds, gang_gpus=work.gang_gpus,
             confidence=1.0 if certain else 1.0 - host.score_upper,
             hazard_per_hour=host.hazard_per_hour,
         )
@@ -135,35 +166,25 @@ def _priced(case: Case, fault: Fault, work: Workload, now_ns: int) -> Case:
 
 def _alike(before: Case, now: Case) -> bool:
     """Say whether *now* is what *before* was, but for later readings: then it is not priced anew."""
-    same = ("then", "scope", "basis", "reason", "devices", "job", "place")
+    same = ("then", "scope", "basis", "reason", "devices", "job", "checkpoint_seconds", "place")
     if any(getattr(before, name) != getattr(now, name) for name in same):
         return False
     lowered = before.action is Action.AVOID and now.action is Action.DRAIN_AFTER_JOB
-    low, high = sorted((before.hazard_per_hour, now.hazard_per_hour))
-    return (before.action is now.action or lowered) and high <= PRICE_STEP_RATIO * low
+    return (
+        (before.action is now.action or lowered)
+        and _near(before.gang_gpus, now.gang_gpus)
+        and _near(before.hazard_per_hour, now.hazard_per_hour)
+    )
+
+
+def _near(one: float, other: float) -> bool:
+    low, high = sorted((one, other))
+    return high <= PRICE_STEP_RATIO * low
 
 
 def _is_news(memory: Memory, case: Case) -> bool:
     before = memory.cases.get(case.key)
     return before is None or before.case is not case
-
-
-def _absences(
-    memory: Memory, hosts: Sequence[HostScore], declared: Declared | None, now_ns: int
-) -> Iterator[Event]:
-    """Yield who is out, and not by us, and who is back."""
-    out: dict[str, str] = {}
-    for one in hosts:
-        if one.state is State.MAINTENANCE:
-            out[one.host] = MAINTENANCE
-        elif one.state is State.STALE:
-            out[one.host] = SILENT
-    for host, by in out.items():
-        before = memory.taken.get(host)
-        if before is None or before.by != by:
-            yield Unavailable(now_ns, host, by, place_of(declared, host))
-    for host in [host for host in memory.taken if host not in out]:
-        yield Available(now_ns, host)
 
 
 def _wellness(memory: Memory, hosts: Hosts, now_ns: int, standing: set[str]) -> Iterator[Event]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import budget
+from . import absent, budget
 from .advisory import Action, Advisory, State, takes_out
 from .answers import mute_all
 from .desk import Desk, Hold
@@ -22,6 +22,7 @@ def pass_time(desk: Desk) -> None:
             _again(desk, one)
     for hold in list(desk.memory.holds.values()):
         _hold(desk, hold)
+    absent.expire(desk)
     _fuse(desk)
     _forget(desk)
 

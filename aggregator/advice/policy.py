@@ -109,6 +109,8 @@ OTHERWISE = {
 }
 #: Of hosts in other states nothing is asked: they are well, or nobody looks at them.
 ASKED_OF = (State.UNHEALTHY, State.SUSPECT, State.DEGRADED, State.WATCH, State.PROBATION)
+#: Of a model, of outcomes, of a return: a forecast, which moves a score and calls for nothing by itself.
+OF_MODEL = "hazard."
 #: What a host's own rows in `policy.toml` are called where its evidence names no signal of theirs.
 HUNG = "probe.hung_seconds"
 
@@ -116,6 +118,7 @@ HUNG = "probe.hung_seconds"
 def asked(host: HostScore, evidence: Evidence, work: Workload) -> Asked | None:
     """Return what *evidence* of *host* calls for; None for nothing of a scheduler's."""
     costs = evidence.log_hazard_delta > 0 or evidence.relative_speed_factor < 1
+    costs = costs and not evidence.signal.startswith(OF_MODEL)
     if not costs or host.state not in ASKED_OF:
         return None
     row = _row(evidence)

@@ -24,7 +24,7 @@ def material(before: Case, now: Case) -> bool:
     same = ("action", "then", "scope", "basis", "reason", "devices", "job", "place")
     return (
         any(getattr(before, name) != getattr(now, name) for name in same)
-        or (before.checkpoint_seconds > 0) != (now.checkpoint_seconds > 0)
+        or before.checkpoint_seconds != now.checkpoint_seconds
         or _decade(before.count) != _decade(now.count)
         or _moved(before.price.waiting_gpu_hours, now.price.waiting_gpu_hours)
         or _moved(before.price.acting_gpu_hours, now.price.acting_gpu_hours)
@@ -226,6 +226,8 @@ def _against(desk: Desk, host: str, lead: Case, now: Advisory | None) -> str:
         return "the same was rejected, withdrawn, done or expired a short while ago"
     if taken is not None and taken.by != SILENT:
         return f"the host is out already: {taken.by}"
+    if host in desk.memory.absent and host not in desk.memory.holds:
+        return f"the host is out already: {', '.join(desk.memory.absent[host])}"
     if now is None and len(desk.memory.advisories) >= desk.limits.open_max:
         return f"{desk.limits.open_max} advisories are open, and no more may be"
     if (

@@ -11,8 +11,9 @@ import duckdb
 
 from ..store.records import table, time_us
 from .advisory import Advisory
-from .desk import Memory
-from .events import Event, Instruction, Publish, event_of, made, plain, to_json
+from .desk import Absent, Memory
+from .events import Back, Event, Instruction, Out, Publish, StillOut, event_of, made, plain, to_json
+from .gangs import Gang
 from .limits import HOUR_NS, Limits
 from .machine import Machine
 
@@ -33,11 +34,22 @@ class Batch:
     )
     memory: tuple[int, int, str] | None = None
     outcomes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    #: Gangs that were told of, by workload; None: it has ended.
+    gangs: dict[str, Gang | None] = field(default_factory=dict[str, Gang | None])
+    #: All hosts that somebody says he took out; None: as written before.
+    absent: list[tuple[str, str, Absent]] | None = None
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self.events or self.memory or self.outcomes)
+        return not (self.events or self.memory or self.outcomes or self.gangs)
+
+    def see_absent(self, memory: Memory) -> None:
+        """Take from *memory* who is out by others' word, if that is to be written anew."""
+        if any(isinstance(one, Out | StillOut | Back) for _, _, one in self.decisions):
+            self.absent = [
+                (host, by, one) for host, told in memory.absent.items() for by, one in told.items()
+            ]
 
     @property
     def published(self) -> list[Advisory]:
@@ -64,6 +76,13 @@ def write(connection: Connection, batch: Batch, *, shadow: bool) -> None:
     _insert(connection, "advice_decisions", _decisions(batch.decisions, shadow))
     _insert(connection, "advisories", _advisories(batch.published, shadow))
     _insert(connection, "outcomes", table(OUTCOME_COLUMNS, batch.outcomes))
+    if batch.absent is not None:
+        connection.execute("DELETE FROM unavailable")
+        _insert(connection, "unavailable", _absent(batch.absent))
+    if batch.gangs:
+        names = list(batch.gangs)
+        connection.execute("DELETE FROM gangs WHERE list_contains(?, workload)", [names])
+        _insert(connection, "gangs", _gangs([one for one in batch.gangs.values() if one]))
 
 
 def _insert(connection: Connection, name: str, arrow: Any) -> None:
@@ -88,7 +107,7 @@ def _decisions(decisions: Sequence[tuple[int, int, Instruction]], shadow: bool) 
         [
             (
                 number, time_us(now_ns), type(one).__name__, _name_of(one), _host_of(one), one.words,
-                "" if isinstance(one, Publish) else to_json(one), shadow,
+                "" if isinstance(one, Publish | StillOut) else to_json(one), shadow,
             )
             for number, now_ns, one in decisions
         ],
@@ -101,6 +120,39 @@ def _name_of(one: Instruction) -> str:
 
 def _host_of(one: Instruction) -> str:
     return one.advisory.host if isinstance(one, Publish) else getattr(one, "host", "")
+
+
+def _absent(absent: Sequence[tuple[str, str, Absent]]) -> Any:
+    return table(
+        "host:str who:str why:str since:time until:time",
+        [
+            (host, by, one.words, time_us(one.since_ns), time_us(one.until_ns))
+            for host, by, one in absent
+        ],
+    )
+
+
+def _gangs(gangs: Sequence[Gang]) -> Any:
+    return table(
+        "workload:str hosts:texts gpus:int checkpoint_seconds:float until:time reporter:str "
+        "time:time",
+        [
+            (
+                one.workload, list(one.hosts), one.gpus, one.checkpoint_seconds,
+                time_us(one.until_ns), one.by, time_us(one.told_ns),
+            )
+            for one in gangs
+        ],
+    )  # fmt: skip
+
+
+def gangs(connection: Connection) -> list[Gang]:
+    """Return what schedulers said runs where."""
+    rows = connection.execute(
+        "SELECT workload, hosts, gpus, checkpoint_seconds, epoch_us(until) * 1000, reporter, "
+        "epoch_us(time) * 1000 FROM gangs"
+    ).fetchall()
+    return [Gang(name, tuple(hosts), *rest) for name, hosts, *rest in rows]
 
 
 def _advisories(published: Sequence[Advisory], shadow: bool) -> Any:
@@ -155,10 +207,12 @@ def calibration(connection: Connection) -> tuple[int, float]:
     return (int(found[0]), float(found[1])) if found else (0, 0.0)
 
 
-#: Hosts of outcomes with their time, against the scores that were stored in it.
+#: Hosts of outcomes with their time, against the scores that were stored in it, as they were without outcomes:
+#: else what these add would make the next ones expect it.
 _EXPECTED = """
 SELECT number, sum(hazard_per_hour * hours) FROM (
-    SELECT o.number, o.host, o.hours, avg(s.hazard_per_hour) AS hazard_per_hour
+    SELECT o.number, o.host, o.hours, 
+        avg(s.hazard_per_hour * exp(-coalesce(s.log_hazard_outcomes, 0))) AS hazard_per_hour
     FROM told AS o JOIN scores AS s ON s.host = o.host
         AND s.time BETWEEN o.started - INTERVAL 5 MINUTE AND o.ended
     GROUP BY ALL

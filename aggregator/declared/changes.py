@@ -42,10 +42,12 @@ KINDS = (
     ),
     Kind(
         "overrides",
-        "SELECT what, hosts, epoch_us(since), epoch_us(until), who, why FROM declared_overrides",
+        "SELECT what, hosts, epoch_us(since), epoch_us(until), who, why, coalesce(rollout, 1) "
+        "FROM declared_overrides",
         0,
     ),
     Kind("thresholds", "SELECT name, value FROM declared_thresholds", 1),
+    Kind("roll-out of", "SELECT name, rollout FROM declared_thresholds WHERE rollout < 1", 1),
 )
 Rows = Mapping[str, set[Row]]
 
@@ -66,11 +68,12 @@ def rows_of(declared: Declared) -> Rows:
         "overrides": {
             (
                 one.what, one.selection.words, time_us(one.since_ns), time_us(one.until_ns),
-                one.who, one.why,
+                one.who, one.why, one.rollout,
             )
             for one in declared.overrides
         },
         "thresholds": {row[:2] for row in record_thresholds(declared)},
+        "roll-out of": {(name, one.share) for name, one in declared.rollouts.items()},
     }  # fmt: skip
 
 
@@ -116,7 +119,8 @@ def _words(kind: str, row: Row) -> str:
     if kind == "maintenance":
         hosts, begin_us, end_us, who, why = row
         return f"maintenance of {hosts}: {_at(begin_us)} to {_at(end_us)}, {why} ({who})"
-    what, hosts, since_us, until_us, who, why = row
+    what, hosts, since_us, until_us, who, why, rollout = row
+    hosts += f" ({100 * rollout:g} % of them)" if rollout < 1 else ""
     since = f"from {_at(since_us)} " if since_us else ""
     return f"override: {what} is noise on {hosts} {since}until {_at(until_us)}, {why} ({who})"
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from .hostset import Selection
 from .index import Index
 from .problems import Where
+from .rollout import Rollout, reaches
 from .thresholds import THRESHOLDS
 
 
@@ -72,6 +73,7 @@ class Override:
     who: str
     why: str
     where: Where
+    rollout: float = 1.0  # the share of the hosts on which it counts so far
 
     def is_about(self, rule: str, signal: str, code: float, device: str) -> bool:
         """Say whether a symptom is meant: its rule's name, its signal, its code if it has one, its device."""
@@ -130,6 +132,8 @@ class Declared:
     overrides: tuple[Override, ...] = ()
     expectations: tuple[Expected, ...] = ()
     thresholds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    #: Those of them that do not count on all hosts yet.
+    rollouts: Mapping[str, Rollout] = field(default_factory=lambda: MappingProxyType({}))
     #: Host -> what files say of its place, who counts most first.
     given: Mapping[str, tuple[Said, ...]] = field(default_factory=lambda: MappingProxyType({}))
     #: Host -> what it says itself.
@@ -218,15 +222,28 @@ class Declared:
         signal: str = "",
         code: float = 0,
         device: str = "",
+        coming: bool = False,
     ) -> Override | None:
-        """Return the override by which what *rule* sees on *host* is noise at *now_ns*; None: it counts."""
+        """Return the override by which what *rule* sees on *host* is noise at *now_ns*; None: it counts.
+
+        *coming*: the one by which it will be, once it is rolled out that far.
+        """
         for one in self._meaning(host, self.overrides):
-            if one.since_ns <= now_ns < one.until_ns and one.is_about(rule, signal, code, device):
+            if (
+                one.since_ns <= now_ns < one.until_ns
+                and one.is_about(rule, signal, code, device)
+                and reaches(one.rollout, host) is not coming
+            ):
                 return one
         return None
 
-    def threshold(self, name: str) -> float:
-        """Return a number of `THRESHOLDS`: as declared, else its default. Raises KeyError for another name."""
+    def threshold(self, name: str, *, before: bool = False) -> float:
+        """Return a number of `THRESHOLDS`: as declared, else its default. Raises KeyError for another name.
+
+        *before*: as it is on hosts that its roll-out has not reached.
+        """
+        if before and name in self.rollouts:
+            return self.rollouts[name].before
         return self.thresholds.get(name, THRESHOLDS[name].default)
 
     def expected(self, model: str, host: str = "") -> Expected | None:

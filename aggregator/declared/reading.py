@@ -132,6 +132,7 @@ def parse(
         overrides=tuple(content.overrides),
         expectations=tuple(content.expectations),
         thresholds=MappingProxyType({n: value for n, (value, _) in content.thresholds.items()}),
+        rollouts=MappingProxyType(dict(content.rollouts)),
         given=given,
         places={host: merged(said) for host, said in given.items()},
         places_version=number,

@@ -19,9 +19,12 @@ FILES_KEPT_VERSIONS, FILES_KEPT_BYTES_MAX = 20, 64 << 20
 VERSIONS_KEPT = 1000
 
 _WINDOWS = "hosts:str begins:time ends:time who:str why:str said_at:str"
-_OVERRIDES = "what:str hosts:str since:time until:time who:str why:str said_at:str"
+_OVERRIDES = "what:str hosts:str since:time until:time who:str why:str said_at:str rollout:float"
 _EXPECTED = "name:str model:str hosts:str item:str value:str tells:str said_at:str"
-_THRESHOLDS = "name:str value:float default_value:float low:float high:float unit:str tells:str"
+_THRESHOLDS = (
+    "name:str value:float default_value:float low:float high:float unit:str tells:str rollout:float "
+    "before_value:float"
+)
 _PLACES = "host:str field:str value:str source:str said_at:str counts:bool"
 
 
@@ -119,7 +122,7 @@ def overrides(declared: Declared) -> list[tuple[Any, ...]]:
     return [
         (
             one.what, one.selection.words, time_us(one.since_ns), time_us(one.until_ns),
-            one.who, one.why, str(one.where),
+            one.who, one.why, str(one.where), one.rollout,
         )
         for one in declared.overrides
     ]  # fmt: skip
@@ -156,6 +159,8 @@ def thresholds(declared: Declared) -> list[tuple[Any, ...]]:
             row.high,
             row.unit,
             row.tells,
+            declared.rollouts[row.name].share if row.name in declared.rollouts else 1.0,
+            declared.threshold(row.name, before=True),
         )
         for row in THRESHOLDS.values()
     ]

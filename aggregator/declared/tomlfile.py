@@ -24,7 +24,8 @@ from .limits import (
 from .lines import Lines
 from .model import Expected, Override, Place, Window
 from .problems import Problems, Where, shown
-from .thresholds import THRESHOLDS
+from .rollout import Rollout
+from .thresholds import THRESHOLDS, Threshold
 
 DAY_NS = 86_400 * 1_000_000_000
 _NONE: list[Entry] = []
@@ -44,6 +45,7 @@ class Content:
     thresholds: dict[str, tuple[float, Where]] = field(
         default_factory=dict[str, tuple[float, Where]]
     )
+    rollouts: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
 
 
 def parse_toml(
@@ -192,6 +194,7 @@ class _Reader:
                 "rule", f"{shown(rule)}: no rule has this name; {near(rule, sorted(self.rules))}"
             )
         event, codes = self._codes(entry)
+        rollout = entry.number("rollout", 0.0, 1.0, whole=False)
         who, why = _who_and_why(entry)
         if sum(map(entry.has, ("rule", "xid", "sxid"))) != 1:
             entry.wrong(
@@ -207,7 +210,10 @@ class _Reader:
         if selection and until_ns and (rule or codes):
             self._note_odd(entry, selection, "until", until_ns)
             self.content.overrides.append(
-                Override(selection, rule, codes, event, device, since_ns, until_ns, who, why, entry.where)
+                Override(
+                    selection, rule, codes, event, device, since_ns, until_ns, who, why, entry.where,
+                    1.0 if rollout is None else rollout,
+                )
             )  # fmt: skip
 
     def _codes(self, entry: Entry) -> tuple[str, frozenset[int]]:
@@ -241,10 +247,12 @@ class _Reader:
                 self.problems.add(where, f"no threshold {shown(name)}; {near(name, THRESHOLDS)}")
                 continue
             try:
-                wanted = bounded(number, row.low, row.high)
+                wanted, rollout = _staged(number, row)
             except ValueError as error:
                 self.problems.add(where, f"{name}: {shown(number)}: {error} ({row.unit})")
                 continue
+            if rollout is not None:
+                self.content.rollouts[name] = rollout
             if name in self.content.thresholds:
                 other = self.content.thresholds[name][1]
                 self.problems.add(where, f"{name} is set already, at {other}")
@@ -269,10 +277,25 @@ def _line_of(lines: Lines, kind: str, ordinal: int) -> Callable[[str], int]:
     return lambda key: lines.of(kind, ordinal, key)
 
 
+def _staged(value: Any, row: Threshold) -> tuple[float, Rollout | None]:
+    """Return a threshold, and how far it is rolled out; None: to all hosts. Raises ValueError."""
+    if not isinstance(value, dict):
+        return bounded(value, row.low, row.high), None
+    if not {"value", "rollout"} <= value.keys() <= {"value", "rollout", "before"}:
+        raise ValueError("expected a number, or { value = 0.2, rollout = 0.01 }, with before = ..")
+    wanted = bounded(value["value"], row.low, row.high)
+    before = bounded(value.get("before", row.default), row.low, row.high)
+    try:
+        share = bounded(value["rollout"], 0.0, 1.0)
+    except ValueError as error:
+        raise ValueError(f"rollout: {error}, the share of the hosts") from error
+    return wanted, Rollout(share, before) if share < 1.0 else None
+
+
 def _flat(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     """Yield names and values; `gpu.slow_below_ratio = 0.9` without quotes is a table in a table."""
     for key, value in table.items():
-        if isinstance(value, dict) and not before:
+        if isinstance(value, dict) and not before and key not in THRESHOLDS:
             yield from _flat(value, f"{key}.")
         else:
             yield before + key, value

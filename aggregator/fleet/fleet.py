@@ -24,6 +24,8 @@ from .hangs import EVENTS as HANG_EVENTS
 from .hangs import Hangs
 from .identity import Identity
 from .inventories import Inventories
+from .jobs import EVENTS as JOB_EVENTS
+from .jobs import Jobs
 from .kept import KEPT
 from .messages import DeviceLike, EventLike
 from .occurrences import Moment, Occurrences
@@ -61,6 +63,7 @@ class Fleet:
         self.occurrences = Occurrences()
         self.sources = Sources()
         self.hangs = Hangs()
+        self.jobs = Jobs()
         #: Rises when hosts, devices or their attributes change: what peers are computed from.
         self.shape_version = 0
         self.devices: dict[str, Devices] = {}
@@ -200,6 +203,8 @@ class Fleet:
             self.sources.words(host, event.device, event.code, event.message)
         elif event.name in HANG_EVENTS:
             self.hangs.take(host, event, time_ns)
+        elif event.name in JOB_EVENTS:
+            self.jobs.take(host, self._boots[host][-1].hex() if self._boots[host] else "", event)
         elif time_ns >= int(self._booted_ns[host]) - BOOT_SLACK_NS:
             # Else it waited on disk through a reboot, which has cleared it.
             at = self._moment(host, event, received_ns, time_ns)
@@ -257,6 +262,7 @@ class Fleet:
         self.resets.advance(self._boottime_ns)
         self.seen.advance(self.tables)
         self.occurrences.expire(self, now_ns)
+        self.jobs.sweep(now_ns, self.host_now_ns(now_ns))
 
     def _advance(self, table: DeviceTable, rows: Indexes) -> None:
         table.advance(rows)

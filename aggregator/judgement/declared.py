@@ -10,9 +10,11 @@ import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from ..declared.model import Declared, Override, Window
 from ..declared.moments import told
+from ..declared.rollout import coming
 from ..fleet.fleet import Fleet
 from ..verdicts import HostScore, Reason, State
 from .hosts import Hosts
@@ -37,15 +39,16 @@ def without_noise(
 
 
 def _weighed(declared: Declared, host: str, symptom: Symptom, now_ns: int) -> Symptom:
-    override = declared.override(
-        host,
-        symptom.rule.name,
-        now_ns,
-        signal=symptom.signal,
-        code=symptom.value,
-        device=symptom.device,
-    )
-    return symptom if override is None else quiet(symptom, override)
+    about: dict[str, Any] = {
+        "signal": symptom.signal, "code": symptom.value, "device": symptom.device,
+    }  # fmt: skip
+    override = declared.override(host, symptom.rule.name, now_ns, **about)
+    if override is not None:
+        return quiet(symptom, override)
+    if later := declared.override(host, symptom.rule.name, now_ns, **about, coming=True):
+        words = f"{symptom.words}; noise by an override {coming(later.rollout)}: {later.why}"
+        return replace(symptom, words=words)
+    return symptom
 
 
 def quiet(symptom: Symptom, override: Override) -> Symptom:

@@ -11,6 +11,7 @@ import numpy as np
 from ..fleet.arrays import Codes, Flags, Floats, Times
 from ..hazard.model import PRIOR
 from ..verdicts import SIMULATED_SILENT_SECONDS_MAX, HostScore, State
+from .experience import NO_OUTCOMES, Outcomes
 from .scoring import Own, Subject, score_host
 
 
@@ -31,6 +32,7 @@ class Subjects:
     features: Floats
     model: str = PRIOR
     at_ns: int = 0
+    outcomes: Outcomes = NO_OUTCOMES
 
     def __len__(self) -> int:
         return len(self.names)
@@ -51,13 +53,15 @@ class Subjects:
                 tuple(self.parts[host].tolist()),
                 tuple(self.features[host].tolist()),
                 self.at_ns,
+                self.outcomes,
             ),
         )
 
     @property
     def hazards_per_hour(self) -> Floats:
         """Each host's hazard before any symptom."""
-        return np.asarray(np.exp(self.log_base + self.parts.sum(axis=1)))
+        log_hazard = self.log_base + self.parts.sum(axis=1) + self.outcomes.log_factor
+        return np.asarray(np.exp(log_hazard))
 
 
 class Hosts(Sequence[HostScore]):

@@ -18,6 +18,7 @@ from ..verdicts import Finding, Snapshot, State
 from . import hysteresis
 from .columns import Columns, pack_hosts
 from .declared import in_maintenance, without_noise
+from .experience import NOTHING, Experience
 from .faults import Faults, Standing
 from .features import COLUMN, assemble
 from .gpus import Gpus, score_gpus
@@ -40,8 +41,10 @@ from .rules import memory as rules_memory
 from .rules import nvlink as rules_nvlink
 from .rules import parts as rules_parts
 from .rules import pcie as rules_pcie
+from .rules import returned as rules_returned
 from .rules import xid as rules_xid
 from .scoring import HORIZON_HOURS, Seen, score_host
+from .staged import looked
 from .symptoms import Symptom
 
 log = logging.getLogger(__name__)
@@ -136,10 +139,12 @@ def judge(
     previous: Snapshot | None,
     before: Before | None = None,
     model: HazardModel | None = None,
+    experience: Experience = NOTHING,
 ) -> Judgement:
     """Return the fleet as it is at *now_ns* of our clock, following *previous*.
 
     *before*: what was known before a restart, for the first judgement after it. *model*: of the hazard; None, or a prior: none was trained.
+    *experience*: what advice and its outcomes tell.
     """
     fleet.advance(now_ns)
     present = Present(fleet, now_ns)
@@ -151,14 +156,21 @@ def judge(
     groups, failed = _look(present, previous.degraded_reason if previous else "")
     symptoms = without_noise(fleet, _by_host(groups), now_ns)
     holds = _hold(present, symptoms, kin)
-    silent = _by_host([rules_agent.silent_hosts(present, frozen)])
+    passing = _by_host(
+        [
+            rules_agent.silent_hosts(present, frozen),
+            rules_returned.returned_hosts(
+                present, experience.returned, is_trained=trained(model) is not None
+            ),
+        ]
+    )
     _report(fleet, holds, before, now_ns)
     names = _names(fleet, kin)
     faults = (kin.faults if kin else before.faults).after(
         fleet.index, _faults(fleet), now_ns // 1000
     )
-    subjects = _subjects(present, names, faults, trained(model))
-    seen = dict(_seen(present, holds, silent))
+    subjects = _subjects(present, names, faults, trained(model), experience)
+    seen = dict(_seen(present, holds, passing))
     told = {host: score_host(subjects[host], each) for host, each in seen.items()}
     live = Hosts(subjects, told)
     hosts, before = carried(before, live, fleet, now_ns)
@@ -202,7 +214,7 @@ def _look(present: Present, told: str) -> tuple[list[list[Symptom]], str]:
     failed: list[str] = []
     for rule in RULES:
         try:
-            groups.append(list(rule(present)))
+            groups.append(looked(rule, present))
         except Exception as error:
             failed.append(f"rule {rule.__name__} failed: {type(error).__name__}: {error}")
             if failed[-1] not in told:
@@ -260,7 +272,11 @@ def _faults(fleet: Fleet) -> Standing:
 
 
 def _subjects(
-    present: Present, names: tuple[str, ...], faults: Faults, model: HazardModel | None
+    present: Present,
+    names: tuple[str, ...],
+    faults: Faults,
+    model: HazardModel | None,
+    experience: Experience,
 ) -> Subjects:
     fleet, speeds = present.fleet, present.speeds
     of, count = fleet.devices["gpu"].host, len(fleet)
@@ -279,18 +295,19 @@ def _subjects(
         features=features,
         model=model.version if model else PRIOR,
         at_ns=present.now_ns,
+        outcomes=experience.outcomes,
     )
 
 
 def _seen(
     present: Present,
     holds: Mapping[int, Mapping[Key, Hold]],
-    silent: Mapping[int, list[Symptom]],
+    passing: Mapping[int, list[Symptom]],
 ) -> Iterator[tuple[int, list[Seen]]]:
-    """Yield the symptoms that count of every host that has any."""
-    for host in sorted(holds.keys() | silent.keys()):
+    """Yield the symptoms that count of every host that has any. *passing*: those that hold for as long as they show."""
+    for host in sorted(holds.keys() | passing.keys()):
         seen = [Seen(h.worst, h.worst_ns) for h in holds.get(host, {}).values() if h.active]
-        seen += [Seen(symptom, present.now_ns) for symptom in silent.get(host, ())]
+        seen += [Seen(symptom, present.now_ns) for symptom in passing.get(host, ())]
         if seen:
             yield host, seen
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,6 +41,9 @@ class Present:
         self._heard: dict[str, Floats] = {}
         self._fresh: dict[str, Flags] = {}
         self._speeds: Speeds | None = None
+        #: The thresholds that were asked for.
+        self.asked: set[str] = set()
+        self._is_before = False
 
     @property
     def speeds(self) -> Speeds:
@@ -52,7 +56,17 @@ class Present:
 
     def threshold(self, name: str) -> float:
         """Return a number that rules decide by (`declared/thresholds.py`), as it was declared."""
-        return self.fleet.declared.threshold(name)
+        self.asked.add(name)
+        return self.fleet.declared.threshold(name, before=self._is_before)
+
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Answer meanwhile with the thresholds of hosts that a roll-out has not reached."""
+        self._is_before = True
+        try:
+            yield
+        finally:
+            self._is_before = False
 
     def heard(self, table: str) -> Floats:
         """Return the seconds since each row of *table* was heard; infinite for never."""

@@ -23,6 +23,7 @@ def inputs_of_row(row: Mapping[str, Any]) -> Inputs | None:
         measured_speed=_number(row["measured_speed"]),
         speed_error=_number(row["speed_error"]),
         features=tuple(_number(features.get(name)) for name in NAMES) if features else (),
+        log_hazard_outcomes=row["log_hazard_outcomes"] or 0.0,
     )
 
 

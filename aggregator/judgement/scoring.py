@@ -16,6 +16,7 @@ import numpy as np
 from ..fleet.arrays import Codes, Floats
 from ..hazard.model import PRIOR
 from ..verdicts import Evidence, HostScore, Inputs, Reason, State
+from .experience import NO_OUTCOMES, Outcomes
 from .features import evidence_of
 from .symptoms import Symptom
 
@@ -55,6 +56,7 @@ class Own(NamedTuple):
     parts: tuple[float, ...]  # what each feature adds to ln(hazard)
     features: tuple[float, ...]
     at_ns: int
+    outcomes: Outcomes = NO_OUTCOMES
 
 
 class Subject(NamedTuple):
@@ -104,14 +106,19 @@ def score_host(subject: Subject, seen: Sequence[Seen]) -> HostScore:
     symptoms = [s.symptom for s in ordered]
     inputs = inputs_of(subject)
     parts = _parts(subject)
-    calm = inputs.log_hazard_base + sum(delta for _, delta in parts)
+    beside = [delta for _, delta in parts]
+    if inputs.log_hazard_outcomes:
+        beside.append(inputs.log_hazard_outcomes)
+    calm = inputs.log_hazard_base + sum(beside)
     deltas = counted(symptoms, max(log(HAZARD_PER_HOUR_MAX) - calm, 0.0))
     speeds = [s.speed for s in symptoms]
-    told = numbers(inputs, [*deltas, *(delta for _, delta in parts)], speeds, HORIZON_HOURS)
+    told = numbers(inputs, [*deltas, *beside], speeds, HORIZON_HOURS)
     strongest = symptoms[0] if symptoms else None
     evidence = [_evidence(s, delta, told) for s, delta in zip(ordered, deltas, strict=True)] + [
         _of_model(subject, at, delta, told) for at, delta in parts
     ]
+    if inputs.log_hazard_outcomes:
+        evidence.append(_of_outcomes(subject, told))
     return HostScore(
         host=subject.name,
         node_index=subject.node_index,
@@ -177,6 +184,7 @@ def inputs_of(subject: Subject) -> Inputs:
         measured_speed=subject.relative_speed,
         speed_error=subject.speed_error,
         features=own.features if own else (),
+        log_hazard_outcomes=own.outcomes.log_factor if own else 0.0,
     )
 
 
@@ -191,6 +199,13 @@ def _of_model(subject: Subject, at: int, delta: float, told: Numbers) -> Evidenc
     assert own is not None
     without = score_of(told.hazard_per_hour * exp(-delta))
     return evidence_of(at, subject.name, own.features[at], delta, told.score - without, own.at_ns)
+
+
+def _of_outcomes(subject: Subject, told: Numbers) -> Evidence:
+    own = subject.own
+    assert own is not None
+    without = score_of(told.hazard_per_hour / own.outcomes.factor)
+    return own.outcomes.evidence(told.score - without, own.at_ns)
 
 
 def speed_interval(speed: float, error: float, *, heard: bool) -> tuple[float, float]:

@@ -6,36 +6,36 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from ...fingerprints.wire import advisory_pb2
 from ...fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceServicer
-from ..access.caller import Caller, caller
+from ..access.caller import caller
 from ..advice.advisory import Advisory, State
 from ..advice.book import Book
 from ..advice.events import Acked
 from ..advice.feed import WATCHERS_MAX, Change
-from ..advice.limits import SECOND_NS
 from ..advice.whatif import Report
 from ..refusals import Invalid, NotFound, TooMuch
 from ..verdicts import Reason
+from . import reports
+from .fields import ACTOR_CHARACTERS_MAX, bounded, signed, time_ns_of
 from .score import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX, node_of, timestamp
 
 PREFIX = "advisories/"
 NAME_CHARACTERS_MAX = 32
 TOKEN_CHARACTERS_MAX = 64
 ETAG_CHARACTERS_MAX = 64
-ACTOR_CHARACTERS_MAX = 128
 NOTE_CHARACTERS_MAX = 500
 #: Episodes of a rule that are told one by one.
 EPISODES_MAX = 1000
+#: Nodes that others took out: so many are told one by one.
+UNAVAILABLE_MAX = 1000
 
 
 class AdvisoryService(AdvisoryServiceServicer):
-    """Four calls of grpc.aio. A `Refusal` becomes its status at the edge."""
+    """Seven calls of grpc.aio. A `Refusal` becomes its status at the edge."""
 
-    def __init__(self, book: Book, wall_ns: Callable[[], int]) -> None:
-        self._book, self._wall_ns = book, wall_ns
+    def __init__(self, book: Book, wall_ns: Callable[[], int], members: reports.Members) -> None:
+        self._book, self._wall_ns, self._members = book, wall_ns, members
         self._evaluating = False
 
     async def WatchAdvisories(
@@ -83,7 +83,16 @@ class AdvisoryService(AdvisoryServiceServicer):
             advisories=map(message, page),
             next_page_token=str(number_of(page[-1].name)) if more else "",
             withheld_reason=self._withheld(),
+            unavailable_nodes=[] if request.page_token else self._unavailable(node),
+            unavailable_nodes_count=len(self._book.machine.memory.absent),
         )
+
+    def _unavailable(self, node: str) -> list[advisory_pb2.UnavailableNode]:
+        """Return who is out by others' word; of one host where *node* names it."""
+        absent = self._book.machine.memory.absent
+        hosts = [node] if node else sorted(absent)[:UNAVAILABLE_MAX]
+        told = [(host, *one) for host in hosts for one in absent.get(host, {}).items()]
+        return reports.unavailable(told[:UNAVAILABLE_MAX])
 
     def _withheld(self) -> str:
         memory = self._book.machine.memory
@@ -125,6 +134,29 @@ class AdvisoryService(AdvisoryServiceServicer):
             )
         )  # fmt: skip
         return message(answered)
+
+    async def ReportGangs(
+        self, request: advisory_pb2.ReportGangsRequest, context: Any
+    ) -> advisory_pb2.ReportGangsResponse:
+        """Keep what runs where. Raises Invalid, TooMuch, NotReady."""
+        by = signed(caller(context), reports.actor_of(request.actor))
+        gangs, unknown = reports.gangs_of(request, by, self._members, self._wall_ns())
+        await self._book.told_gangs(gangs, request.ended_workloads)
+        return advisory_pb2.ReportGangsResponse(
+            gangs_count=len(self._book.gangs), unknown_nodes=unknown
+        )
+
+    async def ReportUnavailableNodes(
+        self, request: advisory_pb2.ReportUnavailableNodesRequest, context: Any
+    ) -> advisory_pb2.ReportUnavailableNodesResponse:
+        """Count nodes as out, or in service again. Raises Invalid, TooMuch, NotReady."""
+        by = signed(caller(context), reports.actor_of(request.actor))
+        out = reports.out_of(request, by, self._members, self._wall_ns())
+        await self._book.told_out(out.taken, out.back)
+        absent = self._book.machine.memory.absent
+        return advisory_pb2.ReportUnavailableNodesResponse(
+            nodes_count=sum(by in told for told in absent.values()), unknown_nodes=out.unknown
+        )
 
     async def EvaluateRule(
         self, request: advisory_pb2.EvaluateRuleRequest, context: Any
@@ -169,11 +201,6 @@ def _evaluated(report: Report) -> advisory_pb2.EvaluateRuleResponse:
     )  # fmt: skip
 
 
-def signed(who: Caller, actor: str) -> str:
-    """Return *actor* with the login that it came by: another login does not end what it began."""
-    return f"{who.role} {who.name}/{actor}"[:ACTOR_CHARACTERS_MAX] if who.known else actor
-
-
 def number_of(name: str) -> int:
     """Return the number of an advisory: higher is later."""
     return int(name[1:])
@@ -189,19 +216,6 @@ def name_of(resource: str) -> str:
     ):
         raise Invalid("name", f"{resource[:80]!r}, expected {PREFIX}a12")
     return name
-
-
-def bounded(field: str, text: str, characters_max: int) -> None:
-    if len(text) > characters_max:
-        raise Invalid(field, f"{len(text)} characters, at most {characters_max}")
-    if not (text or "-").isprintable():
-        raise Invalid(field, "one line of printable characters")
-
-
-def time_ns_of(field: str, time: Timestamp) -> int:
-    if not 0 <= time.seconds < 1 << 33 or not 0 <= time.nanos < SECOND_NS:
-        raise Invalid(field, "expected a time from 1970 to 2242")
-    return time.seconds * SECOND_NS + time.nanos
 
 
 def _page(token: str) -> int:

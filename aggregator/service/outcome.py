@@ -13,7 +13,8 @@ from ..advice.book import Book, Happened
 from ..advice.limits import HOUR_NS, SECOND_NS
 from ..refusals import Invalid
 from ..store.records import time_us
-from .advisory import bounded, name_of, signed, time_ns_of
+from .advisory import name_of
+from .fields import bounded, signed, time_ns_of
 from .score import node_of
 
 OUTCOMES_MAX = 1000

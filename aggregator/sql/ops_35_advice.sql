@@ -44,7 +44,24 @@ SELECT
     count(*) AS outcomes, sum(host_hours) AS host_hours,
     count(*) FILTER (WHERE interrupted) AS interruptions,
     sum(expected_interruptions) AS expected,
-    (1 + count(*) FILTER (WHERE interrupted)) / (1 + coalesce(sum(expected_interruptions), 0)) AS factor
+    least(10, greatest(0.1, (1 + count(*) FILTER (WHERE interrupted))
+        / (1 + coalesce(sum(expected_interruptions), 0)))) AS factor
 FROM main.outcomes WHERE expected_interruptions IS NOT NULL;
 COMMENT ON VIEW ops.hazard_calibration IS
-    'interruptions that schedulers reported against those that scores had expected; factor: by how much hazards were too small: FROM ops.hazard_calibration';
+    'interruptions that schedulers reported against those that scores had expected; factor: by how much hazards were too small, and what scores are multiplied by: FROM ops.hazard_calibration';
+
+CREATE OR REPLACE VIEW ops.unavailable AS
+SELECT u.host, u.who, u.why, u.since, u.until, s.state
+FROM main.unavailable AS u LEFT JOIN ops.scores_now AS s USING (host)
+WHERE u.until > ops.taken() ORDER BY u.until, u.host;
+COMMENT ON VIEW ops.unavailable IS
+    'hosts that a scheduler, or somebody, took out by himself, and told us of: limits of advice count them: FROM ops.unavailable';
+
+CREATE OR REPLACE VIEW ops.gangs AS
+SELECT
+    workload, len(hosts) AS hosts_count, CASE WHEN gpus > 0 THEN gpus END AS gpus,
+    CASE WHEN checkpoint_seconds > 0 THEN checkpoint_seconds END AS checkpoint_seconds,
+    reporter, time AS told, until, hosts
+FROM main.gangs WHERE until > ops.taken() ORDER BY len(hosts) DESC, workload;
+COMMENT ON VIEW ops.gangs IS
+    'what schedulers say runs where, with how often it writes a checkpoint; what agents see is in ops.jobs: SELECT workload, hosts_count, checkpoint_seconds, until FROM ops.gangs';

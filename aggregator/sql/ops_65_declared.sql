@@ -16,13 +16,15 @@ COMMENT ON VIEW ops.maintenance IS
 CREATE OR REPLACE VIEW ops.overrides AS
 SELECT
     CASE WHEN ops.taken() >= until THEN 'over' WHEN ops.taken() < since THEN 'coming' ELSE 'now' END AS state,
-    what, hosts, since, until, who, why, said_at
+    what, hosts, coalesce(rollout, 1) AS rollout, since, until, who, why, said_at
 FROM main.declared_overrides ORDER BY until, what;
 COMMENT ON VIEW ops.overrides IS
     'what somebody declared to be noise: it stays in the evidence and weighs nothing: SELECT what, hosts, until, why FROM ops.overrides';
 
 CREATE OR REPLACE VIEW ops.thresholds AS
-SELECT name, value, default_value, value <> default_value AS is_declared, low, high, unit, tells
+SELECT
+    name, value, default_value, value <> default_value AS is_declared, coalesce(rollout, 1) AS rollout,
+    before_value, low, high, unit, tells
 FROM main.declared_thresholds ORDER BY name;
 COMMENT ON VIEW ops.thresholds IS
     'numbers that rules decide by, and between what they may be declared: SELECT name, value, low, high FROM ops.thresholds';
@@ -61,3 +63,10 @@ SELECT host, field, value, source, said_at, counts,
 FROM main.declared_places ORDER BY host, field, counts DESC;
 COMMENT ON VIEW ops.place_sources IS
     'who says where a host stands (a file, Topograph, its labels, its hardware), whose word counts, and where they disagree: FROM ops.place_sources WHERE disputed';
+
+CREATE OR REPLACE VIEW ops.rollout AS
+SELECT e.host, e.signal, e.device, e.words, e.time
+FROM main.evidence AS e JOIN ops.scores_now USING (host, time, version)
+WHERE contains(e.words, 'not rolled out to this host yet') ORDER BY e.host, e.signal, e.device;
+COMMENT ON VIEW ops.rollout IS
+    'what overrides and thresholds that are rolled out in steps would change on hosts that they do not reach yet: SELECT host, device, words FROM ops.rollout';

@@ -52,4 +52,6 @@ COPIES: tuple[Copy, ...] = (
     Copy("advisories", 100_000, "time", ADVICE_SECONDS),
     Copy("advice_decisions", 100_000, "time", ADVICE_SECONDS),
     Copy("outcomes", 100_000, "time", ADVICE_SECONDS),
+    Copy("unavailable"),
+    Copy("gangs"),
 )

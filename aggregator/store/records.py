@@ -169,7 +169,7 @@ def scores(judged: Iterable[ScoreOf]) -> Any:
         "reason:str reason_words:str clears_when:str heard:time horizon_seconds:float "
         "relative_speed_lower:float relative_speed_upper:float hazard_model:str log_hazard_base:float "
         "log_hazard_deltas:floats hazard_spread:float measured_speed:float speed_error:float "
-        "relative_speed_factors:floats features:figures",
+        "relative_speed_factors:floats features:figures log_hazard_outcomes:float",
         [
             (
                 time_us(s.computed_ns), h.host, h.node_index, h.simulated, s.version, h.score,
@@ -186,13 +186,14 @@ def _inputs(host: HostScore) -> Row:
     """Return what *host* was computed from, as its row bears it."""
     known = host.inputs
     if known is None:
-        return (None,) * 8
+        return (None,) * 9
     named = zip(NAMES, known.features, strict=False)
     return (
         known.model, known.log_hazard_base, [e.log_hazard_delta for e in host.evidence],
         known.hazard_spread, known.measured_speed, known.speed_error,
         [e.relative_speed_factor for e in host.evidence],
         [(name, None if isnan(value) else value) for name, value in named],
+        known.log_hazard_outcomes,
     )  # fmt: skip
 
 

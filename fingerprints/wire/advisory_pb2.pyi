@@ -170,14 +170,18 @@ class ListAdvisoriesRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., show_ended: _Optional[bool] = ..., node: _Optional[str] = ...) -> None: ...
 
 class ListAdvisoriesResponse(_message.Message):
-    __slots__ = ("advisories", "next_page_token", "withheld_reason")
+    __slots__ = ("advisories", "next_page_token", "withheld_reason", "unavailable_nodes", "unavailable_nodes_count")
     ADVISORIES_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     WITHHELD_REASON_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_NODES_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_NODES_COUNT_FIELD_NUMBER: _ClassVar[int]
     advisories: _containers.RepeatedCompositeFieldContainer[Advisory]
     next_page_token: str
     withheld_reason: str
-    def __init__(self, advisories: _Optional[_Iterable[_Union[Advisory, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., withheld_reason: _Optional[str] = ...) -> None: ...
+    unavailable_nodes: _containers.RepeatedCompositeFieldContainer[UnavailableNode]
+    unavailable_nodes_count: int
+    def __init__(self, advisories: _Optional[_Iterable[_Union[Advisory, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., withheld_reason: _Optional[str] = ..., unavailable_nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., unavailable_nodes_count: _Optional[int] = ...) -> None: ...
 
 class GetAdvisoryRequest(_message.Message):
     __slots__ = ("name",)
@@ -246,3 +250,67 @@ class AckAdvisoryRequest(_message.Message):
     note: str
     defer_until_time: _timestamp_pb2.Timestamp
     def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., new_state: _Optional[_Union[AdvisoryState, str]] = ..., actor: _Optional[str] = ..., note: _Optional[str] = ..., defer_until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class Gang(_message.Message):
+    __slots__ = ("workload", "nodes", "gpus_count", "checkpoint_interval", "expire_time")
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    GPUS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    workload: str
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    gpus_count: int
+    checkpoint_interval: _duration_pb2.Duration
+    expire_time: _timestamp_pb2.Timestamp
+    def __init__(self, workload: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., gpus_count: _Optional[int] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ReportGangsRequest(_message.Message):
+    __slots__ = ("actor", "gangs", "ended_workloads")
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    GANGS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_WORKLOADS_FIELD_NUMBER: _ClassVar[int]
+    actor: str
+    gangs: _containers.RepeatedCompositeFieldContainer[Gang]
+    ended_workloads: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, actor: _Optional[str] = ..., gangs: _Optional[_Iterable[_Union[Gang, _Mapping]]] = ..., ended_workloads: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReportGangsResponse(_message.Message):
+    __slots__ = ("gangs_count", "unknown_nodes")
+    GANGS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_NODES_FIELD_NUMBER: _ClassVar[int]
+    gangs_count: int
+    unknown_nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, gangs_count: _Optional[int] = ..., unknown_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UnavailableNode(_message.Message):
+    __slots__ = ("node", "reason", "expire_time", "actor", "since_time")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    SINCE_TIME_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    reason: str
+    expire_time: _timestamp_pb2.Timestamp
+    actor: str
+    since_time: _timestamp_pb2.Timestamp
+    def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., actor: _Optional[str] = ..., since_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ReportUnavailableNodesRequest(_message.Message):
+    __slots__ = ("actor", "nodes", "returned_nodes")
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_NODES_FIELD_NUMBER: _ClassVar[int]
+    actor: str
+    nodes: _containers.RepeatedCompositeFieldContainer[UnavailableNode]
+    returned_nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, actor: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., returned_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReportUnavailableNodesResponse(_message.Message):
+    __slots__ = ("nodes_count", "unknown_nodes")
+    NODES_COUNT_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes_count: int
+    unknown_nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, nodes_count: _Optional[int] = ..., unknown_nodes: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -54,6 +54,16 @@ class AdvisoryServiceStub:
                 request_serializer=gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.AckAdvisoryRequest.SerializeToString,
                 response_deserializer=gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.Advisory.FromString,
                 _registered_method=True)
+        self.ReportGangs = channel.unary_unary(
+                '/gangline.v1.AdvisoryService/ReportGangs',
+                request_serializer=gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.ReportGangsRequest.SerializeToString,
+                response_deserializer=gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.ReportGangsResponse.FromString,
+                _registered_method=True)
+        self.ReportUnavailableNodes = channel.unary_unary(
+                '/gangline.v1.AdvisoryService/ReportUnavailableNodes',
+                request_serializer=gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.ReportUnavailableNodesRequest.SerializeToString,
+                response_deserializer=gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.ReportUnavailableNodesResponse.FromString,
+                _registered_method=True)
         self.EvaluateRule = channel.unary_unary(
                 '/gangline.v1.AdvisoryService/EvaluateRule',
                 request_serializer=gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.EvaluateRuleRequest.SerializeToString,
@@ -90,6 +100,20 @@ class AdvisoryServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportGangs(self, request, context):
+        """What runs where, by the scheduler's word: what an interruption costs, and when a drain costs least.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportUnavailableNodes(self, request, context):
+        """Nodes that the scheduler, or somebody, took out himself, and those that are back: budgets count them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EvaluateRule(self, request, context):
         """What a rule would have advised, over the stored scores, by the policy and the limits of now. For operators.
         """
@@ -119,6 +143,16 @@ def add_AdvisoryServiceServicer_to_server(servicer, server):
                     servicer.AckAdvisory,
                     request_deserializer=gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.AckAdvisoryRequest.FromString,
                     response_serializer=gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.Advisory.SerializeToString,
+            ),
+            'ReportGangs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportGangs,
+                    request_deserializer=gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.ReportGangsRequest.FromString,
+                    response_serializer=gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.ReportGangsResponse.SerializeToString,
+            ),
+            'ReportUnavailableNodes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportUnavailableNodes,
+                    request_deserializer=gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.ReportUnavailableNodesRequest.FromString,
+                    response_serializer=gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.ReportUnavailableNodesResponse.SerializeToString,
             ),
             'EvaluateRule': grpc.unary_unary_rpc_method_handler(
                     servicer.EvaluateRule,
@@ -234,6 +268,60 @@ class AdvisoryService:
             '/gangline.v1.AdvisoryService/AckAdvisory',
             gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.AckAdvisoryRequest.SerializeToString,
             gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.Advisory.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportGangs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.AdvisoryService/ReportGangs',
+            gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.ReportGangsRequest.SerializeToString,
+            gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.ReportGangsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportUnavailableNodes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.AdvisoryService/ReportUnavailableNodes',
+            gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.ReportUnavailableNodesRequest.SerializeToString,
+            gangline_dot_fingerprints_dot_wire_dot_advisory__pb2.ReportUnavailableNodesResponse.FromString,
             options,
             channel_credentials,
             insecure,

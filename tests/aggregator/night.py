@@ -15,8 +15,11 @@ from typing import Any
 from gangline.agent.framing import Framer
 from gangline.agent.simulated import SimulatedFleet, parts
 from gangline.aggregator.advice.book import Book, Happened
+from gangline.aggregator.advice.events import PutBack, TakenOut
+from gangline.aggregator.advice.gangs import Gang, Gangs
 from gangline.aggregator.advice.limits import Limits
 from gangline.aggregator.advice.observing import Observer
+from gangline.aggregator.advice.works import Works
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.declared.model import Declared
 from gangline.aggregator.declared.reading import File, parse
@@ -122,6 +125,13 @@ rule = "net.flaps"
 until = 2023-11-30
 who = "bob"
 why = "the management switch is replaced"
+[[override]]
+hosts = ["sim-*"]
+rule = "hardware.*"
+until = 2023-11-30
+who = "bob"
+why = "modules are on order"
+rollout = 0.2
 [thresholds]
 "host.cpu_steal_ratio" = 0.2
 """,
@@ -301,9 +311,20 @@ def _put(block: Block, row: int, **values: int) -> None:
 def _advise(store: Store, one: Night) -> None:
     """Advise in shadow mode on what stood at the night's end, and tell how a job ended beside it."""
     assert one.seen is not None
-    observer = Observer(lambda: one.fleet.declared)
-    limits = Limits(gather_seconds=0.0, cluster_share_max=1.0, rack_hosts_max=HOSTS)
-    book = Book(store, limits, observer, one.now_ns, shadow=True)
+    gangs = Gangs()
+    works = Works(one.fleet, gangs)
+    observer = Observer(lambda: one.fleet.declared, works)
+    limits = Limits(
+        gather_seconds=0.0, cluster_share_max=1.0, rack_hosts_max=HOSTS, job_hosts_max=HOSTS
+    )
+    book = Book(store, limits, observer, one.now_ns, shadow=True, gangs=gangs)
+    until_ns = one.now_ns + 3600 * SECOND_NS
+    gang = Gang("123", tuple(one.fleet.names), 64, 1800.0, until_ns, "slurm", one.now_ns)
+    asyncio.run(book.told_gangs([gang], []))
+    member = works.member("sim-007")
+    assert member is not None
+    out = TakenOut(one.now_ns, "slurm", "burn-in after a new NIC", until_ns, (member,))
+    asyncio.run(book.told_out([out], PutBack(one.now_ns, "slurm", ())))
     for seconds in (0, 5):  # a case waits a moment for others of the same cause
         later = replace(one.seen, computed_ns=one.now_ns + seconds * SECOND_NS)
         book.observe(later, one.fleet.gpus)

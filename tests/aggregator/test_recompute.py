@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gangline.aggregator.hazard.model import HazardModel, prior
+from gangline.aggregator.judgement.experience import Experience, Outcomes
 from gangline.aggregator.judgement.features import NAMES
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.judgement.recompute import recompute
@@ -123,3 +124,41 @@ def test_gpus_have_scores_beside_their_host(world: World) -> None:
     silent = list(snapshot.gpus.of(2))
     assert {g.state.name for g in silent} == {"STALE"}
     assert all(np.isnan(g.relative_speed) and g.speed_upper - g.speed_lower > 0.5 for g in silent)
+
+
+#: Schedulers reported five interruptions where 1.4 were expected.
+SEEN = Experience(outcomes=Outcomes(5, 1.4))
+
+
+@pytest.mark.parametrize("model", [None, TRAINED])
+def test_outcomes_are_a_part_of_every_score_and_compute_again(world: World, model: Any) -> None:
+    """Twice as many jobs died as the scores had said, and the scores went on saying the same."""
+    before = judge(world.fleet, world.now_ns, world.snapshot, model=model)
+    after = judge(world.fleet, world.now_ns, world.snapshot, model=model, experience=SEEN)
+    factor = SEEN.outcomes.factor
+    assert factor == pytest.approx(6 / 2.4)
+    world.snapshot = after
+    hosts = list(after.hosts)
+    for was, host, row in zip(before.hosts, hosts, stored(world, hosts), strict=True):
+        if was.hazard_per_hour < 1.0:
+            assert host.hazard_per_hour == pytest.approx(factor * was.hazard_per_hour)
+        said = [e for e in host.evidence if e.signal == "hazard.outcomes"]
+        assert len(said) == 1 and said[0].value == factor and "ops.outcomes" in said[0].sql
+        assert said[0].score_delta < 0
+        assert repr(recompute(row)) == repr(numbers_of(host))
+        assert row["log_hazard_outcomes"] == said[0].log_hazard_delta == np.log(factor)
+    assert np.allclose(after.columns.hazard_per_hour, [h.hazard_per_hour for h in hosts], rtol=1e-6)
+    for index, host in enumerate(hosts):
+        gpus = [gpu.hazard_per_hour for gpu in after.gpus.of(index)]
+        assert sum(gpus) <= host.hazard_per_hour * 1.0001
+
+
+@pytest.mark.parametrize(
+    ("interruptions", "expected", "factor"),
+    [(0, 0.0, 1.0), (1, 1.0, 1.0), (1, 0.0, 2.0), (0, 1.0, 0.5), (9999, 1.0, 10.0), (0, 9999.0, 0.1)],
+)  # fmt: skip
+def test_few_outcomes_move_little_and_none_move_more_than_tenfold(
+    interruptions: int, expected: float, factor: float
+) -> None:
+    """One unlucky night must not make a fleet of lemons, nor a wrong reporter."""
+    assert Outcomes(interruptions, expected).factor == pytest.approx(factor)

@@ -22,6 +22,7 @@ from gangline.aggregator.advice.events import (
     Acked,
     Act,
     Available,
+    Back,
     Breaker,
     CaseGone,
     CaseSeen,
@@ -32,9 +33,12 @@ from gangline.aggregator.advice.events import (
     Instruction,
     Probation,
     Publish,
+    PutBack,
     Refused,
     Released,
     Renew,
+    TakenOut,
+    Tick,
     Unavailable,
     Well,
 )
@@ -63,6 +67,8 @@ class Watcher:
     open: dict[str, Advisory] = field(default_factory=dict)
     ours: dict[str, Out] = field(default_factory=dict)
     theirs: dict[str, Out] = field(default_factory=dict)
+    #: (host, who) whom others took out by their own word, by what was said.
+    told_out: dict[tuple[str, str], Out] = field(default_factory=dict)
     cases: dict[str, CaseSeen] = field(default_factory=dict)
     well: dict[str, int] = field(default_factory=dict)
     probation: set[str] = field(default_factory=set)
@@ -73,6 +79,7 @@ class Watcher:
         """Take one step of the machine."""
         self.now_ns = max(self.now_ns, event.now_ns)
         self._before(event)
+        self._told_out(event, told)
         for one in told:
             assert isinstance(one, Refused) or one.words.strip(), f"no reason given: {one}"
             match one:
@@ -109,6 +116,9 @@ class Watcher:
                     self.well.setdefault(host, self.now_ns)
                 else:
                     self.well.pop(host, None)
+            case TakenOut(by=by, until_ns=until_ns, members=members) if until_ns > self.now_ns:
+                for one in members:
+                    self.told_out[one.host, by] = Out(one.place.rack, one.job, (), until_ns)
             case FleetSize(hosts=hosts):
                 self.hosts = hosts
             case Frozen(words=words):
@@ -117,6 +127,21 @@ class Watcher:
                 self.ours.pop(host, None)
             case _:
                 pass
+
+    def _told_out(self, event: Event, told: list[Instruction]) -> None:
+        """Whom others took out counts until its end, or until he who did so says that it is back: never longer."""
+        for one in told:
+            if isinstance(one, Back):
+                out = self.told_out.pop((one.host, one.by))
+                if isinstance(event, PutBack) and event.by == one.by and one.host in event.hosts:
+                    continue
+                assert out.until_ns <= self.now_ns, f"back, and nobody said so: {one}"
+        if isinstance(event, PutBack):
+            left = [host for host in event.hosts if (host, event.by) in self.told_out]
+            assert not left, f"still out after {event.by} put them back: {left}"
+        if isinstance(event, Tick):
+            late = [key for key, out in self.told_out.items() if out.until_ns <= self.now_ns]
+            assert not late, f"out for longer than anybody said: {late}"
 
     def _publish(self, event: Event, now: Advisory) -> None:
         before = self.known.get(now.name)
@@ -182,7 +207,8 @@ class Watcher:
         assert act.scope is not Scope.NONE and act.token == one.token
         if not takes_out(act.action):
             return
-        new = act.host not in self.ours and act.host not in self.theirs
+        elsewhere = {*self.theirs, *(host for host, _ in self.told_out)}
+        new = act.host not in self.ours and act.host not in elsewhere
         before = self.ours.get(act.host)
         names = (*before.names, one.name) if before else (one.name,)
         self.ours[act.host] = Out(one.place.rack, one.job, names, act.until_ns)
@@ -192,6 +218,7 @@ class Watcher:
     def _within_limits(self, one: Advisory) -> None:
         assert self.fuse != "open", "takes a host out while the breaker is open"
         out = [(host, o) for group in (self.ours, self.theirs) for host, o in group.items()]
+        out += [(host, o) for (host, _), o in self.told_out.items()]
         hosts = {host for host, _ in out}
         assert len(hosts) <= self.limits.cluster_hosts_max(self.hosts), "more of the fleet"
         if one.place.rack:

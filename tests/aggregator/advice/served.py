@@ -14,10 +14,11 @@ import grpc
 from gangline.aggregator.access.caller import LOCAL, answer_for
 from gangline.aggregator.advice.advisory import State
 from gangline.aggregator.advice.book import Book
-from gangline.aggregator.advice.costs import Workload
 from gangline.aggregator.advice.events import Acked
+from gangline.aggregator.advice.gangs import Gang, Gangs
 from gangline.aggregator.advice.limits import Limits
 from gangline.aggregator.advice.observing import Observer
+from gangline.aggregator.advice.works import Works
 from gangline.aggregator.service.advisory import AdvisoryService
 from gangline.aggregator.service.errors import Errors
 from gangline.aggregator.service.outcome import OutcomeService
@@ -46,9 +47,12 @@ def dead_gpu() -> World:
 
 
 def book_of(store: Store, world: World, *, shadow: bool = False) -> Book:
-    work = {"h2": Workload("train-7", 32, 1e-3, 1800.0)}
-    observer = Observer(work=lambda host: work.get(host, Workload()))
-    return Book(store, LIMITS, observer, world.now_ns, shadow=shadow)
+    """A book of a fleet on whose third host a gang of 32 GPUs runs, by its scheduler's word."""
+    gangs = Gangs()
+    observer = Observer(work=Works(world.fleet, gangs))
+    book = Book(store, LIMITS, observer, world.now_ns, shadow=shadow, gangs=gangs)
+    gangs.tell(Gang("train-7", ("h2",), 32, 1800.0, world.now_ns * 2, "slurm", world.now_ns))
+    return book
 
 
 def observe(book: Book, world: World) -> None:
@@ -70,7 +74,8 @@ async def served(
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Yield the stubs of both services; their address goes into *addresses*."""
     server = grpc.aio.server(interceptors=[Errors(), Known()])
-    advisory = AdvisoryService(book, lambda: world.now_ns)
+    works = Works(world.fleet, book.gangs)
+    advisory = AdvisoryService(book, lambda: world.now_ns, works.member)
     outcome = OutcomeService(book, lambda: world.now_ns)
     add_AdvisoryServiceServicer_to_server(advisory, server)  # type: ignore[no-untyped-call]
     add_OutcomeServiceServicer_to_server(outcome, server)  # type: ignore[no-untyped-call]

@@ -10,15 +10,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from gangline.aggregator.advice import answers, budget, machine, passing, proposing
+from gangline.aggregator.advice import absent, answers, budget, machine, passing, proposing
 from gangline.aggregator.advice.advisory import Action, Basis, Case, Price, Scope, State
+from gangline.aggregator.advice.desk import Desk
 from gangline.aggregator.advice.events import (
     Acked,
     Available,
     CaseGone,
     CaseSeen,
     Frozen,
+    Member,
+    PutBack,
     Released,
+    TakenOut,
     Tick,
     Unavailable,
     Well,
@@ -32,7 +36,9 @@ STEPS = 6000
 def test_a_walk_keeps_every_promise() -> None:
     """A slice of `make fuzz`, which walks a million steps: and everything that can be told was told."""
     told = walk(STEPS, 7).seen
-    assert told.keys() >= {"Publish", "Act", "Clear", "Renew", "Probation", "HeldBack", "Refused"}
+    assert told.keys() >= {
+        "Publish", "Act", "Clear", "Renew", "Probation", "HeldBack", "Refused", "Out", "StillOut", "Back",
+    }  # fmt: skip
 
 
 def _no_words(*_: Any, **__: Any) -> str:
@@ -47,6 +53,11 @@ def _always(*_: Any, **__: Any) -> bool:
     return True
 
 
+def _without_word(desk: Desk) -> list[budget.Member]:
+    own = [(host, one.place, one.job) for host, one in desk.memory.holds.items()]
+    return [*own, *((host, one.place, one.job) for host, one in desk.memory.taken.items())]
+
+
 #: Where, what, and what it is replaced by: each a fault that a change could bring in.
 SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "no budget": (budget, "refusal", _no_words),
@@ -55,6 +66,8 @@ SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "anything is answered": (answers, "_against", lambda *_: ("", "")),
     "nothing expires": (passing, "_hold", lambda desk, hold: desk.clear(hold, "early")),
     "granted without weighing again": (answers, "_too_much", _no_words),
+    "others' word counts for nothing": (budget, "unavailable", _without_word),
+    "out for ever": (absent, "expire", lambda desk: None),
 }
 
 
@@ -127,6 +140,16 @@ class Promises(RuleBasedStateMachine):
     @rule(host=hosts)
     def let_go(self, host: str) -> None:
         self.walk.give(Released(self.walk.now_ns, host, "an operator"))
+
+    @rule(
+        hosts=st.sets(hosts, min_size=1, max_size=4), by=st.sampled_from("xy"), back=st.booleans()
+    )
+    def say(self, hosts: set[str], by: str, back: bool) -> None:
+        now = self.walk.now_ns
+        members = tuple(Member(host, self.walk.place(host), "job1") for host in sorted(hosts))
+        until = now + 60 * 10**9
+        out = TakenOut(now, by, "burn-in", until, members)
+        self.walk.give(PutBack(now, by, tuple(sorted(hosts))) if back else out)
 
     @rule(words=st.sampled_from(["", "half is silent"]))
     def freeze(self, words: str) -> None:

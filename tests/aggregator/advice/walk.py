@@ -23,7 +23,10 @@ from gangline.aggregator.advice.events import (
     Event,
     FleetSize,
     Frozen,
+    Member,
+    PutBack,
     Released,
+    TakenOut,
     Tick,
     Unavailable,
     Well,
@@ -90,8 +93,10 @@ class Walk:
             self._heal()
         elif roll < 0.90:
             self.give(self._answer())
-        elif roll < 0.95:
+        elif roll < 0.935:
             self.give(self._somebody_else())
+        elif roll < 0.95:
+            self.give(self._by_their_word())
         elif roll < 0.96:
             self._rack_falls()
         elif roll < 0.965:
@@ -182,6 +187,21 @@ class Walk:
             return Released(self.now_ns, host, "an operator")
         taken = list(self.watcher.theirs)
         return Available(self.now_ns, self._random.choice(taken) if taken else host)
+
+    def _by_their_word(self) -> Event:
+        """A scheduler drains for itself, says so again, late, twice, for a rack at once, and forgets to say more."""
+        by, rng = self._random.choice("xy"), self._random
+        out = [host for host, _ in self.watcher.told_out]
+        some = [self._host() for _ in range(rng.choice([1, 1, 2, 8]))]
+        hosts = tuple(dict.fromkeys([*some, *out[: rng.choice([0, 2, 40])]]))
+        if rng.random() < 0.4:
+            return PutBack(self.now_ns, by, hosts)
+        job = rng.choice(["", "job1"])
+        members = tuple(Member(host, self.place(host), job) for host in hosts)
+        until = self.now_ns + seconds_ns(rng.choice([-5, 60, 300, 900]))
+        return TakenOut(
+            self.now_ns, by, "moved" if rng.random() < 0.1 else "burn-in", until, members
+        )
 
     def _rack_falls(self) -> None:
         rack, reason = self._random.randrange(5), self._random.choice(REASONS)

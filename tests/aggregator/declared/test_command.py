@@ -12,7 +12,7 @@ from gangline import cli
 from gangline.aggregator.declared import record
 from gangline.aggregator.declared.model import Place, Said
 from gangline.aggregator.declared.reading import File, parse
-from gangline.aggregator.store.storefile import script
+from gangline.aggregator.store.storefile import migrations
 
 NOW_NS = 1_795_168_800 * 10**9  # 2026-11-20 10:00 UTC
 BEFORE = """\
@@ -81,8 +81,9 @@ def test_what_would_change_against_files(
 def test_against_what_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The operators' file says what is in force, and which hosts there are: no aggregator is asked."""
     with duckdb.connect(str(tmp_path / "operators.duckdb")) as base:
-        base.execute(script("0008_declared.sql"))
-        base.execute("CREATE TABLE hosts AS SELECT unnest(['gpu-001', 'gpu-009', 'login']) AS host")
+        for _, text in migrations():
+            base.execute(text)
+        base.execute("INSERT INTO hosts (host) VALUES ('gpu-001'), ('gpu-009'), ('login')")
         label = Said("label", "", Place(rack="r9", rails=("l0", "l1")))
         hardware = Said("hardware", "", Place(nvlink_domain="c.1"))
         found = parse([File("a.toml", BEFORE.encode())], NOW_NS, number=7)

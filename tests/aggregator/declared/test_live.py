@@ -19,7 +19,7 @@ from gangline.aggregator.declared.model import Place
 from gangline.aggregator.declared.reading import File
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.store.store import Store
-from gangline.aggregator.store.storefile import script
+from gangline.aggregator.store.storefile import migrations
 from gangline.aggregator.verdicts import OURSELVES
 from gangline.fingerprints.wire import telemetry_pb2
 
@@ -33,7 +33,8 @@ class Tables:
 
     def __init__(self) -> None:
         self.connection = duckdb.connect(":memory:")
-        self.connection.execute(script("0008_declared.sql"))
+        for _, text in migrations():
+            self.connection.execute(text)
 
     def in_transaction(self, work: Callable[[duckdb.DuckDBPyConnection], None]) -> None:
         work(self.connection)

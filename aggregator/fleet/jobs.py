@@ -1,0 +1,182 @@
+"""Who runs where: the jobs on the fleet's GPUs, as agents tell of processes. `ops.jobs` says the same in SQL.
+
+Kept by process, because a process is what begins, ends and dies; asked for by host and by job, each in a look-up.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .arrays import Times
+from .messages import EventLike
+
+PROCESS, ANEW = "gpu.process", "gpu.told_anew"
+EVENTS = (PROCESS, ANEW)
+#: Processes of one host; more are not told apart, and what runs there is told without them.
+PROCESSES_PER_HOST_MAX = 512
+NAME_CHARACTERS_MAX = 256
+#: Each is told again every 30 minutes: whoever was not for so long may be gone.
+TOLD_NS_MAX = 65 * 60 * 1_000_000_000
+#: A host is looked through for such once in so many seconds.
+SWEEP_SECONDS = 60
+#: A count or a cadence that is told in more digits is none.
+DIGITS_MAX = 10
+#: Of these managers a name means the same on every host; `session-3.scope` is on each another person's.
+OF_ALL_HOSTS = ("slurm", "kubernetes")
+#: Who manages -> the attributes that name the job, the first that is there.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "slurm": ("job_id",),
+    "kubernetes": ("pod_uid", "container_id"),
+    "container": ("container_id",),
+    "systemd": ("user_unit", "unit"),
+}
+
+
+@dataclass(slots=True)
+class Job:
+    """What runs as one. `gpus`: by host, so many of it; those of MIG count each."""
+
+    key: tuple[str, str, int]  # who manages it, its name, and where that is of one host only: which
+    gpus: dict[int, int] = field(default_factory=dict[int, int])
+    checkpoint_seconds: int = 0  # its cadence, by its own word; 0: not told
+
+    @property
+    def name(self) -> str:
+        return self.key[1]
+
+    @property
+    def gpus_count(self) -> int:
+        """GPUs of all of it, as far as agents see them."""
+        return sum(self.gpus.values())
+
+
+class Process(NamedTuple):
+    """A process on a GPU, as it was last told of."""
+
+    job: Job
+    gpu: str
+    is_dead: bool
+    last_ns: int  # boot time of its host
+
+
+class Here(NamedTuple):
+    """What runs on a host: its jobs, the largest first, and whether all that is left of them is dead."""
+
+    jobs: tuple[Job, ...]
+    is_dead: bool
+
+
+NOBODY = Here((), False)
+
+
+class Jobs:
+    """Belongs to the fleet's thread. Hosts are node indexes."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[int, tuple[str, dict[int, Process]]] = {}
+        self._jobs: dict[tuple[str, str, int], Job] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def take(self, host: int, boot: str, event: EventLike) -> None:
+        """Take over what *host*, in the boot of that id in hex, tells of a process. Never raises."""
+        if event.event_id.partition("/")[0] not in ("", boot):
+            return  # the boot that it is of is over, and it with it
+        processes = self._of_boot(host, boot)
+        if event.name == ANEW:
+            if event.attributes.get("what") == PROCESS:
+                gpu, since_ns = event.device, event.boottime_ns
+                self._drop(
+                    host,
+                    lambda one: one.gpu.partition("/")[0] == gpu and one.last_ns < since_ns,
+                )
+            return
+        key = hash(event.event_id)
+        self._remove(host, key)
+        if (
+            event.attributes.get("state") in ("running", "dead")
+            and len(processes) < PROCESSES_PER_HOST_MAX
+        ):
+            self._add(host, key, event)
+
+    def _of_boot(self, host: int, boot: str) -> dict[int, Process]:
+        known = self._hosts.get(host)
+        if known is None or known[0] != boot:
+            self._drop(host, lambda one: True)
+            known = self._hosts[host] = boot, {}
+        return known[1]
+
+    def _add(self, host: int, key: int, event: EventLike) -> None:
+        told, gpu = event.attributes, event.device
+        if instance := told.get("gpu_instance"):
+            gpu = f"{gpu}/{instance}"
+        job = self._job(host, told)
+        job.checkpoint_seconds = number(told.get("checkpoint_seconds")) or job.checkpoint_seconds
+        last_ns = max(event.boottime_ns, event.last_boottime_ns)
+        one = Process(job, sys.intern(gpu), told.get("state") == "dead", last_ns)
+        processes = self._hosts[host][1]
+        if not any(other.job is job and other.gpu == one.gpu for other in processes.values()):
+            job.gpus[host] = job.gpus.get(host, 0) + 1
+        processes[key] = one
+
+    def _job(self, host: int, told: Mapping[str, str]) -> Job:
+        source = told.get("source", "")
+        name = name_of(source, told)
+        key = source, name, -1 if source in OF_ALL_HOSTS and name else host
+        job = self._jobs.get(key)
+        if job is None:
+            job = self._jobs[key] = Job(key)
+        return job
+
+    def _remove(self, host: int, key: int) -> None:
+        processes = self._hosts[host][1]
+        gone = processes.pop(key, None)
+        if gone is None or any(o.job is gone.job and o.gpu == gone.gpu for o in processes.values()):
+            return
+        job = gone.job
+        job.gpus[host] -= 1
+        if not job.gpus[host]:
+            del job.gpus[host]
+        if not job.gpus:
+            del self._jobs[job.key]
+
+    def _drop(self, host: int, is_gone: Callable[[Process], bool]) -> None:
+        _, processes = self._hosts.get(host, ("", {}))
+        for key in [key for key, one in processes.items() if is_gone(one)]:
+            self._remove(host, key)
+
+    def sweep(self, now_ns: int, host_now_ns: Times) -> None:
+        """Forget what was not told for long, of a share of the hosts at a time. *host_now_ns*: their boot time now."""
+        for host in range(now_ns // 1_000_000_000 % SWEEP_SECONDS, len(host_now_ns), SWEEP_SECONDS):
+            if host in self._hosts:
+                self._forget(host, int(host_now_ns[host]) - TOLD_NS_MAX)
+
+    def _forget(self, host: int, before_ns: int) -> None:
+        self._drop(host, lambda one: one.last_ns < before_ns)
+
+    def on(self, host: int) -> Here:
+        """Return what runs on *host*, as far as it has told."""
+        _, processes = self._hosts.get(host, ("", {}))
+        if not processes:
+            return NOBODY
+        jobs = {id(one.job): one.job for one in processes.values()}
+        ordered = sorted(jobs.values(), key=lambda job: (-job.gpus_count, job.name))
+        return Here(tuple(ordered), all(one.is_dead for one in processes.values()))
+
+
+def name_of(source: str, told: Mapping[str, str]) -> str:
+    """Return the name of the job that a process is of, as `ops.jobs` has it; "" where nobody tells."""
+    if source == "kubernetes" and "namespace" in told and "pod" in told:
+        return f"{told['namespace']}/{told['pod']}"[:NAME_CHARACTERS_MAX]
+    found = (told[name] for name in NAMES.get(source, ()) if told.get(name))
+    return next(found, "")[:NAME_CHARACTERS_MAX]
+
+
+def number(text: str | None) -> int:
+    """Return a count that was told; 0 for none, or for what is no count."""
+    good = text is not None and text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
+    return int(text) if good and text is not None else 0

@@ -1,0 +1,149 @@
+"""What schedulers tell AdvisoryService: what runs where, and which nodes they took out themselves. Checked in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from google.protobuf.duration_pb2 import Duration
+
+from ...fingerprints.wire import advisory_pb2 as wire
+from ..advice.desk import Absent
+from ..advice.events import Member, PutBack, TakenOut
+from ..advice.gangs import Gang
+from ..advice.limits import HOUR_NS, SECOND_NS
+from ..refusals import Invalid
+from .fields import ACTOR_CHARACTERS_MAX, bounded, time_ns_of
+from .score import node_of, timestamp
+
+GANGS_MAX, ENDED_MAX, NODES_MAX, NODES_OF_ALL_MAX = 1000, 10_000, 10_000, 100_000
+WORKLOAD_CHARACTERS_MAX, REASON_CHARACTERS_MAX, NODE_CHARACTERS_MAX = 256, 500, 260
+GPUS_MAX = 1_000_000
+CHECKPOINT_SECONDS_MAX = LASTS_SECONDS_MAX = 7 * 86_400
+#: Names that are told of, of those that no agent has.
+UNKNOWN_MAX = 100
+#: Host -> what budgets count it by; None: no agent has registered under this name.
+Members = Callable[[str], Member | None]
+
+
+class Out(NamedTuple):
+    """A request about nodes that are out, as events: one for each reason and end."""
+
+    taken: tuple[TakenOut, ...]
+    back: PutBack
+    unknown: list[str]
+
+
+def actor_of(actor: str) -> str:
+    """Return who tells. Raises Invalid."""
+    bounded("actor", actor, ACTOR_CHARACTERS_MAX)
+    if not actor.strip():
+        raise Invalid("actor", f"who tells, in 1 to {ACTOR_CHARACTERS_MAX} characters")
+    return actor
+
+
+def gangs_of(
+    request: wire.ReportGangsRequest, by: str, members: Members, now_ns: int
+) -> tuple[list[Gang], list[str]]:
+    """Return the gangs of *request*, and the nodes in them that nobody knows. Raises Invalid."""
+    _counted("gangs", len(request.gangs), GANGS_MAX)
+    _counted("ended_workloads", len(request.ended_workloads), ENDED_MAX)
+    for at, name in enumerate(request.ended_workloads):
+        bounded(f"ended_workloads[{at}]", name, WORKLOAD_CHARACTERS_MAX)
+    if sum(len(one.nodes) for one in request.gangs) > NODES_OF_ALL_MAX:
+        raise Invalid("gangs", f"more than {NODES_OF_ALL_MAX} nodes in all; tell them in parts")
+    found = [_gang(f"gangs[{at}]", one, by, now_ns) for at, one in enumerate(request.gangs)]
+    unknown = _unknown((host for gang in found for host in gang.hosts), members)
+    return found, unknown
+
+
+def _gang(field: str, one: wire.Gang, by: str, now_ns: int) -> Gang:
+    bounded(f"{field}.workload", one.workload, WORKLOAD_CHARACTERS_MAX)
+    if not one.workload.strip():
+        raise Invalid(f"{field}.workload", "its name, as outcomes will have it")
+    if not 1 <= len(one.nodes) <= NODES_MAX:
+        raise Invalid(f"{field}.nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
+    if one.gpus_count > GPUS_MAX:
+        raise Invalid(f"{field}.gpus_count", f"{one.gpus_count}, expected 0 to {GPUS_MAX}")
+    hosts = tuple(sorted({_node(f"{field}.nodes", node) for node in one.nodes}))
+    seconds = _cadence(f"{field}.checkpoint_interval", one.checkpoint_interval)
+    until_ns = _until(f"{field}.expire_time", one, now_ns)
+    return Gang(one.workload, hosts, one.gpus_count, seconds, until_ns, by, now_ns)
+
+
+def _cadence(field: str, interval: Duration) -> float:
+    if interval == Duration():
+        return 0.0
+    seconds = interval.seconds + interval.nanos / 1e9
+    if not 1.0 <= seconds <= CHECKPOINT_SECONDS_MAX:
+        raise Invalid(
+            field, f"{seconds:g} s, expected 1 s to 7 days, or none where it is not known"
+        )
+    return seconds
+
+
+def out_of(
+    request: wire.ReportUnavailableNodesRequest, by: str, members: Members, now_ns: int
+) -> Out:
+    """Return who is out, and who is back, by *request*. Raises Invalid."""
+    _counted("nodes", len(request.nodes), NODES_MAX)
+    _counted("returned_nodes", len(request.returned_nodes), NODES_MAX)
+    told: dict[str, tuple[str, int]] = {}
+    for at, one in enumerate(request.nodes):
+        field = f"nodes[{at}]"
+        bounded(f"{field}.reason", one.reason, REASON_CHARACTERS_MAX)
+        if not one.reason.strip():
+            raise Invalid(f"{field}.reason", "why it is out, for whoever looks for room at night")
+        until_ns = _until(f"{field}.expire_time", one, now_ns)
+        told[_node(f"{field}.node", one.node)] = one.reason, until_ns
+    back = tuple(_node("returned_nodes", node) for node in request.returned_nodes)
+    if both := sorted(told.keys() & set(back)):
+        raise Invalid("returned_nodes", f"{both[0]!r} is told to be out, and to be back")
+    groups: dict[tuple[str, int], list[Member]] = {}
+    for host, why in told.items():
+        if (member := members(host)) is not None:
+            groups.setdefault(why, []).append(member)
+    taken = tuple(
+        TakenOut(now_ns, by, words, until_ns, tuple(each))
+        for (words, until_ns), each in groups.items()
+    )
+    return Out(taken, PutBack(now_ns, by, back), _unknown(told, members))
+
+
+def unavailable(absent: Iterable[tuple[str, str, Absent]]) -> list[wire.UnavailableNode]:
+    """Return (host, by, why) as the wire has it."""
+    return [
+        wire.UnavailableNode(
+            node=f"nodes/{host}", reason=one.words, expire_time=timestamp(one.until_ns), actor=by,
+            since_time=timestamp(one.since_ns),
+        )
+        for host, by, one in absent
+    ]  # fmt: skip
+
+
+def _unknown(hosts: Iterable[str], members: Members) -> list[str]:
+    """Return the nodes that no agent has registered as, so many as are told of."""
+    unknown = sorted({host for host in hosts if members(host) is None})
+    return [f"nodes/{host}" for host in unknown[:UNKNOWN_MAX]]
+
+
+def _until(field: str, one: wire.Gang | wire.UnavailableNode, now_ns: int) -> int:
+    if not one.HasField("expire_time"):
+        return now_ns + HOUR_NS
+    until_ns = time_ns_of(field, one.expire_time)
+    if not now_ns < until_ns <= now_ns + LASTS_SECONDS_MAX * SECOND_NS:
+        raise Invalid(field, "expected a time that is to come, at most seven days ahead")
+    return until_ns
+
+
+def _node(field: str, node: str) -> str:
+    bounded(field, node, NODE_CHARACTERS_MAX)
+    try:
+        return node_of(node)
+    except Invalid:
+        raise Invalid(field, f"{node[:100]!r}, expected nodes/NODE") from None
+
+
+def _counted(field: str, count: int, most: int) -> None:
+    if count > most:
+        raise Invalid(field, f"{count}, at most {most}; tell them in parts")

@@ -1,0 +1,114 @@
+"""A host that came back is watched: it shows in its state and its score, over a restart, until its time is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline.aggregator.advice.advisory import Action, State
+from gangline.aggregator.advice.book import Book
+from gangline.aggregator.advice.events import Acked
+from gangline.aggregator.advice.limits import Limits
+from gangline.aggregator.advice.observing import Observer
+from gangline.aggregator.hazard.model import HazardModel
+from gangline.aggregator.judgement.judge import judge
+from gangline.aggregator.judgement.rules.returned import FACTORS, factor_after
+from gangline.aggregator.store.store import Store
+from gangline.aggregator.verdicts import HostScore
+from tests.aggregator.advice.served import dead_gpu, observe
+from tests.aggregator.world import START_NS, World, gpu_of
+
+DAY_NS = 86_400 * 10**9
+LIMITS = Limits(gather_seconds=0.0, verify_seconds=5.0, probation_seconds=2 * 86_400.0)
+TRAINED = HazardModel("a test", False, "all classes", -5.0, (1.1, 0.7, 1.3, 0.3, 0.9, 0.1))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    one = Store.open(tmp_path, None, lambda: START_NS + 30 * 10**9)
+    yield one
+    one.close()
+
+
+def book_of(store: Store, world: World) -> Book:
+    return Book(store, LIMITS, Observer(), world.now_ns, shadow=False)
+
+
+def judged(world: World, book: Book, model: HazardModel | None = None) -> HostScore:
+    """Judge with what the book tells, and return the third host."""
+    world.snapshot = judge(world.fleet, world.now_ns, world.snapshot, None, model, book.experience)
+    return world.snapshot.hosts[2]
+
+
+def answer(book: Book, world: World, to: State) -> None:
+    (one,) = book.feed.open
+    asyncio.run(book.answer(Acked(world.now_ns, one.name, to, "slurm")))
+
+
+def returned(store: Store) -> tuple[World, Book]:
+    """The third host lost a GPU, was drained and reset, was well again, and came back."""
+    world = dead_gpu()
+    book = book_of(store, world)
+    observe(book, world)
+    asyncio.run(book.flush())
+    for to in (State.ACCEPTED, State.DONE):
+        answer(book, world, to)
+    host = world.hosts[2]
+    for gpu in range(2):
+        host.readings["gpu_1s", gpu_of(host, gpu)]["energy_joules"] = 0.0  # it was reset
+    world.run(90)
+    for _ in range(3):
+        observe(book, world)
+        asyncio.run(book.flush())
+        world.run(6)
+    (one,) = book.feed.open
+    assert one.action is Action.RETURN_TO_SERVICE
+    assert judged(world, book).state.name == "HEALTHY"  # nothing shows, and it is out still
+    answer(book, world, State.ACCEPTED)
+    answer(book, world, State.DONE)
+    return world, book
+
+
+def test_a_host_that_came_back_is_on_probation_until_its_time_is_over(store: Store) -> None:
+    """It failed again within the hour, under the next big job: nobody had seen that it was just back."""
+    world, book = returned(store)
+    host = judged(world, book)
+    assert (host.state.name, host.reason.name) == ("PROBATION", "POLICY")
+    assert host.clears_when.startswith("it stays well until ")
+    (said,) = [e for e in host.evidence if e.signal == "hazard.returned"]
+    assert "110 times" in said.words and said.score_delta < 0
+    assert host.hazard_per_hour == pytest.approx(110.4 * world.snapshot.hosts[1].hazard_per_hour)  # type: ignore[union-attr]
+    observe(book, world)
+    assert book.feed.open == []  # a forecast of this kind calls for nothing
+    again = book_of(store, world)  # after a restart
+    assert judged(world, again).state.name == "PROBATION"
+    assert judged(world, again, TRAINED).state.name == "PROBATION"
+    trained = [e for e in judged(world, again, TRAINED).evidence if e.signal == "hazard.returned"]
+    assert trained[0].log_hazard_delta == 0.0  # the model says it itself
+    begin = again.experience.returned["h2"].since_ns
+    world.now_ns = begin + DAY_NS + 10**9
+    world.run(8)
+    observe(again, world)
+    later = judged(world, again)
+    assert later.state.name == "PROBATION"
+    assert later.hazard_per_hour == pytest.approx(10.8 * world.snapshot.hosts[1].hazard_per_hour)  # type: ignore[union-attr]
+    world.now_ns = begin + 2 * DAY_NS
+    world.run(8)
+    observe(again, world)
+    assert judged(world, again).state.name == "HEALTHY" and not again.experience.returned
+
+
+def test_a_fault_during_probation_is_told_before_it(store: Store) -> None:
+    """It is UNHEALTHY first, and was on probation second."""
+    world, book = returned(store)
+    world.event(world.hosts[2], 95, gpu_of(world.hosts[2], 1))
+    assert judged(world, book).state.name == "UNHEALTHY"
+
+
+def test_the_longer_ago_the_less() -> None:
+    """Of the public record: most repairs that fail, fail within a day."""
+    factors = [factor_after(days) for days, _ in FACTORS] + [factor_after(400.0)]
+    assert factor_after(0.0) == 110.4 and factors == sorted(factors, reverse=True)
