@@ -83,6 +83,7 @@ class Row:
     device: str = ""
     unless: tuple[Condition, ...] = ()
     hidden_by: str = ""
+    judged: str = ""
     event: str = ""
     policy: str = ""
     codes: tuple[int, ...] = ()
@@ -102,12 +103,17 @@ class Row:
 
     @property
     def device_kind(self) -> str:
-        """What carries the reading: `gpu`, `rdma`; "" of an event's row."""
+        """What carries the reading: `gpu`, `rdma`; "" of a row without readings."""
         return self.when[0].signal.partition(".")[0] if self.when else ""
 
     @property
+    def about(self) -> str:
+        """The signal that evidence of it bears: of its event, its judge's rule, or its first reading."""
+        return self.event or self.judged or self.signals[0]
+
+    @property
     def signals(self) -> tuple[str, ...]:
-        """What its conditions read, the first's first; none of an event's row."""
+        """What its conditions read, the first's first; none of a row without readings."""
         conditions = (*self.when, *self.unless)
         return tuple(name for each in conditions for name in each.signals)
 

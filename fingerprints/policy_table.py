@@ -32,6 +32,7 @@ SECONDS_MAX = 30 * 86_400.0
 ENFORCEABLE_SECONDS_MAX = 10
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{1,39}")
+_RULE = re.compile(r"[a-z][a-z0-9_.]{1,59}")
 
 
 @cache
@@ -112,7 +113,7 @@ def _line_of(text: str, start: str, number: int = 0) -> str:
 
 #: Key -> what it may hold, in words and as a check.
 _TEXTS = (
-    "name", "source", "device", "hidden_by", "event", "policy", "ends_with", "severity", "words",
+    "name", "source", "device", "hidden_by", "judged", "event", "policy", "ends_with", "severity", "words",
     "action", "scope", "clears",
 )  # fmt: skip
 _SECONDS = ("clear_seconds", "for_seconds", "leave_seconds", "after_boot_seconds")
@@ -181,8 +182,8 @@ def _chosen(key: str, value: str, kind: type[StrEnum]) -> StrEnum:
 
 def _fault(row: Row, entry: Mapping[str, Any]) -> str:
     """Return what of *row* contradicts itself; "" where nothing does."""
-    if bool(row.when) == bool(row.event):
-        return "expected either when, of readings, or event"
+    if [bool(row.when), bool(row.event), bool(row.judged)].count(True) != 1:
+        return "expected either when, of readings, or event, or judged"
     if row.policy:
         return _fault_of_coded(row, entry)
     if not (row.words and row.action and "severity" in entry and "clears" in entry):
@@ -191,11 +192,29 @@ def _fault(row: Row, entry: Mapping[str, Any]) -> str:
         return f"scope: expected one of {', '.join(SCOPES)}"
     if (row.clears is Ends.TIME) != (row.clear_seconds > 0):
         return "clear_seconds goes with clears = 'time', and only with it"
-    if (row.clears is Ends.READING) != bool(row.when):
-        return "clears = 'reading' goes with when, and only with it"
+    if (row.clears is Ends.READING) == bool(row.event):
+        return "clears = 'reading' goes with when and judged, and only with them"
     if row.enforceable and row.severity is not Severity.FATAL:
         return "enforceable goes with severity = 'fatal', and only with it"
+    if row.judged:
+        return _fault_of_judged(row)
     return _fault_of_readings(row) if row.when else _fault_of_event(row)
+
+
+def _fault_of_judged(row: Row) -> str:
+    if not _RULE.fullmatch(row.judged):
+        return "judged: expected the name of a rule of judgement, as gang.slow_host"
+    if row.enforceable:
+        return "enforceable: a host cannot hold to what only others can tell of it"
+    if row.codes or row.says or row.ends_with:
+        return "codes, says and ends_with go with event"
+    return _fault_of_extent(row)
+
+
+def _fault_of_extent(row: Row) -> str:
+    if row.device or row.unless or row.for_seconds or row.once_otherwise or row.after_boot_seconds:
+        return "device, unless, for_seconds, once_otherwise and after_boot_seconds go with when"
+    return ""
 
 
 def _fault_of_coded(row: Row, entry: Mapping[str, Any]) -> str:
@@ -210,8 +229,8 @@ def _fault_of_event(row: Row) -> str:
     signal = BY_NAME.get(row.event)
     if signal is None or signal.kind is not Kind.EVENT:
         return f"event: no event is called {_cut(row.event)!r}"
-    if row.device or row.unless or row.for_seconds or row.once_otherwise or row.after_boot_seconds:
-        return "device, unless, for_seconds, once_otherwise and after_boot_seconds go with when"
+    if fault := _fault_of_extent(row):
+        return fault
     if not all(_is_words(one) for one in row.says):
         return "says: expected words, as CONSTRAINT_MEMCG"
     if row.ends_with and row.ends_with.count("=") != 1:

@@ -176,12 +176,12 @@ def _by_signal() -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {}
     for row in builtin().rows:
         if row.action:
-            rows.setdefault(row.event or row.signals[0], []).append(row)
+            rows.setdefault(row.about, []).append(row)
     return rows
 
 
 def _fits(row: Row, value: float) -> bool:
-    if row.event:
+    if not row.when:
         return not row.codes or int(value) in row.codes
     first = row.when[0]
     return first.compare not in ("==", "in") or bool(first.other) or first.holds(value, None)

@@ -40,6 +40,22 @@ THRESHOLDS: dict[str, Threshold] = {
             "the hypervisor takes this share of the cores: WATCH",
         ),
         (
+            "gang.slow_ratio", 0.04, 0.01, 0.5, "1",
+            "a host that computes longer than the others of its job by this share, at the same clock and work, is slow",
+        ),
+        (
+            "gang.gap_ratio", 0.03, 0.005, 0.5, "1",
+            "nothing runs on a host's GPUs for this share of the time more than on those of its job: it has gaps",
+        ),
+        (
+            "gang.pressure_ratio", 0.10, 0.01, 1.0, "1",
+            "a host waits for cores or for I/O for this share of the time more than others of its job: that is why",
+        ),
+        (
+            "gang.identity_ratio", 0.70, 0.5, 1.0, "1",
+            "it is the same host of its job in this share of two minutes' windows of ten seconds",
+        ),
+        (
             "filesystem.available_ratio", 0.02, 0.0, 0.5, "1",
             "a file system with less room is full, if that is less than filesystem.available_bytes too",
         ),

@@ -17,11 +17,14 @@ REASON_SETTING, REASON_POWER_CAP, REASON_HARDWARE = 0x2, 0x4, 0x8
 REASON_SOFTWARE_THERMAL, REASON_HARDWARE_THERMAL, REASON_POWER_BRAKE = 0x20, 0x40, 0x80
 REASON_THERMAL = REASON_SOFTWARE_THERMAL | REASON_HARDWARE_THERMAL
 
-#: Computing needs a kernel on the GPU and power well above waiting (0.21 of the limit on an H100).
+#: Computing needs a kernel on the GPU and power well above waiting (0.21 of the limit on an H100; one whose limit
+#: was lowered waits at as many watts, so the limit that it boots with counts too).
 UTILIZATION_MIN = 0.5
-POWER_SHARE_MIN = 0.35
+POWER_SHARE_MIN, POWER_DEFAULT_SHARE_MIN = 0.35, 0.25
 #: Time constant of the clock's mean; a fault shows within two of them.
 CLOCK_SECONDS = 4.0
+#: And of what it was before something held it down.
+PAST_SECONDS = 600.0
 #: After this long without computing, the mean begins anew: another job has other clocks.
 FORGET_SECONDS = 60.0
 
@@ -33,6 +36,7 @@ class Activity:
         self.devices = devices
         capacity = devices.capacity
         self._clock: Floats = np.full(capacity, np.nan)
+        self._past: Floats = np.full(capacity, np.nan)
         self._loaded_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._loaded: Flags = np.zeros(capacity, dtype=bool)
         self._boot: Codes = np.zeros(capacity, dtype=np.int32)
@@ -45,12 +49,14 @@ class Activity:
             for name, array in vars(self).items():
                 if isinstance(array, np.ndarray):
                     setattr(self, name, grown(array, capacity))
-            self._clock[before:] = np.nan
+            self._clock[before:] = self._past[before:] = np.nan
 
-    def advance(self, rows: Indexes, second: DeviceTable, ten: DeviceTable) -> None:
+    def advance(
+        self, rows: Indexes, second: DeviceTable, ten: DeviceTable, minute: DeviceTable
+    ) -> None:
         """Take in the new readings of *rows* of the GPUs' one-second table."""
         self._fit()
-        loaded = loaded_now(second, ten)[rows]
+        loaded = loaded_now(second, ten, minute)[rows]
         time_ns, boot = second._boottime_ns[rows], second._boot[rows]
         seconds = (time_ns - self._loaded_ns[rows]) / 1e9
         fresh = (boot == self._boot[rows]) & (seconds <= FORGET_SECONDS)
@@ -59,10 +65,19 @@ class Activity:
         counted = loaded & np.isfinite(now)
         mean = np.where(weight < 1.0, before, 0.0) * (1.0 - weight) + now * weight
         self._clock[rows] = np.where(counted, mean, before)
+        self._remember(rows, counted & ~is_held(second)[rows], now, np.where(fresh, seconds, np.inf))
         self._loaded_ns[rows] = np.where(counted, time_ns, self._loaded_ns[rows])
         self._boot[rows] = np.where(counted, boot, self._boot[rows])
         self._loaded[rows] = loaded
         self._notice_reset(rows, second)
+
+    def _remember(self, rows: Indexes, free: Flags, now: Floats, seconds: Floats) -> None:
+        """Let the clock of *rows* that nothing holds be a part of their past; another job's begins anew."""
+        before = self._past[rows]
+        weight = np.where(np.isfinite(before), smoothing(seconds, PAST_SECONDS), 1.0)
+        mean = np.where(weight < 1.0, before, 0.0) * (1.0 - weight) + now * weight
+        begins = np.where(np.isfinite(seconds), before, np.nan)
+        self._past[rows] = np.where(free, mean, begins)
 
     def _notice_reset(self, rows: Indexes, second: DeviceTable) -> None:
         """Energy counts since the driver loaded: less than before means a reset or a reload."""
@@ -92,15 +107,32 @@ class Activity:
         return np.where(fresh, self._clock[:count], np.nan)
 
 
-def loaded_now(second: DeviceTable, ten: DeviceTable) -> Flags:
+    @property
+    def past(self) -> Floats:
+        """Each GPU's mean clock while it computed and nothing held it, in the job that it computes in."""
+        self._fit()
+        return self._past[: self.devices.count]
+
+
+def is_held(second: DeviceTable) -> Flags:
+    """Say of which GPUs the driver says that heat or the hardware's brake holds their clock down."""
+    flags = second.state("clock_event_reasons_flags")
+    held = flags & np.uint64(REASON_THERMAL | REASON_POWER_BRAKE | REASON_HARDWARE)
+    return np.asarray(held != 0, dtype=bool)
+
+
+def loaded_now(second: DeviceTable, ten: DeviceTable, minute: DeviceTable) -> Flags:
     """Say which GPUs compute, by their last readings.
 
-    A braked GPU may draw as little as a waiting one; its clock event reasons tell them apart.
+    A braked GPU may draw as little as a waiting one; its clock event reasons tell them apart. Utilisation alone says
+    nothing: one that waits for others shows 100 %.
     """
-    power, limit = second.gauge("power_watts"), ten.gauge("power_limit_watts")
-    flags = second.state("clock_event_reasons_flags")
-    held = (flags & np.uint64(REASON_THERMAL | REASON_POWER_BRAKE | REASON_HARDWARE)) != 0
-    # Without a limit or a power reading, utilisation alone has to do.
-    drawing = ~(power < POWER_SHARE_MIN * limit)
+    drawing = second.gauge("power_watts") >= least_watts(ten, minute)
     busy = second.gauge("utilization_ratio") >= UTILIZATION_MIN
-    return np.asarray(busy & (drawing | held), dtype=bool)
+    return np.asarray(busy & (drawing | is_held(second)), dtype=bool)
+
+
+def least_watts(ten: DeviceTable, minute: DeviceTable) -> Floats:
+    """Return what each GPU draws at least while it computes; NaN where no limit of its is known."""
+    limit, default = ten.gauge("power_limit_watts"), minute.gauge("power_limit_default_watts")
+    return np.asarray(np.fmax(POWER_SHARE_MIN * limit, POWER_DEFAULT_SHARE_MIN * default))

@@ -20,6 +20,7 @@ from . import naming
 from .activity import Activity
 from .arrays import Codes, Flags, Indexes, Times, grown, room
 from .counted import COUNTED
+from .gangs import Gangs
 from .hangs import EVENTS as HANG_EVENTS
 from .hangs import Hangs
 from .identity import Identity
@@ -29,7 +30,7 @@ from .jobs import Jobs
 from .kept import KEPT
 from .messages import DeviceLike, EventLike
 from .occurrences import Moment, Occurrences
-from .peers import Models
+from .peers import Peerage
 from .resets import GpuResets
 from .seen import Seen
 from .sources import Sources
@@ -64,6 +65,7 @@ class Fleet:
         self.sources = Sources()
         self.hangs = Hangs()
         self.jobs = Jobs()
+        self.gangs = Gangs()
         #: Rises when hosts, devices or their attributes change: what peers are computed from.
         self.shape_version = 0
         self.devices: dict[str, Devices] = {}
@@ -77,7 +79,7 @@ class Fleet:
         self.identity = Identity(self.tables, self.devices)
         self.activity = Activity(self.devices["gpu"])
         self.resets = GpuResets(self.activity, self.tables["gpu_1s"], self.tables["gpu_1s_changes"])
-        self.models = Models()
+        self.peerage = Peerage()
         self.wiring = Wiring()
         self.seen = Seen()
         self._inventory = Inventories()
@@ -263,13 +265,16 @@ class Fleet:
         self.seen.advance(self.tables)
         self.occurrences.expire(self, now_ns)
         self.jobs.sweep(now_ns, self.host_now_ns(now_ns))
+        self.gangs.advance(self, now_ns)
 
     def _advance(self, table: DeviceTable, rows: Indexes) -> None:
         table.advance(rows)
         if table.name == "gpu_1s" and rows.size:
-            self.activity.advance(rows, table, self.tables["gpu_10s"])
+            self.activity.advance(rows, table, self.tables["gpu_10s"], self.tables["gpu_60s"])
         if table.name == "collector_10s" and rows.size:
             self.sources.advance(rows, table)
+        if rows.size:
+            self.gangs.sample(table, rows, len(self))
 
     def host_now_ns(self, now_ns: int) -> Times:
         """Return what CLOCK_BOOTTIME of each host is at *now_ns* of our clock, by its last frame."""

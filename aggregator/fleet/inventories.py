@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from .messages import DeviceLike
 
 #: Attributes that rules, `naming.py`, `peers.py` and `wiring.py` ask for.
-ATTRIBUTES = ("driver", "link_layer", "name", "parents", "pci_address")
+ATTRIBUTES = (
+    "board_part_number", "driver", "ecc_mode", "link_layer", "name", "parents", "pci_address", "vbios",
+)  # fmt: skip
 #: So many different devices are shared between hosts; more would be an attack, and is kept apart.
 SHARED_MAX = 100_000
 

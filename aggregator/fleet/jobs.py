@@ -82,6 +82,10 @@ class Jobs:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def of_several(self) -> list[Job]:
+        """Return the jobs that run on several hosts."""
+        return [job for job in self._jobs.values() if len(job.gpus) > 1]
+
     def take(self, host: int, boot: str, event: EventLike) -> None:
         """Take over what *host*, in the boot of that id in hex, tells of a process. Never raises."""
         if event.event_id.partition("/")[0] not in ("", boot):

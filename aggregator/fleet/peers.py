@@ -1,20 +1,47 @@
-"""Who is compared with whom: GPUs of the same model, simulated ones apart from real ones."""
+"""Who is compared with whom: GPUs alike in all that decides a clock, or, where those are too few, in less of it.
+
+Simulated ones stand apart from real ones. A rack that is capped on purpose has peers of its own then, and is not slow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import Codes, Flags, Floats
+from .arrays import Codes, Flags, Floats, Indexes
 from .tables import Devices, DeviceTable
 
 #: How well a clock tells the pace of work, as a share (assumed: memory-bound work hardly follows it).
 CLOCK_ERROR = 0.01
-#: Fewer computing GPUs of a model than this have no median worth the name.
+#: Fewer computing GPUs than this have no median worth the name.
 PEERS_MIN = 4
+#: Of fewer hosts a narrow group has none either: a host that was set wrong would be its own measure.
+HOSTS_MIN = 3
+#: Groups of one width that are looked at, the largest first: more would be an attack.
+GROUPS_MAX = 256
+
+#: What an inventory says -> in words.
+MADE = {
+    "name": "model", "board_part_number": "part", "vbios": "VBIOS", "driver": "driver", "ecc_mode": "ECC mode",
+}  # fmt: skip
+LIMIT, SETTING, MIG = "power limit", "clock setting", "MIG mode"
+FIELDS = (*MADE.values(), LIMIT, SETTING, MIG)
+#: From all of it to the model alone. A driver or a VBIOS moves clocks less than a limit does.
+WIDTHS: tuple[frozenset[str], ...] = tuple(
+    frozenset(FIELDS) - set(left_out)
+    for left_out in (
+        (), ("part", "VBIOS"), ("part", "VBIOS", "driver"), tuple(f for f in FIELDS if f != "model"),
+    )
+)  # fmt: skip
+#: Limits within a bucket are one, and so are clock settings; in watts and hertz (a step of NVIDIA's is 15 MHz).
+LIMIT_WATTS, SETTING_HERTZ = 5.0, 15e6
+#: Cells of a key: model's highest clock where there is no name, limit, setting, MIG, simulated.
+_CEILING, _LIMIT, _SETTING, _MIG, _MAKE = 1, 14, 26, 38, 40
+_TWELVE_BITS, _THIRTEEN_BITS, _MAKES_MAX = 0xFFF, 0x1FFF, 1 << 20
+Keys = NDArray[np.int64]
 
 
 class Speeds(NamedTuple):
@@ -24,6 +51,15 @@ class Speeds(NamedTuple):
     peers: Codes
     median_hertz: Floats
     error: Floats  # standard error of `relative` as a measure of the GPU's pace
+    width: Codes  # which of WIDTHS its peers are alike in; -1: it has none
+
+
+class Level(NamedTuple):
+    """GPUs alike in what `width` of WIDTHS says, group by group."""
+
+    width: int
+    hosts_min: int
+    groups: list[Indexes]
 
 
 class Herd(Protocol):
@@ -33,76 +69,172 @@ class Herd(Protocol):
     attributes: list[dict[tuple[str, str], dict[str, str]]]
     devices: dict[str, Devices]
     tables: dict[str, DeviceTable]
-    models: Models
+    peerage: Peerage
 
     @property
     def simulated(self) -> Flags: ...
 
 
-class Models:
-    """The model of every GPU row as a number; -1 where its host did not say. Kept between calls."""
+class Peerage:
+    """The groups of peers of a fleet. Kept between calls: they change when a host, a limit or a setting does."""
 
     def __init__(self) -> None:
         self._version = -1
-        self._codes: Codes = np.zeros(0, dtype=np.int32)
-        self._known: dict[str, int] = {}
-        self._keys: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._numbers: NDArray[np.intp] = np.zeros(0, dtype=np.intp)
+        #: What each make is, by the names of MADE; and the make of every GPU row.
+        self._known: dict[tuple[str, ...], int] = {}
+        self._makes: Keys = np.zeros(0, dtype=np.int64)
+        self._set: Keys = np.zeros(0, dtype=np.int64)
+        self._levels: list[Level] = []
+        self._cells: list[NDArray[Any]] = []  # what `_set` was made from
 
-    def codes(self, fleet: Herd) -> Codes:
-        """Return a code per GPU row."""
-        if self._version != fleet.shape_version or self._codes.size != fleet.devices["gpu"].count:
-            gpus = fleet.devices["gpu"]
-            codes = [
-                self._code(fleet.attributes[host].get(("gpu", name), {}))
-                for host, name in zip(gpus.host.tolist(), gpus.names, strict=True)
-            ]
-            self._codes = np.array(codes, dtype=np.int32)
+    def levels(self, fleet: Herd) -> list[Level]:
+        """Return the groups, narrowest first."""
+        is_new = (
+            self._version != fleet.shape_version or self._makes.size != fleet.devices["gpu"].count
+        )
+        cells = _cells(fleet)
+        if not is_new and all(map(np.array_equal, cells, self._cells)):
+            return self._levels
+        if is_new:
+            self._makes = self._made(fleet)
             self._version = fleet.shape_version
-        return self._codes
+        self._cells = [each.copy() for each in cells]
+        settings = _settings(fleet, self._has_name())
+        if is_new or not np.array_equal(settings, self._set):
+            self._set = settings
+            self._levels = list(self._sorted())
+        return self._levels
 
-    def numbers(self, keys: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Return a number for each distinct key; the same array as before while they are the same."""
-        if not np.array_equal(keys, self._keys):
-            self._keys, self._numbers = keys, np.unique(keys, return_inverse=True)[1]
-        return self._numbers
+    def make(self, row: int) -> dict[str, str]:
+        """Return what is known of how a GPU was made, by the names of FIELDS."""
+        said = list(self._known)[int(self._makes[row])]
+        return {noun: text for noun, text in zip(MADE.values(), said, strict=True) if text}
 
-    def _code(self, attributes: Mapping[str, str]) -> int:
-        name = attributes.get("name")  # "NVIDIA H100 80GB HBM3"
-        return -1 if not name else self._known.setdefault(name, len(self._known))
+    def _made(self, fleet: Herd) -> Keys:
+        gpus, seen = fleet.devices["gpu"], dict[int, int]()
+        nothing: dict[str, str] = {}
+        makes = np.zeros(gpus.count, dtype=np.int64)
+        for row, (host, name) in enumerate(zip(gpus.host.tolist(), gpus.names, strict=True)):
+            attributes = fleet.attributes[host].get(("gpu", name), nothing)
+            make = seen.get(id(attributes))  # hosts of one make share them
+            if make is None:
+                said = tuple(attributes.get(one, "") for one in MADE)
+                if len(self._known) >= _MAKES_MAX:
+                    said = ("",) * len(MADE) if said not in self._known else said
+                make = seen[id(attributes)] = self._known.setdefault(said, len(self._known))
+            makes[row] = make
+        return makes
+
+    def _has_name(self) -> Flags:
+        named = np.array([bool(said[0]) for said in self._known], dtype=bool)
+        return named[self._makes] if named.size else np.zeros(0, dtype=bool)
+
+    def _sorted(self) -> Iterable[Level]:
+        """Yield the levels; of two that part the GPUs alike the narrower one, with the wider one's right."""
+        found: list[tuple[int, NDArray[np.intp]]] = []
+        for width, fields in enumerate(WIDTHS):
+            numbers = np.unique(self._keys(fields), return_inverse=True)[1]
+            if found and np.array_equal(numbers, found[-1][1]):
+                continue
+            found.append((width, numbers))
+        for at, (width, numbers) in enumerate(found):
+            is_last = at == len(found) - 1
+            yield Level(width, 1 if is_last else HOSTS_MIN, _groups(numbers))
+
+    def _keys(self, fields: frozenset[str]) -> Keys:
+        chosen = [at for at, noun in enumerate(MADE.values()) if noun in fields]
+        codes: dict[tuple[str, ...], int] = {}
+        alike = np.array(
+            [
+                codes.setdefault(tuple(said[at] for at in chosen), len(codes))
+                for said in self._known
+            ],
+            dtype=np.int64,
+        )
+        keys = self._set & ((1 << _LIMIT) - 1)
+        for noun, at, bits in ((LIMIT, _LIMIT, 12), (SETTING, _SETTING, 12), (MIG, _MIG, 2)):
+            if noun in fields:
+                keys = keys | (self._set & (((1 << bits) - 1) << at))
+        return np.asarray(keys | (alike[self._makes] << _MAKE) if alike.size else keys)
 
 
-def groups(fleet: Herd) -> NDArray[np.intp]:
-    """Return the number of each GPU row's group of peers.
+def _cells(fleet: Herd) -> list[NDArray[Any]]:
+    """Return the cells that settings are read from, as they are."""
+    tables = fleet.tables
+    found: list[NDArray[Any]] = [fleet.simulated]
+    for name, column in (
+        ("gpu_10s", "sm_clock_max_hertz"),
+        ("gpu_10s", "power_limit_watts"),
+        ("gpu_60s", "sm_application_clock_hertz"),
+    ):
+        found += [tables[name].raw(column).view(np.uint64), tables[name].known(column)]
+    mode = tables["gpu_10s_changes"]
+    return [*found, mode.state("mig_mode_state"), mode.known("mig_mode_state")]
 
-    Without a model from the inventory, GPUs with an equal highest SM clock stand together.
-    """
-    models = fleet.models.codes(fleet).astype(np.int64)
-    highest = fleet.tables["gpu_10s"].gauge("sm_clock_max_hertz")
-    megahertz = np.nan_to_num(highest / 1e6, nan=0.0).clip(0, 1e6).astype(np.int64)
-    keys = np.where(models >= 0, models, -1 - megahertz)
-    keys = keys * 2 + fleet.simulated[fleet.devices["gpu"].host]
-    return fleet.models.numbers(keys)
+
+def _settings(fleet: Herd, has_name: Flags) -> Keys:
+    """Return what of a key readings tell. Without a model, GPUs with an equal highest SM clock stand together."""
+    ten, minute = fleet.tables["gpu_10s"], fleet.tables["gpu_60s"]
+    mode = fleet.tables["gpu_10s_changes"]
+    megahertz = _whole(ten.gauge("sm_clock_max_hertz"), 1e6, _THIRTEEN_BITS)
+    keys = np.where(has_name, 0, megahertz) << _CEILING
+    keys |= _whole(ten.gauge("power_limit_watts"), LIMIT_WATTS, _TWELVE_BITS) << _LIMIT
+    setting = minute.gauge("sm_application_clock_hertz")
+    keys |= _whole(setting, SETTING_HERTZ, _TWELVE_BITS) << _SETTING
+    mig = mode.known("mig_mode_state") * (1 + (mode.state("mig_mode_state") == 1))
+    keys |= mig.astype(np.int64) << _MIG
+    return np.asarray(keys | fleet.simulated[fleet.devices["gpu"].host])
+
+
+def _whole(values: Floats, unit: float, most: int) -> Keys:
+    """Return *values* in whole *unit*s; 0 where there is none."""
+    return np.clip(np.rint(np.nan_to_num(values / unit, nan=0.0)), 0, most).astype(np.int64)
+
+
+def _groups(numbers: NDArray[np.intp]) -> list[Indexes]:
+    """Return the rows of each group that may have a median, the largest groups only."""
+    if not numbers.size:
+        return []
+    counts = np.bincount(numbers)
+    order = np.argsort(numbers, kind="stable")
+    ends = np.cumsum(counts)
+    large = np.argsort(-counts, kind="stable")[:GROUPS_MAX].tolist()
+    return [order[ends[at] - counts[at] : ends[at]] for at in large if counts[at] >= PEERS_MIN]
 
 
 def relative_speeds(fleet: Herd, clock: Floats) -> Speeds:
-    """Compare *clock* (Hz while computing, NaN when it did not) with the median of the peers."""
+    """Compare *clock* (Hz while computing, NaN when it did not) with the median of the narrowest group that has one."""
     relative = np.full(clock.shape, np.nan)
     medians = np.full(clock.shape, np.nan)
     errors = np.full(clock.shape, np.nan)
     peers = np.zeros(clock.shape, dtype=np.int32)
-    group = groups(fleet)
-    computing = np.isfinite(clock)
-    for number in np.unique(group):
-        rows = np.flatnonzero((group == number) & computing)
-        if rows.size < PEERS_MIN:
-            continue
-        medians[rows] = median = float(np.median(clock[rows]))
-        peers[rows] = rows.size - 1
-        if median > 0:
-            relative[rows] = clock[rows] / median
-            errors[rows] = _error(relative[rows])
-    return Speeds(relative, peers, medians, errors)
+    width = np.full(clock.shape, -1, dtype=np.int32)
+    computing, hosts = np.isfinite(clock), fleet.devices["gpu"].host
+    waiting = computing.copy()
+    for level in fleet.peerage.levels(fleet):
+        for group in level.groups:
+            rows = group[computing[group]]
+            if rows.size < PEERS_MIN or not waiting[rows].any():
+                continue
+            if not _are_of(hosts[rows], level.hosts_min):
+                continue
+            median = float(np.median(clock[rows]))
+            own = rows[waiting[rows]]
+            medians[own], peers[own], width[own] = median, rows.size - 1, level.width
+            if median > 0:
+                error = _error(clock[rows] / median)
+                relative[own], errors[own] = clock[own] / median, error
+            waiting[own] = False
+    return Speeds(relative, peers, medians, errors, width)
+
+
+def _are_of(hosts: Codes, least: int) -> bool:
+    """Say whether *hosts* are *least* different ones or more."""
+    for _ in range(least - 1):
+        hosts = hosts[hosts != hosts[0]]
+        if not hosts.size:
+            return False
+    return True
 
 
 def _error(relative: Floats) -> float:
@@ -112,6 +244,28 @@ def _error(relative: Floats) -> float:
     """
     spread = 1.4826 * float(np.median(np.abs(relative - 1.0)))
     return float(np.hypot(CLOCK_ERROR, 1.2533 * spread / np.sqrt(relative.size)))
+
+
+def alike_in(fleet: Herd, speeds: Speeds, row: int) -> str:
+    """Return what a GPU's peers are alike in, and what is not compared: not known, or too few are alike in it."""
+    known = {*fleet.peerage.make(row)}
+    ten, minute = fleet.tables["gpu_10s"], fleet.tables["gpu_60s"]
+    if np.isfinite(ten.gauge("power_limit_watts")[row]):
+        known.add(LIMIT)
+    if np.isfinite(minute.gauge("sm_application_clock_hertz")[row]):
+        known.add(SETTING)
+    if fleet.tables["gpu_10s_changes"].known("mig_mode_state")[row]:
+        known.add(MIG)
+    fields = WIDTHS[int(speeds.width[row])]
+    same = [noun for noun in FIELDS if noun in fields and noun in known]
+    others = [noun for noun in FIELDS if noun not in same]
+    return f"same {_listed(same) or 'highest clock'}" + (
+        f"; {_listed(others)} not compared" if others else ""
+    )
+
+
+def _listed(nouns: Sequence[str]) -> str:
+    return ", ".join(nouns)
 
 
 def slowest(relative: Floats, hosts: Codes, count: int) -> Floats:

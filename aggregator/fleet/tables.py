@@ -338,6 +338,12 @@ class DeviceTable:
         self._fit()
         return self._boot[: self.devices.count]
 
+    @property
+    def read_ns(self) -> Times:
+        """When each row was read last, by its host's CLOCK_BOOTTIME."""
+        self._fit()
+        return self._boottime_ns[: self.devices.count]
+
     def recent(
         self, column: str, heard: Floats, *, slow: bool = False, rows: Indexes | None = None
     ) -> Floats:

@@ -32,6 +32,7 @@ from .rules import agent as rules_agent
 from .rules import clock as rules_clock
 from .rules import expected as rules_expected
 from .rules import fabric as rules_fabric
+from .rules import gang as rules_gang
 from .rules import gpu as rules_gpu
 from .rules import hangs as rules_hangs
 from .rules import host as rules_host
@@ -78,6 +79,8 @@ RULES: tuple[Callable[[Present], Iterator[Symptom]], ...] = (
     rules_host.contention,
     rules_host.file_systems,
     rules_jobs.dead_holders,
+    rules_gang.long_hosts,
+    rules_gang.gapped_hosts,
     rules_xid.standing_xids,
     rules_xid.standing_sxids,
     rules_kernel.standing_events,

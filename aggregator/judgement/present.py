@@ -40,19 +40,33 @@ class Present:
         self.ended: Flags = ended & (self.silent_seconds > SIMULATED_SILENT_SECONDS_MAX)
         self._heard: dict[str, Floats] = {}
         self._fresh: dict[str, Flags] = {}
+        self._clock: Floats | None = None
         self._speeds: Speeds | None = None
         #: The thresholds that were asked for.
         self.asked: set[str] = set()
         self._is_before = False
 
     @property
+    def clock(self) -> Floats:
+        """Every GPU's SM clock while it computes (Hz); NaN where it does not, or its host is not heard."""
+        if self._clock is None:
+            clock = self.fleet.activity.clock(self.fleet.boot, self.host_now_ns)
+            awake = self.awake[self.fleet.devices["gpu"].host]
+            self._clock = np.where(awake, clock, np.nan)
+        return self._clock
+
+    @property
     def speeds(self) -> Speeds:
         """Every GPU against its peers."""
         if self._speeds is None:
-            clock = self.fleet.activity.clock(self.fleet.boot, self.host_now_ns)
-            awake = self.awake[self.fleet.devices["gpu"].host]
-            self._speeds = relative_speeds(self.fleet, np.where(awake, clock, np.nan))
+            self._speeds = relative_speeds(self.fleet, self.clock)
         return self._speeds
+
+    @property
+    def speeds_before(self) -> Floats:
+        """Every GPU's clock over what it was in the same job while nothing held it."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(self.clock / self.fleet.activity.past)
 
     def threshold(self, name: str) -> float:
         """Return a number that rules decide by (`declared/thresholds.py`), as it was declared."""

@@ -30,7 +30,7 @@ def actions() -> Iterator[Action]:
     for row in builtin().rows:
         for exact in _codes(row) if row.action else ():
             said = row.action, row.scope, str(row.severity), str(row.clears)
-            yield row.name, row.event or row.signals[0], exact, *said, "policy.toml"
+            yield row.name, row.about, exact, *said, "policy.toml"
 
 
 def _codes(row: Row) -> tuple[int | None, ...]:

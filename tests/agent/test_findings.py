@@ -106,7 +106,7 @@ EVENTS: dict[str, tuple[str, int, str, dict[str, object]]] = {
 def test_every_row_has_its_case() -> None:
     """A row was added that nothing tried: it fired on every idle host."""
     tried = READINGS.keys() | ONCE.keys() | EVENTS.keys() | {"out_of_memory"}
-    assert {row.name for row in builtin().rows} == tried
+    assert {row.name for row in builtin().rows if not row.judged} == tried
 
 
 @pytest.mark.parametrize("name", READINGS)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from gangline.aggregator.declared.model import NOTHING, Place
 from gangline.aggregator.verdicts import Reason, State
 from tests.aggregator.world import (
     CLOCK_HERTZ,
@@ -199,3 +201,28 @@ def test_without_an_inventory_the_highest_clock_tells_peers_apart() -> None:
     world.run(60)
     assert all_well(world)
     assert CLOCK_MAX_HERTZ != 1.41e9
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_all_of_a_cooling_loop_are_slow_against_their_own_past(placed: bool) -> None:
+    """The pump of a loop failed: its hosts were most of each other's peers, and none was slower than the rest.
+
+    Where nobody has declared what they share, all slow alike is nobody's fault.
+    """
+    world = World(gpus=2)
+    if placed:
+        places = {host.name: Place(cooling_domain="loop-1") for host in world.hosts}
+        world.fleet.declared = replace(NOTHING, places=places)
+    world.run(30)
+    for host in world.hosts[:3]:
+        for gpu in range(2):
+            throttle(host, gpu, 0.8)
+    world.run(20)
+    found = [name for name, state in world.states().items() if state == "DEGRADED"]
+    assert found == (["h0", "h1", "h2"] if placed else [])
+    if placed:
+        evidence = world.score(world.hosts[0]).evidence[0]
+        assert "80 % of what it was, held down by heat" in evidence.words
+        assert evidence.relative_speed_factor == pytest.approx(0.8, abs=0.02)
+        world.run(120)
+        assert world.score(world.hosts[0]).state is State.DEGRADED, "what is held is no past"

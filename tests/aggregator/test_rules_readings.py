@@ -107,6 +107,11 @@ def test_the_signals_that_are_kept_are_those_that_are_read(
     expected = File("a.toml", b'[[expected]]\nmodel = "*"\nrdma_port_gigabits_per_second = 1\n')
     world.fleet.declared = parse([expected], world.now_ns)
     throttle(world.hosts[0], 0)
+    for host in world.hosts:  # what runs as one job is compared by more
+        owner = {"state": "running", "source": "slurm", "job_id": "7"}
+        device = gpu_of(host, 0)
+        world.event(host, 0, device, "gpu.process", event_id=f"/{device}//1/1", attributes=owner)
+        host.set("gpu_fast_1s", device, sm_active_ratio=0.7, tensor_active_ratio=0.3)
     world.event(world.hosts[1], 79, gpu_of(world.hosts[1], 0))
     world.run(21)
     for fault in FAULTS:

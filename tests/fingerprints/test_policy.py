@@ -228,3 +228,22 @@ def _try(text: str) -> None:
         assert str(error).isprintable() and len(str(error)) < 700
     else:
         assert 0 <= made.rollout_share <= 1 and made.version
+
+
+def test_what_is_judged_is_no_agents() -> None:
+    """A row without a reading has no condition that a host could try, and none may drain itself by it."""
+    row = 'version = "1"\nrollout_share = 1\n[[row]]\nname = "slow"\njudged = "gang.slow_host"\n' + (
+        'severity = "fatal"\nwords = "is slow"\naction = "look"\nclears = "reading"\nsource = "assumed"\n'
+    )
+    (made,) = parse(row).rows
+    assert (made.judged, made.about, made.signals) == ("gang.slow_host", "gang.slow_host", ())
+    for more, words in (
+        ("enforceable = true", "only others can tell"),
+        ("for_seconds = 5", "go with when"),
+        ("codes = [1]", "go with event"),
+        ('event = "gpu.xid"', "expected either"),
+    ):
+        with pytest.raises(PolicyError, match=words):
+            parse(row + more)
+    with pytest.raises(PolicyError, match="the name of a rule"):
+        parse(row.replace("gang.slow_host", "Gang slow"))

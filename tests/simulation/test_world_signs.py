@@ -53,7 +53,8 @@ def seen(name: str, age_seconds: float = 25.0) -> Seen:
         taken.append(
             {h: Reading(view.readings.blocks(i, -1.0, seconds)) for i, h in enumerate(hosts)}
         )
-        events += [event.code for i in range(len(hosts)) for event in view.events(i)]
+        told = [event for i in range(len(hosts)) for event in view.events(i)]
+        events += [event.code for event in told if event.name != "gpu.process"]
     return Seen(taken[0], taken[-1], culprit, max(int(row["part"]), 0), victim, events)
 
 

@@ -52,6 +52,9 @@ class Gangs:
             self._rank[own] = np.arange(own.size) / max(own.size, 1)
         self.at_work: Flags = self._job >= 0
         self._safe = np.maximum(self._job, 0)
+        numbers = np.array([job.number for job in jobs] or [-1], np.int64)
+        #: The number of each host's job, -1 for none.
+        self.numbers: Ints = np.where(self.at_work, numbers[self._safe], -1)
         self._begin = _of(jobs, "begin")
         self._every = _of(jobs, "checkpoint_every_seconds")
         self._writing = _of(jobs, "checkpoint_seconds")

@@ -158,8 +158,9 @@ class Physics:
             computes=computes,
             flags=self._flags(channels, computes, at_work, noise, tick),
             sm_active=_mix(shares, OWN_SM, WAIT_SM_ACTIVE) * at_work,
-            tensor_active=_mix(shares, OWN_TENSOR, 0.0) * at_work,
-            bandwidth=_mix(shares, OWN_BANDWIDTH, 0.0) * at_work,
+            # Every rank does its share of work in the same wall time: one that does less in a cycle is busy for more.
+            tensor_active=_mix(shares, OWN_TENSOR, 0.0) * channels.work * at_work,
+            bandwidth=_mix(shares, OWN_BANDWIDTH, 0.0) * channels.work * at_work,
             port_bytes_per_second=moved,
             narrow=~at_work,
         )

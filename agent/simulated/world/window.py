@@ -30,6 +30,7 @@ class Moment:
     now: Now
     silent: Flags  # nothing is heard of the host: away, dark, or a gap
     booted: Flags  # since the step before
+    jobs: Ints  # (slots,): the number of the job that runs there, -1 for none
     due: Rows  # incidents whose onset is over since the step before
 
 
@@ -97,7 +98,7 @@ class Window:
         silent[slot[(begins <= seconds) & (seconds < ends)].astype(int)] = True
         self._told |= new
         self._seconds = seconds
-        return Moment(seconds, elapsed, now, silent, booted, self._rows[new])
+        return Moment(seconds, elapsed, now, silent, booted, gangs.numbers, self._rows[new])
 
     def _channels(self, stands: Flags, due: Flags, new: Flags, seconds: float) -> Channels:
         channels = Channels(self.hosts.size)

@@ -18,6 +18,7 @@ from .incidents import Rows
 from .lines import events
 from .loading import load
 from .places import Place
+from .ranks import Ranks
 from .readings import Readings
 from .schedule import Schedule, build
 from .settings import HOSTS_MAX, Scenario, Settings, SettingsError
@@ -154,6 +155,7 @@ class View:
             rows["cls"], [n for n, c in enumerate(schedule.classes) if c.name == "hbm"]
         )
         earlier &= rows["begin"] + rows["onset"] < begin
+        self._ranks = Ranks(world.machines, world.schedule.jobs, hosts)
         self.readings = Readings(self._window, world.hardware, hosts.size, rows[earlier])
         self._told: dict[int, list[telemetry_pb2.HealthEvent]] = {}
 
@@ -165,6 +167,8 @@ class View:
         for row in moment.due:
             for event in self._events(row):
                 self._told.setdefault(int(row["host"]), []).append(event)
+        for host, event in self._ranks.step(moment):
+            self._told.setdefault(host, []).append(event)
         return moment
 
     def events(self, slot: int) -> list[telemetry_pb2.HealthEvent]:

@@ -1,7 +1,9 @@
 """GPUs that compute slower than their peers, and why: heat, power, settings, or no reason given.
 
 Only GPUs that compute are compared (`activity`): an idle one clocks down by itself, and one that waits
-for a slow peer is its victim.
+for a slow peer is its victim. All that share a cooling loop or a power supply are slow together, and may be most of
+each other's peers: where somebody has declared what a host shares, one that heat or a brake holds is compared with its
+own past too, and what they share is found as one cause (`advice/causes.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from ...fleet.activity import (
     REASON_THERMAL,
 )
 from ...fleet.arrays import Flags, Floats
+from ...fleet.peers import alike_in
 from ...verdicts import Reason, State
 from ..present import Present
 from ..symptoms import Rule, Symptom, short
@@ -36,7 +39,7 @@ HELD_SHARE = 0.05
 #: Power within this share of the limit is at the limit.
 AT_LIMIT_SHARE = 0.95
 
-_CLEARS = "its SM clock stays within {:.0f} % of its peers' for 60 s"
+_CLEARS = "its SM clock stays within {:.0f} % of its peers', and of its own past, for 60 s"
 THERMAL = Rule(
     "gpu.thermal",
     State.DEGRADED,
@@ -72,16 +75,19 @@ STRAGGLER = Rule(
 
 def slow_gpus(present: Present) -> Iterator[Symptom]:
     """Name each GPU that is slower than its peers, under the cause that its own readings show."""
-    relative = present.speeds.relative
+    relative, before = present.speeds.relative, present.speeds_before
     slow = relative < present.threshold(SLOW_BELOW)
-    if not slow.any():
+    fell = (before < present.threshold(SLOW_BELOW)) & ~slow
+    if not (slow | fell).any():
         return
     flags = present.state("gpu_1s", "clock_event_reasons_flags")
     hot = is_hot(present) & _held(present, flags, REASON_THERMAL, "violation_thermal_nanoseconds")
-    power = _held(present, flags, REASON_POWER_BRAKE | REASON_HARDWARE, None)
-    power |= _held(present, flags, REASON_POWER_CAP, "violation_power_nanoseconds") & _at(present)
+    brake = _held(present, flags, REASON_POWER_BRAKE | REASON_HARDWARE, None)
+    power = brake | _held(present, flags, REASON_POWER_CAP, "violation_power_nanoseconds") & _at(present)
     setting = (flags & np.uint64(REASON_SETTING)) != 0
-    for row in np.flatnonzero(slow).tolist():
+    together = _are_placed(present, fell & hot, "cooling_domain")
+    together |= _are_placed(present, fell & brake, "power_domain")
+    for row in np.flatnonzero(slow | together).tolist():
         if hot[row]:
             yield _symptom(present, THERMAL, row, f"held down by heat ({_heat(present, row)})")
         elif power[row]:
@@ -90,6 +96,20 @@ def slow_gpus(present: Present) -> Iterator[Symptom]:
             yield _symptom(present, SETTING, row, "held down by a clock setting of its own")
         elif relative[row] < present.threshold("gpu.unexplained_below_ratio"):
             yield _symptom(present, STRAGGLER, row, "and its driver names no cause")
+
+
+def _are_placed(present: Present, found: Flags, shared: str) -> Flags:
+    """Return those *found* of whose host it is declared what it shares: that, or else its rack."""
+    rows = np.flatnonzero(found)
+    places = {
+        host: present.fleet.declared.place(present.fleet.names[host])
+        for host in set(present.fleet.devices["gpu"].host[rows].tolist())
+    }
+    placed = np.zeros(found.shape, dtype=bool)
+    for row in rows.tolist():
+        place = places[int(present.fleet.devices["gpu"].host[row])]
+        placed[row] = bool(getattr(place, shared) or place.rack)
+    return placed
 
 
 def is_hot(present: Present) -> Flags:
@@ -135,25 +155,34 @@ def _power_words(present: Present, row: int, flags: int) -> str:
 
 
 def _symptom(present: Present, rule: Rule, row: int, cause: str) -> Symptom:
-    speeds = present.speeds
     host, device = present.name("gpu_1s", row)
-    relative = float(speeds.relative[row])
+    limit = present.threshold(SLOW_BELOW)
+    relative, usual, whose, normal = _measure(present, row)
     columns = (
         "sm_clock_hertz, temperature_celsius, power_watts, clock_event_reasons_flags, "
         "violation_thermal_nanoseconds, violation_power_nanoseconds"
     )
-    median, limit = speeds.median_hertz[row], present.threshold(SLOW_BELOW)
     return Symptom(
         rule=rule,
         host=host,
         device=device,
         signal="gpu.sm_clock_hertz",
-        value=float(relative * median),
-        normal=f"above {limit * median / 1e9:.2f} GHz "
-        f"({100 * limit:.0f} % of the median of {speeds.peers[row]} peers)",
-        words=f"{short(device)} SM clock at {100 * relative:.0f} % of its "
-        f"{speeds.peers[row]} peers, {cause}",
+        value=float(relative * usual),
+        normal=f"above {limit * usual / 1e9:.2f} GHz ({100 * limit:.0f} % of {normal})",
+        words=f"{short(device)} SM clock at {100 * relative:.0f} % of {whose}, {cause}",
         sql=present.sql("gpu_1s", row, columns, 60),
         speed=min(relative, 1.0),
         clears="" if rule is SETTING else _CLEARS.format(100 * (1 - limit)),
     )
+
+
+def _measure(present: Present, row: int) -> tuple[float, float, str, str]:
+    """Return a GPU's clock over what is usual, that in Hz, whose it is, and what it is: its peers' or its own."""
+    speeds, before = present.speeds, float(present.speeds_before[row])
+    relative, limit = float(speeds.relative[row]), present.threshold(SLOW_BELOW)
+    if not relative < limit and before < limit:
+        past = float(present.fleet.activity.past[row])
+        return before, past, "what it was", "its own mean in this job while nothing held it"
+    alike = alike_in(present.fleet, speeds, row)
+    peers = f"{speeds.peers[row]} peers"
+    return relative, speeds.median_hertz[row], f"its {peers}", f"the median of {peers}: {alike}"

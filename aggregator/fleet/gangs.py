@@ -1,0 +1,254 @@
+"""Who waits for whom: the hosts of one job against each other, in windows of ten seconds.
+
+In a synchronous job all ranks step together, so each does its share of work in the same wall time. What differs is how
+long it computes for it and how long it waits: the culprit is the host that does not wait. A window tells who that was,
+by the share of time in which the SMs were busy, and two minutes of windows whether it is always the same. More time at
+more work (a later pipeline stage, a longer sequence) is the workload's; more time at the same work is the host's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .activity import least_watts
+from .arrays import Codes, Flags, Floats, Indexes, Times, grown, room
+from .grouped import medians, of_members, ranked, without
+from .jobs import Job
+from .tables import DeviceTable
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
+
+#: A window, and how many of them a verdict looks at.
+WINDOW_NS, WINDOWS = 10_000_000_000, 12
+#: What is averaged over a window: table -> columns.
+SAMPLED = {
+    "gpu_fast_1s": ("sm_active_ratio", "tensor_active_ratio"),
+    "gpu_1s": ("utilization_ratio",),
+    "host_1s": (
+        "pressure_cpu_some_ratio", "pressure_io_some_ratio", "cpu_steal_ratio",
+    ),
+}  # fmt: skip
+BUSY, WORK, USED, CPU, IO, STEAL = range(6)
+_FIRST = {"gpu_fast_1s": BUSY, "gpu_1s": USED, "host_1s": CPU}
+#: Of a gang so many of its hosts must be read for its window to count.
+READ_SHARE_MIN = 0.8
+
+
+class Standing(NamedTuple):
+    """Each host within its gang, over the last windows in which the gang worked. Ratios are over the median of the others.
+
+    NaN where nothing is known. `gang`: its place in `Gangs.jobs`, -1 for none.
+    """
+
+    gang: Indexes
+    windows: Codes
+    busy: Floats  # how much longer its SMs were busy than the others', at its clock
+    busy_often: Floats  # share of the windows in which that was half as much or more
+    work: Floats  # how much more its tensor cores did
+    gap_often: Floats
+    gap: Floats  # share of the time in which nothing ran on its GPUs, and on the others' something did
+    gap_median: (
+        Floats  # share of the time in which nothing ran on the GPUs of its gang, by its median
+    )
+    cpu: Floats  # pressure, more than the others'
+    io: Floats
+    io_median: Floats  # pressure of its gang, by its median
+    steal: Floats
+
+
+_RINGS = ("busy", "work", "gap", "gap_median", "cpu", "io", "io_median", "steal")
+#: A window counts for what is so in all when it shows this share of it.
+OFTEN_SHARE = 0.5
+
+
+class Gangs:
+    """Belongs to the fleet's thread."""
+
+    def __init__(self) -> None:
+        #: The jobs of several hosts, as of the last window.
+        self.jobs: list[Job] = []
+        self.standing: Standing | None = None
+        self._begin_ns = 0
+        self._number = 0
+        self._members: dict[tuple[str, str, int], tuple[frozenset[int], int]] = {}
+        self._next = 0
+        self._make(64)
+
+    def _make(self, capacity: int) -> None:
+        self._sums: Floats = np.zeros((6, capacity))
+        self._counts: Floats = np.zeros((6, capacity))
+        #: Which make-up of which gang each host was in; 0: none.
+        self._code: Codes = np.zeros(capacity, dtype=np.int32)
+        self._rings: NDArray[np.float32] = np.zeros((len(_RINGS), WINDOWS, capacity), np.float32)
+        self._filled: NDArray[np.bool_] = np.zeros((WINDOWS, capacity), dtype=bool)
+        self._joules: Floats = np.zeros(64)
+        self._joules_ns: Times = np.zeros(64, dtype=np.int64)
+
+    def sample(self, table: DeviceTable, rows: Indexes, hosts: int) -> None:
+        """Add the new readings of *rows* to the window of their hosts; nothing while no job is of several hosts."""
+        if table.name not in SAMPLED or not self.jobs:
+            return
+        self._fit(hosts)
+        of = table.devices.host[rows]
+        for at, column in enumerate(SAMPLED[table.name], _FIRST[table.name]):
+            values = table.gauge_at(column, rows)
+            known = np.isfinite(values)
+            many = of[known]
+            self._sums[at, :hosts] += np.bincount(many, weights=values[known], minlength=hosts)
+            self._counts[at, :hosts] += np.bincount(many, minlength=hosts)
+
+    def _fit(self, hosts: int) -> None:
+        if self._code.size < hosts:
+            capacity = room(hosts, self._code.size)
+            for name in ("_sums", "_counts", "_code", "_rings", "_filled"):
+                setattr(self, name, grown(getattr(self, name), capacity))
+
+    def advance(self, fleet: Fleet, now_ns: int) -> None:
+        """End the window if its time is over."""
+        if 0 <= now_ns - self._begin_ns < WINDOW_NS:
+            return
+        self._begin_ns = now_ns
+        self.jobs = fleet.jobs.of_several()
+        if not self.jobs:
+            self.standing = None
+            return
+        self._fit(len(fleet))
+        gang = self._places(len(fleet))
+        self._end(fleet, gang, now_ns)
+        self._sums[:] = self._counts[:] = 0.0
+        self._number += 1
+
+    def _places(self, hosts: int) -> Indexes:
+        """Return the gang of each host, -1 for none or two, and begin anew where a gang is another than before."""
+        gang = np.full(hosts, -1, dtype=np.intp)
+        twice = np.zeros(hosts, dtype=bool)
+        code = np.zeros(hosts, dtype=np.int32)
+        members: dict[tuple[str, str, int], tuple[frozenset[int], int]] = {}
+        for place, job in enumerate(self.jobs):
+            # Hosts that hold fewer GPUs for it than the others do another share of the work.
+            counts = list(job.gpus.values())
+            usual = max(set(counts), key=counts.count)
+            own = frozenset(host for host, gpus in job.gpus.items() if gpus == usual)
+            before = self._members.get(job.key)
+            if before is None or before[0] != own:
+                self._next += 1
+                before = own, self._next
+            members[job.key] = before
+            at = np.fromiter(own, np.intp, len(own))
+            twice[at] |= gang[at] >= 0
+            gang[at], code[at] = place, before[1]
+        self._members = members
+        gang[twice], code[twice] = -1, 0
+        changed = code != self._code[:hosts]
+        self._filled[:, :hosts] &= ~changed
+        self._code[:hosts] = code
+        return gang
+
+    def _end(self, fleet: Fleet, gang: Indexes, now_ns: int) -> None:
+        hosts, count = len(fleet), len(self.jobs)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = self._sums[:, :hosts] / self._counts[:, :hosts]
+            busy = means[BUSY]
+            known = (np.isfinite(busy) | np.isfinite(means[USED])) & _is_heard(fleet, now_ns)
+            works = medians(np.where(known, self._drawn(fleet), np.nan), gang, count) > 0.0
+            shown = works & _are_read(gang, known, count)
+            group = np.where((of_members(shown.astype(np.float64), gang) > 0) & known, gang, -1)
+            told = self._longest(busy, means[WORK], _clocks(fleet, now_ns), group, count)
+            told |= self._gaps(means, group, count)
+        at = self._number % WINDOWS
+        for number, name in enumerate(_RINGS):
+            self._rings[number, at, :hosts] = told[name]
+        self._filled[at, :hosts] = group >= 0
+        self.standing = self._standing(gang, hosts)
+
+    def _drawn(self, fleet: Fleet) -> Floats:
+        """Return how many watts more than waiting does each host's GPUs drew, in the mean: none at a checkpoint."""
+        gpus, tables = fleet.devices["gpu"], fleet.tables
+        more = self._watts(fleet) - least_watts(tables["gpu_10s"], tables["gpu_60s"])
+        known = np.isfinite(more)
+        of = gpus.host[known]
+        total = np.bincount(of, weights=more[known], minlength=len(fleet))
+        return np.asarray(total / np.bincount(of, minlength=len(fleet)))
+
+    def _watts(self, fleet: Fleet) -> Floats:
+        """Return the mean power of each GPU over the window, by its energy, else as it was read last."""
+        second = fleet.tables["gpu_1s"]
+        joules, count = second.gauge("energy_joules"), fleet.devices["gpu"].count
+        if self._joules.size < count:
+            capacity = fleet.devices["gpu"].capacity
+            self._joules = grown(self._joules, capacity)
+            self._joules_ns = grown(self._joules_ns, capacity)
+        at_ns = second.read_ns
+        seconds = (at_ns - self._joules_ns[:count]) / 1e9
+        drawn = joules - self._joules[:count]
+        is_one = (drawn >= 0.0) & (seconds > 0.5) & (seconds < 10 * WINDOW_NS / 1e9)
+        self._joules[:count], self._joules_ns[:count] = joules, at_ns
+        return np.where(is_one, drawn / seconds, second.gauge("power_watts"))
+
+    def _longest(
+        self, busy: Floats, work: Floats, clock: Floats, group: Indexes, count: int
+    ) -> dict[str, Floats]:
+        first = ranked(busy, group, count)
+        excess = busy / of_members(first.median, group) - 1.0
+        # A clock that is low has a rule of its own: what counts here is what no clock explains.
+        cycles = busy * clock
+        unexplained = cycles / of_members(ranked(cycles, group, count).median, group) - 1.0
+        more = work / of_members(without(work, first.most, group, count), group) - 1.0
+        return {"busy": np.minimum(excess, unexplained), "work": more}
+
+    def _gaps(self, means: Floats, group: Indexes, count: int) -> dict[str, Floats]:
+        unused = 1.0 - means[USED]
+        first = ranked(unused, group, count)
+        beside = {
+            name: means[at] - of_members(without(means[at], first.most, group, count), group)
+            for name, at in (("cpu", CPU), ("io", IO), ("steal", STEAL))
+        }
+        return {
+            **beside,
+            "gap": unused - of_members(first.median, group),
+            "gap_median": of_members(first.median, group),
+            "io_median": of_members(without(means[IO], first.most, group, count), group),
+        }
+
+    def _standing(self, gang: Indexes, hosts: int) -> Standing:
+        filled = self._filled[:, :hosts]
+        windows = filled.sum(axis=0, dtype=np.int32)
+        told = np.where(filled, self._rings[:, :, :hosts], np.nan)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", RuntimeWarning
+            )  # a mean of nothing is NaN, as it should be
+            means = np.nanmean(told, axis=1).astype(np.float64)
+        found = dict(zip(_RINGS, means, strict=True))
+        # Of one window it is not known: of none then, as whose the time is hangs on it.
+        found["work"][(filled & ~np.isfinite(told[_RINGS.index("work")])).any(axis=0)] = np.nan
+        often = {
+            f"{name}_often": (told[_RINGS.index(name)] >= OFTEN_SHARE * found[name]).sum(axis=0)
+            / np.maximum(windows, 1)
+            for name in ("busy", "gap")
+        }
+        return Standing(gang=gang, windows=windows, **found, **often)
+
+
+def _clocks(fleet: Fleet, now_ns: int) -> Floats:
+    """Return the mean clock of each host's computing GPUs."""
+    clock = fleet.activity.clock(fleet.boot, fleet.host_now_ns(now_ns))
+    of, known = fleet.devices["gpu"].host, np.isfinite(clock)
+    total = np.bincount(of[known], weights=clock[known], minlength=len(fleet))
+    return np.asarray(total / np.bincount(of[known], minlength=len(fleet)))
+
+
+def _is_heard(fleet: Fleet, now_ns: int) -> Flags:
+    return np.asarray(now_ns - fleet.heard_ns < 2 * WINDOW_NS, dtype=bool)
+
+
+def _are_read(gang: Indexes, known: Flags, count: int) -> Flags:
+    """Say of which gangs enough is known in this window."""
+    every = np.bincount(gang[gang >= 0], minlength=count)
+    shown = np.bincount(gang[(gang >= 0) & known], minlength=count)
+    return np.asarray((shown > 1) & (shown >= READ_SHARE_MIN * every), dtype=bool)

@@ -1,0 +1,179 @@
+"""Hosts that hold their gang up, told by who waits for whom (`fleet/gangs.py`): the host's own doing, or none of its doing.
+
+A verdict on a host takes two minutes of windows in which it was the same host, seven of ten times (thresholds), and few
+others of its gang that are as long: else it is the gang's. Longer at more work is the workload's (a
+pipeline stage, long sequences), and gaps on all hosts alike are a shared service's; no host is to blame for either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...fleet.arrays import Flags, Indexes
+from ...fleet.gangs import WINDOW_NS, WINDOWS, Standing
+from ...sql import quoted
+from ...verdicts import Reason, State
+from ..present import Present
+from ..symptoms import Rule, Symptom
+
+#: Windows in which the gang worked, of the last `WINDOWS`, that a verdict takes.
+WINDOWS_MIN = 9
+#: More hosts of a gang than this share (one always may) are the gang's affair, and no host's.
+LONG_SHARE_MAX = 0.1
+#: With so large a share of its excess as more work, the workload explains it.
+WORK_SHARE_MAX = 0.5
+#: Hosts of a gang that evidence is shown of.
+HOSTS_SHOWN_MAX = 32
+
+_ALIKE = (
+    "two minutes of its job pass in which it waits as the others do, or an hour without such a job"
+)
+SLOW = Rule(
+    "gang.slow_host", State.DEGRADED, Reason.STRAGGLER, _ALIKE, leave_seconds=3600.0, hazard_factor=1.5,
+)  # fmt: skip
+CONTENDED = Rule(
+    "gang.cpu_contention", State.DEGRADED, Reason.HOST_CPU,
+    "its GPUs have no more gaps than its gang's for a minute or two", hazard_factor=1.2,
+)  # fmt: skip
+STALLED = Rule(
+    "gang.storage_stall", State.DEGRADED, Reason.STORAGE,
+    "its GPUs have no more gaps than its gang's for a minute or two", hazard_factor=1.2,
+)  # fmt: skip
+UNKNOWN = Rule(
+    "gang.unknown", State.WATCH, Reason.STRAGGLER, "it holds its gang up no longer",
+)  # fmt: skip
+#: What is known and blames no host.
+WORKLOAD = Rule(
+    "gang.workload", State.HEALTHY, Reason.NONE, "its share of the work is that of the others",
+)  # fmt: skip
+SHARED = Rule(
+    "gang.shared_storage", State.HEALTHY, Reason.NONE, "its job waits for data no longer",
+)  # fmt: skip
+
+
+def long_hosts(present: Present) -> Iterator[Symptom]:
+    """Name each host that all others of its job wait for while it computes."""
+    standing = present.fleet.gangs.standing
+    if standing is None:
+        return
+    least = present.threshold("gang.slow_ratio")
+    found = _settled(present, standing) & (standing.busy >= least)
+    found &= standing.busy_often >= present.threshold("gang.identity_ratio")
+    for host in _rows(found & _are_few(standing, found)):
+        excess, work = float(standing.busy[host]), float(standing.work[host])
+        told = f"computes {100 * excess:.0f} % longer than the others of its job, which wait for it"
+        if work > WORK_SHARE_MAX * excess:
+            words = f"{told}, and does {100 * work:.0f} % more work: its share of the job, no fault of the host"
+            yield _long(present, standing, WORKLOAD, host, words)
+        elif np.isfinite(work):
+            words = f"{told}, at a normal clock and the same work: the host is slow, and nothing names a cause"
+            yield _long(present, standing, SLOW, host, words)
+        else:
+            words = f"{told}; whether it has more to do is not known: nothing measures the work"
+            yield _long(present, standing, UNKNOWN, host, words)
+
+
+def gapped_hosts(present: Present) -> Iterator[Symptom]:
+    """Name each host whose GPUs stand empty while those of its job wait for it, by what its cores or disks say."""
+    standing = present.fleet.gangs.standing
+    if standing is None:
+        return
+    least, pressure = present.threshold("gang.gap_ratio"), present.threshold("gang.pressure_ratio")
+    settled = _settled(present, standing)
+    found = settled & (standing.gap >= least)
+    found &= standing.gap_often >= present.threshold("gang.identity_ratio")
+    for host in _rows(found & _are_few(standing, found)):
+        cpu, io, steal = (float(a[host]) for a in (standing.cpu, standing.io, standing.steal))
+        told = f"nothing runs on its GPUs {100 * standing.gap[host]:.0f} % of the time, while the others of its job wait"
+        if max(cpu, steal * 2) >= pressure and not io > max(cpu, steal * 2):
+            words = (
+                f"{told}: its cores are fought over ({_more(cpu)} waiting, {_more(steal)} stolen)"
+            )
+            yield _gapped(present, standing, CONTENDED, host, words)
+        elif io >= pressure:
+            words = f"{told}: it waits for data as they do not ({_more(io)} of the time in I/O)"
+            yield _gapped(present, standing, STALLED, host, words)
+        else:
+            words = f"{told}; neither its cores nor its disks say why"
+            yield _gapped(present, standing, UNKNOWN, host, words)
+    for host in _rows(settled & (standing.gap_median >= least) & (standing.io_median >= pressure)):
+        words = (
+            f"its job waits for data on all hosts alike, {100 * standing.gap_median[host]:.0f} % of the time: "
+            "a service they share, no host is to blame"
+        )
+        yield _gapped(present, standing, SHARED, host, words)
+
+
+def _settled(present: Present, standing: Standing) -> Flags:
+    """Say of which hosts enough windows are known, and which are heard."""
+    known = np.zeros(len(present.fleet), dtype=bool)
+    known[: standing.gang.size] = (standing.windows >= WINDOWS_MIN) & (standing.gang >= 0)
+    return np.asarray((known & present.awake)[: standing.gang.size], dtype=bool)
+
+
+def _are_few(standing: Standing, found: Flags) -> Flags:
+    """Say of which hosts few others of their gang are *found* too."""
+    gangs = int(standing.gang.max(initial=-1)) + 1
+    if not gangs:
+        return found
+    alike = np.bincount(standing.gang[found], minlength=gangs)
+    every = np.bincount(standing.gang[standing.gang >= 0], minlength=gangs)
+    few = alike <= np.maximum(1, LONG_SHARE_MAX * every)
+    return np.asarray((standing.gang >= 0) & few[np.maximum(standing.gang, 0)], dtype=bool)
+
+
+def _rows(found: Flags) -> list[int]:
+    return np.flatnonzero(found).tolist()
+
+
+def _more(ratio: float) -> str:
+    return f"{100 * max(ratio, 0.0):.0f} % more" if np.isfinite(ratio) else "not known"
+
+
+def _long(present: Present, standing: Standing, rule: Rule, host: int, words: str) -> Symptom:
+    excess = float(standing.busy[host])
+    return Symptom(
+        rule=rule,
+        host=host,
+        device="host",
+        signal=rule.name,
+        value=round(1.0 + excess, 3),
+        unit="of its gang's",
+        normal=f"below {1.0 + present.threshold('gang.slow_ratio'):.2f} of the median of its gang, "
+        f"by {standing.windows[host]} windows of {WINDOW_NS // 10**9} s",
+        words=words,
+        sql=_sql(present, standing, host, "gpu_fast_1s", "sm_active_ratio", "tensor_active_ratio"),
+        speed=1.0 / (1.0 + excess) if rule is SLOW else 1.0,
+    )
+
+
+def _gapped(present: Present, standing: Standing, rule: Rule, host: int, words: str) -> Symptom:
+    gap = float((standing.gap_median if rule is SHARED else standing.gap)[host])
+    return Symptom(
+        rule=rule,
+        host=host,
+        device="host",
+        signal=rule.name,
+        value=round(1.0 - gap, 3),
+        unit="of the time in use, to its gang's",
+        normal=f"within {100 * present.threshold('gang.gap_ratio'):.0f} % of its gang's",
+        words=words,
+        sql=_sql(present, standing, host, "gpu_1s", "utilization_ratio"),
+        speed=max(1.0 - gap, 0.05) if rule in (CONTENDED, STALLED) else 1.0,
+    )
+
+
+def _sql(present: Present, standing: Standing, host: int, table: str, *columns: str) -> str:
+    """Return the query for the means of *columns* over the windows, by host of the gang."""
+    fleet = present.fleet
+    others: Indexes = np.flatnonzero(standing.gang == standing.gang[host])
+    shown = [host, *(one for one in others.tolist() if one != host)][:HOSTS_SHOWN_MAX]
+    names = ", ".join(quoted(fleet.names[one]) for one in shown)
+    means = ", ".join(f"avg({column}) AS {column}" for column in columns)
+    seconds = WINDOWS * WINDOW_NS // 10**9 + 15
+    return (
+        f"SELECT host, {means} FROM readings.{table} WHERE host IN ({names}) AND time BETWEEN "
+        f"{present.moment(-seconds)} AND {present.moment(5)} GROUP BY host ORDER BY {columns[0]} DESC"
+    )

@@ -1,0 +1,360 @@
+"""Who holds a job up, and what looks like it and is nobody's fault. Readings are set by hand, ten seconds a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.aggregator.advice.advisory import Action, Basis
+from gangline.aggregator.advice.costs import Workload
+from gangline.aggregator.advice.policy import asked
+from gangline.aggregator.fleet import grouped
+from gangline.aggregator.judgement.rules import gang
+from gangline.aggregator.query import fences
+from gangline.aggregator.verdicts import HostScore, Reason, State
+from gangline.fingerprints.policy_table import builtin
+from tests.aggregator.query.asking import rows_of
+from tests.aggregator.test_evidence_sql import StoredWorld
+from tests.aggregator.world import (
+    CLOCK_HERTZ,
+    COMPUTING_WATTS,
+    SECOND_NS,
+    WAITING_WATTS,
+    Host,
+    World,
+    all_well,
+    gpu_of,
+)
+
+GPUS, STEP_SECONDS = 2, 10
+BUSY, WORK = 0.68, 0.34
+
+
+def tell(world: World, host: Host, job: str, state: str = "running") -> None:
+    """Tell of a process of *job* on each GPU of *host*."""
+    for gpu in range(GPUS):
+        device = gpu_of(host, gpu)
+        world.event(
+            host, 0, device, "gpu.process", event_id=f"/{device}//{job}", process_id=7 + gpu,
+            attributes={"state": state, "source": "slurm", "job_id": job},
+        )  # fmt: skip
+
+
+def in_job(hosts: int = 6, *, made: World | None = None, work: bool = True) -> World:
+    """Return a world whose hosts run one job of two minutes and more, all alike."""
+    world = made or World(hosts=hosts, gpus=GPUS, spread=0.01)
+    for host in world.hosts:
+        tell(world, host, "1001")
+        busy(host, 1.0)
+        if not work:
+            host.forget("gpu_fast_1s")
+            busy_only(host, 1.0)
+        host.set("host_1s", "host", pressure_io_some_ratio=0.01)
+    pass_steps(world, 4)
+    return world
+
+
+def busy(host: Host, share: float, work: float = 1.0) -> None:
+    """Let the SMs of *host* be busy for *share* of what is usual, at *work* of the usual work."""
+    for gpu in range(GPUS):
+        host.set("gpu_fast_1s", gpu_of(host, gpu),
+                 sm_active_ratio=BUSY * share, tensor_active_ratio=WORK * work)  # fmt: skip
+
+
+def busy_only(host: Host, share: float) -> None:
+    for gpu in range(GPUS):
+        host.set("gpu_fast_1s", gpu_of(host, gpu), sm_active_ratio=BUSY * share)
+
+
+def draw(host: Host, watts: float) -> None:
+    for gpu in range(GPUS):
+        host.set("gpu_1s", gpu_of(host, gpu), power_watts=watts)
+        host.grow("gpu_1s", gpu_of(host, gpu), energy_joules=watts)
+
+
+def gapped(host: Host, gap: float, **pressures: float) -> None:
+    """Let nothing run on the GPUs of *host* for *gap* of the time."""
+    for gpu in range(GPUS):
+        host.set("gpu_1s", gpu_of(host, gpu), utilization_ratio=1.0 - gap)
+    host.set("host_1s", "host", **pressures)
+
+
+def pass_steps(world: World, steps: int, each: Callable[[int], None] | None = None) -> None:
+    for step in range(steps):
+        if each:
+            each(step)
+        world.now_ns += (STEP_SECONDS - 1) * SECOND_NS
+        world.second += STEP_SECONDS - 1
+        for host in world.hosts:
+            for (table, device, column), rate in host.growth.items():
+                host.readings[table, device][column] += (STEP_SECONDS - 1) * rate
+        world.run(1)
+
+
+def blamed(world: World) -> list[str]:
+    return [name for name, state in world.states().items() if state not in ("HEALTHY", "UNKNOWN")]
+
+
+def said(score: HostScore) -> list[str]:
+    return [one.words for one in score.evidence]
+
+
+def test_a_host_that_never_waits_is_slow_and_who_waits_for_it_is_not() -> None:
+    """A host of 1,024 took a tenth longer for weeks: normal clocks, no error, 100 % utilisation everywhere."""
+    world = in_job()
+    busy(world.hosts[2], 1.09)
+    pass_steps(world, 6)
+    assert all_well(world), "two minutes, of which the first were healthy, are not over"
+    pass_steps(world, 8)
+    score = world.score(world.hosts[2])
+    assert (score.state, score.reason) == (State.DEGRADED, Reason.STRAGGLER)
+    assert score.relative_speed == pytest.approx(1 / 1.09, abs=0.02)
+    assert "computes 9 % longer than the others of its job" in score.reason_words
+    assert "the same work" in score.reason_words
+    assert score.evidence[0].normal.startswith(
+        "below 1.04 of the median of its gang, by 12 windows"
+    )
+    assert blamed(world) == ["h2"]
+
+
+def test_a_slow_host_stays_known_when_its_job_ends_and_is_forgotten_an_hour_later() -> None:
+    """The next job was started on the slow host, as nobody remembered it once the last one was over."""
+    world = in_job()
+    busy(world.hosts[2], 1.09)
+    pass_steps(world, 14)
+    for host in world.hosts:
+        tell(world, host, "1001", "ended")
+    pass_steps(world, 30)
+    assert blamed(world) == ["h2"]
+    assert "an hour without such a job" in world.score(world.hosts[2]).clears_when
+    world.now_ns += 3400 * SECOND_NS
+    pass_steps(world, 3)
+    assert blamed(world) == []
+
+
+def test_a_host_with_more_work_is_no_slow_host() -> None:
+    """The last pipeline stage computes longer in every step, on whatever host it is placed."""
+    world = in_job()
+    busy(world.hosts[5], 1.12, work=1.12)
+    pass_steps(world, 16)
+    score = world.score(world.hosts[5])
+    assert score.state is State.HEALTHY and blamed(world) == []
+    assert "12 % more work: its share of the job, no fault of the host" in said(score)[0]
+    assert score.relative_speed > 0.95
+
+
+def test_without_a_measure_of_the_work_nobody_says_whose_it_is() -> None:
+    """Parts before Hopper count no tensor cycles: a late stage looks as a slow host does."""
+    world = in_job(work=False)
+    busy_only(world.hosts[1], 1.1)
+    pass_steps(world, 16)
+    score = world.score(world.hosts[1])
+    assert (score.state, score.relative_speed < 0.95) == (State.WATCH, False)
+    assert "whether it has more to do is not known" in score.reason_words
+
+
+@pytest.mark.parametrize("hosts", [2, 6])
+def test_another_slowest_host_in_every_window_is_the_workloads(hosts: int) -> None:
+    """Long sequences fall on another rank in every step."""
+    world = in_job(hosts)
+
+    def each(step: int) -> None:
+        for at, host in enumerate(world.hosts):
+            busy(host, 1.15 if at == step % hosts else 1.0)
+
+    pass_steps(world, 30, each)
+    assert blamed(world) == []
+
+
+def test_several_hosts_alike_are_the_gangs_affair() -> None:
+    """A third of a job that is long is how the job is cut; a host of its own is not to blame."""
+    world = in_job()
+    for host in world.hosts[:2]:
+        busy(host, 1.1)
+    pass_steps(world, 16)
+    assert blamed(world) == []
+
+
+def test_all_slow_alike_names_no_host() -> None:
+    """The whole job is a tenth slower: another kernel, another batch."""
+    world = in_job()
+    for host in world.hosts:
+        busy(host, 1.1)
+    pass_steps(world, 16)
+    assert blamed(world) == []
+
+
+def test_a_job_of_two_tells_who_waits_for_whom() -> None:
+    """With one other host there is no crowd to compare with, but who waits is seen all the same."""
+    world = in_job(2)
+    busy(world.hosts[0], 1.1)
+    pass_steps(world, 16)
+    assert blamed(world) == ["h0"]
+
+
+def test_hosts_of_different_jobs_are_not_compared() -> None:
+    """Another job keeps its SMs busier: that says nothing of its hosts."""
+    world = in_job()
+    for host in world.hosts[:3]:
+        tell(world, host, "1001", "ended")
+        tell(world, host, "1002")
+        busy(host, 1.2)
+    pass_steps(world, 16)
+    assert blamed(world) == []
+
+
+def test_a_gang_that_changed_begins_anew() -> None:
+    """A job that lost a host shares its work out anew: what was before says nothing of now."""
+    world = in_job()
+    busy(world.hosts[2], 1.1)
+    pass_steps(world, 5)
+    tell(world, world.hosts[5], "1001", "ended")
+    pass_steps(world, 7)
+    assert blamed(world) == []
+    pass_steps(world, 4)
+    assert blamed(world) == ["h2"]
+
+
+def test_a_checkpoint_counts_for_nothing() -> None:
+    """While one writes, the others wait at 150 W: not for a slow host."""
+    world = in_job()
+
+    def each(step: int) -> None:
+        for host in world.hosts:
+            draw(host, WAITING_WATTS if step % 2 else COMPUTING_WATTS)
+            busy(host, 1.3 if step % 2 and host is world.hosts[0] else 1.0)
+
+    pass_steps(world, 30, each)
+    assert blamed(world) == []
+
+
+def test_what_a_low_clock_explains_is_said_by_the_clock() -> None:
+    """A capped host computes longer too; its clock says why, and one cause is one piece of evidence."""
+    world = in_job()
+    sick = world.hosts[3]
+    for gpu in range(GPUS):
+        sick.set("gpu_1s", gpu_of(sick, gpu), sm_clock_hertz=0.8 * CLOCK_HERTZ)
+    busy(sick, 1.25)
+    pass_steps(world, 16)
+    assert {one.signal for one in world.score(sick).evidence} == {"gpu.sm_clock_hertz"}
+
+
+def test_cores_that_are_fought_over_are_named_by_the_gaps_that_they_leave() -> None:
+    """A backup job on the host took a tenth of every step, and no clock showed it."""
+    world = in_job()
+    gapped(world.hosts[4], 0.09, pressure_cpu_some_ratio=0.3)
+    pass_steps(world, 14)
+    score = world.score(world.hosts[4])
+    assert (score.state, score.reason) == (State.DEGRADED, Reason.HOST_CPU)
+    assert "28 % more waiting" in score.reason_words and blamed(world) == ["h4"]
+    assert score.relative_speed == pytest.approx(0.91, abs=0.01)
+
+
+def test_stolen_cores_are_named() -> None:
+    """On a virtual machine it is the hypervisor that takes them."""
+    world = in_job()
+    gapped(world.hosts[4], 0.09, cpu_steal_ratio=0.08)
+    pass_steps(world, 14)
+    assert world.score(world.hosts[4]).reason is Reason.HOST_CPU
+
+
+def test_a_host_that_waits_for_data_alone_has_slow_storage() -> None:
+    """Its mount had fallen back to TCP; utilisation and power of it alone had gaps."""
+    world = in_job()
+    gapped(world.hosts[1], 0.3, pressure_io_some_ratio=0.4)
+    pass_steps(world, 14)
+    score = world.score(world.hosts[1])
+    assert (score.state, score.reason) == (State.DEGRADED, Reason.STORAGE)
+    assert blamed(world) == ["h1"]
+
+
+def test_a_job_that_waits_for_data_everywhere_blames_no_host() -> None:
+    """The shared file system is slow: sixteen hosts must not be drained for it."""
+    world = in_job()
+    for host in world.hosts:
+        gapped(host, 0.3, pressure_io_some_ratio=0.4)
+    pass_steps(world, 14)
+    assert blamed(world) == []
+    assert all("a service they share" in said(world.score(host))[0] for host in world.hosts)
+
+
+def test_busy_cores_without_gaps_on_the_gpus_hold_nobody_up() -> None:
+    """Data loaders at full tilt are what cores are for."""
+    world = in_job()
+    gapped(world.hosts[4], 0.0, pressure_cpu_some_ratio=0.5)
+    pass_steps(world, 16)
+    assert blamed(world) == []
+
+
+def test_gaps_that_nothing_explains_are_watched_and_nothing_more() -> None:
+    """A profiler, a debugger, a Python lock: gaps alone say nothing of the host."""
+    world = in_job()
+    gapped(world.hosts[4], 0.09)
+    pass_steps(world, 14)
+    score = world.score(world.hosts[4])
+    assert score.state is State.WATCH and score.relative_speed > 0.95
+
+
+def test_the_queries_show_what_is_claimed(tmp_path: Path) -> None:
+    """An operator who copies the query must see who was busy for how long."""
+    made = StoredWorld(3, tmp_path)
+    assert made.store
+    try:
+        world = in_job(made=made)
+        busy(world.hosts[0], 1.1)
+        gapped(world.hosts[2], 0.2, pressure_io_some_ratio=0.4)
+        pass_steps(world, 18)
+        evidence = [world.score(world.hosts[at]).evidence[0] for at in (0, 2)]
+    finally:
+        made.store.close()
+    with fences.opened(tmp_path / "operators.duckdb") as connection:
+        names, rows = rows_of(connection, evidence[0].sql)
+        assert names[:2] == ["host", "sm_active_ratio"] and rows[0][0] == "h0"
+        assert rows[0][1] / rows[1][1] == pytest.approx(evidence[0].value, rel=0.03)
+        gaps = dict(rows_of(connection, evidence[1].sql)[1])
+        assert gaps["h2"] / gaps["h1"] == pytest.approx(evidence[1].value, rel=0.05)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(-1, 4), st.one_of(st.none(), st.floats(-10, 10)))))
+def test_medians_of_groups_are_those_of_each_group(members: list[tuple[int, float | None]]) -> None:
+    """All at once as one by one, whatever is missing, and whoever is in no group."""
+    group = np.array([at for at, _ in members], dtype=np.intp)
+    values = np.array([np.nan if value is None else value for _, value in members], dtype=float)
+    found, first = grouped.medians(values, group, 5), grouped.ranked(values, group, 5)
+    for number in range(5):
+        own = values[(group == number) & np.isfinite(values)]
+        assert found[number] == np.median(own) if own.size else np.isnan(found[number])
+        if own.size < 2:
+            assert first.most[number] == -1 and np.isnan(first.median[number])
+            continue
+        most = first.most[number]
+        assert group[most] == number and values[most] == own.max()
+        others = np.sort(own)[:-1]
+        assert first.median[number] == np.median(others)
+
+
+def test_every_rule_here_has_words_for_what_ends_it() -> None:
+    """A state that says not what clears it stays until somebody restarts something."""
+    rules = [one for one in vars(gang).values() if isinstance(one, gang.Rule)]
+    assert len(rules) == 6 and all(one.clears for one in rules)
+
+
+def test_each_verdict_on_a_host_has_its_row_in_the_policy_and_none_is_for_certain() -> None:
+    """What is told from others' waiting takes a host away after its job at the most."""
+    rows = {row.judged: row for row in builtin().rows if row.judged}
+    named = {one.name for one in (gang.SLOW, gang.CONTENDED, gang.STALLED)}
+    assert rows.keys() == named
+    world = in_job()
+    busy(world.hosts[2], 1.09)
+    gapped(world.hosts[4], 0.2, pressure_io_some_ratio=0.4)
+    pass_steps(world, 16)
+    for at, action in ((2, Action.DRAIN_AFTER_JOB), (4, Action.INSPECT)):
+        score = world.score(world.hosts[at])
+        found = asked(score, score.evidence[0], Workload())
+        assert found and (found.action, found.basis) == (action, Basis.STATISTICAL)
