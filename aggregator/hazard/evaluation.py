@@ -15,7 +15,7 @@ import numpy as np
 from .baselines import BASELINES, isotonic
 from .events import EventsError, Faults, Floats
 from .history import WINDOW_DAYS, Units, units_of
-from .metrics import Calibrated, Estimate, Ranked, bootstrapped
+from .metrics import Calibrated, Drawn, Estimate, Ranked, bootstrapped
 from .model import HOURS_A_DAY, HazardModel
 from .training import ALL, HARDWARE, outcome_of, train
 
@@ -83,6 +83,8 @@ class Evaluation:
     last_day: int
     notes: tuple[str, ...]
     tables: tuple[Table, ...]
+    #: Outcomes of which nothing can be told, and why.
+    left_out: tuple[tuple[str, str], ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """Return it for JSON."""
@@ -103,6 +105,12 @@ def evaluate(
         )
     known = faults.before(float(first))
     learned = units_of(known)
+    tables = [_table(known, learned, judged, ALL, terms, told)]
+    left_out: list[tuple[str, str]] = []
+    try:
+        tables.append(_table(known, learned, judged, HARDWARE, terms, told))
+    except EventsError as error:  # a recording may have no such level
+        left_out.append((HARDWARE, str(error)))
     return Evaluation(
         terms,
         len(faults.nodes),
@@ -111,7 +119,8 @@ def evaluate(
         first,
         int(judged.day.max()),
         faults.notes,
-        tuple(_table(known, learned, judged, outcome, terms, told) for outcome in (ALL, HARDWARE)),
+        tuple(tables),
+        tuple(left_out),
     )
 
 
@@ -161,23 +170,25 @@ class _Judge:
         self._starts = units.starts if outcome == ALL else units.hardware_starts
         self._nodes = nodes
         self._terms = terms
-        self._model = Ranked(model, came), Ranked(model, came, units.day)
+        self._model = self._ranked(model)
+
+    def _ranked(self, rank: Floats) -> tuple[Drawn, Drawn]:
+        """Return AUC and recall."""
+        pooled, daily = Ranked(rank, self._came), Ranked(rank, self._came, self._units.day)
+        return self._drawn(pooled.auc), self._drawn(daily.recall)
 
     def row(self, name: str, rank: Floats, raw_ece: float, chance: Floats) -> Row:
         """Return the figures of a ranking and of its probabilities."""
-        pooled = Ranked(rank, self._came)
-        daily = Ranked(rank, self._came, self._units.day)
-        of_all, of_days = self._model
+        is_model = name == MODEL
+        auc, recall = self._model if is_model else self._ranked(rank)
         return Row(
             name,
-            self._estimate(pooled.auc),
-            self._estimate(daily.recall),
-            _NOTHING if name == MODEL else self._estimate(lambda w: pooled.auc(w) - of_all.auc(w)),
-            _NOTHING
-            if name == MODEL
-            else self._estimate(lambda w: daily.recall(w) - of_days.recall(w)),
+            auc.estimate(),
+            recall.estimate(),
+            _NOTHING if is_model else auc.less(self._model[0]).estimate(),
+            _NOTHING if is_model else recall.less(self._model[1]).estimate(),
             raw_ece,
-            self._estimate(Calibrated(chance, self._came).error),
+            self._drawn(Calibrated(chance, self._came).error).estimate(),
             self._saved(chance, chance),
             self._saved(rank, None),
         )
@@ -199,8 +210,8 @@ class _Judge:
         pays = True if expected is None else expected * cost > held
         ranked = Ranked(rank, np.where(pays, self._starts * cost - held, 0.0), self._units.day)
         days = len(np.unique(self._units.day))
-        return self._estimate(lambda weight: ranked.top(weight, HELD_SHARE) / days)
+        return self._drawn(lambda weight: ranked.top(weight, HELD_SHARE) / days).estimate()
 
-    def _estimate(self, figure: Callable[[Floats], float]) -> Estimate:
+    def _drawn(self, figure: Callable[[Floats], float]) -> Drawn:
         terms = self._terms
         return bootstrapped(figure, self._units.node, self._nodes, terms.draws, terms.seed)

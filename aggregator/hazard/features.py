@@ -35,6 +35,13 @@ def _days(fade_days: float) -> Callable[[float], float]:
     return lambda value: -fade_days * log(value) if value > 0.0 else inf
 
 
+def _days_of_returned(value: float) -> float:
+    return RETURNED_DAYS / expm1(value) - RETURNED_LEAST_DAYS if value > 0.0 else inf
+
+
+#: `returned` is ln(1 + RETURNED_DAYS / (days since the return + RETURNED_LEAST_DAYS)): with a weight of 1 the hazard
+#: after a return falls as 1 / days, as that of earthquakes does after a shock (Omori), to that of before in a month.
+RETURNED_DAYS, RETURNED_LEAST_DAYS = 30.0, 0.25
 _RETURNED = "it returned from a fault {shown:,.1f} days ago"
 
 #: The columns, in order. A higher value never means a lower hazard: the fit holds their weights at zero or above.
@@ -48,6 +55,8 @@ FEATURES: tuple[Feature, ...] = (
             "faults, each fading over 30 days: {shown:.2f}", expm1),
     Feature("faults_90d", "log count", "0", "ln(1 + faults of the past, fading over 90 days)",
             "faults, each fading over 90 days: {shown:.2f}", expm1),
+    Feature("returned", "log ratio", "0", "returned from a fault, fading as 1 / days", _RETURNED, _days_of_returned),
+    Feature("faults_ever", "log count", "0", "ln(1 + faults on record)", "faults on record: {shown:.0f}", expm1),
 )  # fmt: skip
 NAMES = tuple(feature.name for feature in FEATURES)
 
@@ -58,5 +67,12 @@ def features_of(state: State, ahead_days: float = 0.0) -> Floats:
     counts = [
         np.log1p(count * np.exp(-ahead_days / decay)) for decay, count in state.decayed.items()
     ]
-    columns = [np.exp(-since), np.exp(-since / 10.0), np.isfinite(since).astype(float), *counts]
+    columns = [
+        np.exp(-since),
+        np.exp(-since / 10.0),
+        np.isfinite(since).astype(float),
+        *counts,
+        np.log1p(RETURNED_DAYS / (since + RETURNED_LEAST_DAYS)),
+        np.log1p(state.count),
+    ]
     return np.stack(columns, axis=1)

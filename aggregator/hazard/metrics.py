@@ -105,21 +105,36 @@ class Calibrated:
         return inside[0], inside[1], float(mass[-1])
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A figure, and what it is over fleets drawn node by node."""
+
+    value: float
+    draws: Floats
+
+    def less(self, other: Drawn) -> Drawn:
+        """Return this less *other*, of the same fleets."""
+        return Drawn(self.value - other.value, self.draws - other.draws)
+
+    def estimate(self) -> Estimate:
+        """Return the figure with its interval."""
+        drawn = self.draws[np.isfinite(self.draws)]
+        if not len(drawn):
+            return Estimate(self.value, nan, nan)
+        lower, upper = np.quantile(drawn, INTERVAL)
+        return Estimate(self.value, float(lower), float(upper))
+
+
 def bootstrapped(
     figure: Callable[[Floats], float], node: Indexes, nodes: int, draws: int, seed: int
-) -> Estimate:
-    """Return *figure* (a function of the units' weights) with its interval over fleets drawn node by node.
+) -> Drawn:
+    """Return *figure* (a function of the units' weights), and what it is over fleets drawn node by node.
 
     A draw takes *nodes* nodes with replacement, each with all of its days. The same seed draws the same fleets.
     """
-    value = figure(np.ones(len(node)))
     source = np.random.default_rng(seed)
     share = np.full(nodes, 1.0 / nodes)
-    drawn = np.array(
-        [figure(source.multinomial(nodes, share)[node].astype(np.float64)) for _ in range(draws)]
-    )
-    drawn = drawn[np.isfinite(drawn)]
-    if not len(drawn):
-        return Estimate(value, nan, nan)
-    lower, upper = np.quantile(drawn, INTERVAL)
-    return Estimate(value, float(lower), float(upper))
+    drawn = [
+        figure(source.multinomial(nodes, share).astype(np.float64)[node]) for _ in range(draws)
+    ]
+    return Drawn(figure(np.ones(len(node))), np.array(drawn))

@@ -120,14 +120,15 @@ def _checked(told: dict[str, Any]) -> HazardModel:
         odd = sorted(map(str, set(told) ^ wanted))
         raise ModelError(f"fields that are missing or unknown: {', '.join(odd)[:200]}")
     weights = told["weights"]
-    if not isinstance(weights, dict) or set(weights) != set(NAMES):
-        raise ModelError(f"weights: expected one for each of {', '.join(NAMES)}")
+    # One of an earlier version has no weight for a feature that came later.
+    if not isinstance(weights, dict) or not weights or not set(weights) <= set(NAMES):
+        raise ModelError(f"weights: expected some of {', '.join(NAMES)}")
     return HazardModel(
         source=_words(told, "source"),
         is_prior=_flag(told, "is_prior"),
         outcome=_words(told, "outcome"),
         base_log_hazard_per_day=_number(told["base_log_hazard_per_day"], "base_log_hazard_per_day"),
-        weights=tuple(_number(weights[name], f"weights.{name}") for name in NAMES),
+        weights=tuple(_number(weights.get(name, 0.0), f"weights.{name}") for name in NAMES),
         first_time=_words(told, "first_time"),
         last_time=_words(told, "last_time"),
         nodes=_count(told, "nodes"),

@@ -70,7 +70,7 @@ class Models:
                     "no fault is on record; expected findings that cost a host its state"
                 )
             done = compared(found, self.in_use)
-            self._store.in_transaction(lambda connection: _keep(connection, now_us, done))
+            self._store.in_transaction(lambda connection: keep(connection, now_us, done))
             if done.accepted:
                 self.in_use = done.model
             return done
@@ -122,7 +122,8 @@ def _iso(at_us: int) -> str:
     return datetime.fromtimestamp(at_us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _keep(connection: Any, now_us: int, done: Trained) -> None:
+def keep(connection: Any, now_us: int, done: Trained) -> None:
+    """Put it into the table `models`, accepted or not."""
     model = done.model
     connection.execute(
         _INSERT,

@@ -12,7 +12,10 @@ from .metrics import BINS, Estimate
 
 def markdown(found: Evaluation) -> str:
     """Return the tables with what they are of."""
-    return "\n".join((*_head(found), *(line for one in found.tables for line in _table(one))))
+    lines = [*_head(found), *(line for one in found.tables for line in _table(one))]
+    for outcome, words in found.left_out:
+        lines += [f"### Faults: {outcome}", "", f"No table: {words}.", ""]
+    return "\n".join(lines)
 
 
 def _head(found: Evaluation) -> list[str]:

@@ -1,4 +1,4 @@
-"""From a recording to a model: which form and ridge, by folds in the order of time, within the recording alone."""
+"""From a recording to a model: which form, by folds in the order of time, within the recording alone."""
 
 from __future__ import annotations
 
@@ -26,26 +26,29 @@ FOLD_UNITS_MAX = 100_000
 
 
 class Form(NamedTuple):
-    """Which features may have a weight."""
+    """Which features may have a weight, and how dearly."""
 
     name: str
     names: tuple[str, ...]
+    ridge: float
 
 
-#: The forms, in the order in which they are preferred where the folds cannot tell them apart. The simple ones are
-#: among them, so that the model is the best of them where more does not pay.
+#: The simplest first. All of its features fall with the days since the return, none rises: it ranks hosts as those days
+#: do, and is calibrated beside.
 FORMS = (
-    Form("return and counts", ("returned_1d", "returned_10d", "failed_before", "faults_30d")),
-    Form("all", NAMES),
-    Form("return", ("returned_1d", "returned_10d", "failed_before")),
-    Form("faults, 30 days", ("faults_30d",)),
-    Form("faults, 7 days", ("faults_7d",)),
-    Form("faults, 90 days", ("faults_90d",)),
+    Form(
+        "time since return",
+        ("returned_1d", "returned_10d", "failed_before", "returned"),
+        5.0,
+    ),
+    Form("all, held tight", NAMES, 20.0),
+    Form("all", NAMES, 5.0),
 )
-RIDGES = (20.0, 5.0, 100.0)
-CHOICES = tuple((form, ridge) for form in FORMS for ridge in RIDGES)
-#: A later one is taken only if AUC + recall out of fold is better by more than this.
-BETTER_MIN = 0.01
+#: A later form is taken only where it tells the days ahead better out of fold by more than this: a nat, of days that
+#: count once each (a unit's window has seven, and each day lies in seven windows).
+GAIN_MIN_NATS = 1.0
+#: A probability out of fold is held away from 0 and 1 by this, so that one surprise is not all that counts.
+CHANCE_MIN = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Fold:
     """How one form did out of fold."""
 
     form: Form
-    ridge: float
+    nats: float  # log-likelihood of the days ahead
     auc: float
     recall: float
     ece: float
@@ -78,7 +81,7 @@ def train(faults: Faults, outcome: str, source: str) -> HazardModel:
     daily, weekly = units_of(faults, 1), units_of(faults)
     best = choose(daily, weekly, outcome, faults.end_days)
     base, weights = fit(
-        features_of(daily.state), outcome_of(daily, outcome), best.ridge, best.form.names
+        features_of(daily.state), outcome_of(daily, outcome), best.form.ridge, best.form.names
     )
     return HazardModel(
         source=f"{source}; features: {best.form.name}",
@@ -88,30 +91,29 @@ def train(faults: Faults, outcome: str, source: str) -> HazardModel:
         weights=weights,
         nodes=len(faults.nodes),
         faults=int(which.sum()),
-        ridge=best.ridge,
+        ridge=best.form.ridge,
         metrics={"auc": best.auc, "recall": best.recall, "ece": best.ece},
         calibration=best.calibration,
     )
 
 
 def choose(daily: Units, weekly: Units, outcome: str, end_days: float) -> Fold:
-    """Return the form and ridge that ranked best out of fold; raises EventsError where no fold has a positive."""
+    """Return the simplest form that no later one clearly beats out of fold; EventsError where no fold has a positive."""
     features, seen = features_of(daily.state), outcome_of(daily, outcome)
     rows: list[list[_Judged]] = []
     for before, after in _folds(daily, weekly, outcome, end_days):
         learned = features[before], seen[before]
         later = _Later(weekly.take(after), outcome)
-        rows.append([later.judged(*fit(*learned, ridge, form.names)) for form, ridge in CHOICES])
+        rows.append([later.judged(*fit(*learned, form.ridge, form.names)) for form in FORMS])
     if not rows:
         raise EventsError(
             "no days with and without faults after the first half of the recording: nothing to check a model on"
         )
-    found = [
-        _summed(*choice, of) for choice, of in zip(CHOICES, zip(*rows, strict=True), strict=True)
-    ]
-    best = found[0]
-    for one in found[1:]:
-        if one.auc + one.recall > best.auc + best.recall + BETTER_MIN:
+    best, *others = (
+        _summed(form, of) for form, of in zip(FORMS, zip(*rows, strict=True), strict=True)
+    )
+    for one in others:
+        if one.nats > best.nats + GAIN_MIN_NATS:
             best = one
     return best
 
@@ -132,6 +134,7 @@ def _folds(
 
 class _Judged(NamedTuple):
     positives: float
+    nats: float
     auc: float
     recall: float
     ece: float
@@ -153,10 +156,12 @@ class _Later:
         expected = np.full(len(self._came), WINDOW_DAYS * np.exp(base))
         expected[self._failed] = sum(np.exp(base + one @ np.array(weights)) for one in self._ahead)
         chance, even = -np.expm1(-expected), np.ones(len(self._came))
+        likely = np.where(self._came > 0, chance, 1.0 - chance)
         calibrated = Calibrated(chance, self._came)
         told, observed, mass = calibrated.bins(even)
         return _Judged(
             float(self._came.sum()),
+            float(np.log(np.maximum(likely, CHANCE_MIN)).sum()) / WINDOW_DAYS,
             Ranked(chance, self._came).auc(even),
             Ranked(chance, self._came, self._day).recall(even),
             calibrated.error(even),
@@ -165,13 +170,13 @@ class _Later:
         )
 
 
-def _summed(form: Form, ridge: float, folds: Sequence[_Judged]) -> Fold:
+def _summed(form: Form, folds: Sequence[_Judged]) -> Fold:
     mass = [one.positives for one in folds]
     told = np.mean([one.told for one in folds], axis=0).tolist()
     observed = np.mean([one.observed for one in folds], axis=0).tolist()
     return Fold(
         form,
-        ridge,
+        sum(one.nats for one in folds),
         float(np.average([one.auc for one in folds], weights=mass)),
         float(np.average([one.recall for one in folds], weights=mass)),
         float(np.mean([one.ece for one in folds])),

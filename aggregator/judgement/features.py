@@ -67,7 +67,11 @@ def evidence_of(
         reason=Reason.LEMON,
         words=feature.said(value),
         observed_ns=at_ns,
-        sql=f"SELECT name, since, cleared, words FROM findings WHERE host = {quoted(host)} ORDER BY since DESC",
+        sql=" UNION ".join(
+            f"SELECT name, since, cleared, words FROM {table} WHERE host = {quoted(host)}"
+            for table in ("findings", "cleared_findings")
+        )
+        + " ORDER BY since DESC",
     )
 
 

@@ -5,3 +5,10 @@ SELECT
     []::VARCHAR[] AS left_out;
 COMMENT ON VIEW snapshot IS
     'as of when everything here is, since when there are readings, and what had no room';
+
+-- What a model of hazard is told comes from all that was ever found of a host: the operators' file has it as a table.
+CREATE OR REPLACE VIEW cleared_findings AS
+SELECT host, name, since, cleared, words FROM findings WHERE cleared IS NOT NULL
+UNION ALL BY NAME SELECT host, name, since, cleared FROM past_findings;
+COMMENT ON VIEW cleared_findings IS
+    'findings that are no more, for 400 days; the words of those older than history_days are gone';

@@ -31,6 +31,8 @@ class Copy:
 
 #: Who runs is told again and again by every host: it must not leave a fleet's faults without room.
 _TOLD = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
+#: A view of the live file that the base holds, too.
+CLEARED = Copy("cleared_findings", 100_000, "cleared")
 #: What the base holds.
 STANDING: tuple[str, ...] = ("devices", "signals", "parts")
 COPIES: tuple[Copy, ...] = (

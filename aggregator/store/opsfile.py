@@ -23,7 +23,7 @@ from ..sql import quoted
 from .latest import FIRST_SECONDS, Cursor, DamagedBefore, Latest
 from .layout import BY_NAME, COLUMNS, definitions
 from .newfile import NewFile, new_file
-from .opscopies import COPIES, STANDING, Copy
+from .opscopies import CLEARED, COPIES, STANDING, Copy
 from .storefile import OPS_FILE, cause, ops_script, script, wal_of
 
 #: Readings this old are left out; what travels on change is little, and tells of trouble for longer.
@@ -172,11 +172,25 @@ class _Base:
         for table in STANDING:
             with self.of.rows(f"FROM {table}") as rows:
                 self.file.insert(table, rows)
+        self._put_cleared()
         self._put_rollups()
         execute(ops_script())
         execute(script("history.sql"))
         ((devices,),) = execute("SELECT count(*) FROM devices").fetchall()
         return int(devices)
+
+    def _put_cleared(self) -> None:
+        """Copy the findings of the past that hazards are explained by."""
+        query = f"FROM {CLEARED.table}"
+        if (count := self.of.count(query)) > CLEARED.rows_max:
+            self.no_room.append(
+                f"{CLEARED.table}: the newest {CLEARED.rows_max:,} of {count:,} rows"
+            )
+        newest = f"{query} ORDER BY {CLEARED.column} DESC LIMIT {CLEARED.rows_max}"
+        ((told,),) = self.of.fetch(
+            f"SELECT comment FROM duckdb_views() WHERE view_name = '{CLEARED.table}'"
+        )
+        self._put(CLEARED.table, self.of.read(newest), told)
 
     def _put_rollups(self) -> None:
         """Copy the rollups that the live file has views of."""

@@ -25,6 +25,10 @@ from gangline.aggregator.declared.model import Declared
 from gangline.aggregator.declared.reading import File, parse
 from gangline.aggregator.declared.record import put_places, put_version
 from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.hazard.features import FEATURES
+from gangline.aggregator.hazard.model import HazardModel
+from gangline.aggregator.hazard.models import Trained
+from gangline.aggregator.hazard.models import keep as put_model
 from gangline.aggregator.history import parts as history_parts
 from gangline.aggregator.ingest.findings import Findings
 from gangline.aggregator.ingest.reading import received
@@ -141,6 +145,21 @@ rollout = 0.2
 def _put_declared(live: Any, declared: Declared) -> None:
     put_version(live, declared, [DECLARED], START_NS)
     put_places(live, declared)
+
+
+def _put_models(live: Any) -> None:
+    """A model was trained a week ago, and yesterday one that tells worse."""
+    model = HazardModel(
+        "the store; features: made up", False, "all classes", -6.2, (0.9, *[0.0] * (len(FEATURES) - 1)),
+        first_time="2023-05-01 00:00:00", last_time="2023-11-07 09:00:00", nodes=HOSTS, faults=31,
+        metrics={"auc": 0.62, "recall": 0.21, "ece": 0.009}, calibration=((0.01, 0.012), (0.05, 0.043)),
+    )  # fmt: skip
+    worse = replace(model, last_time="2023-11-13 09:00:00", faults=32)
+    words = "log loss of the last 28 days 0.09120, {} 0.09{}"
+    better = Trained(model, True, words.format("the prior of published rates", "340"))
+    refused = words.format("the one in use (of 2023-11-07 09:00:00)", "070")
+    for days, one in ((7, better), (1, Trained(worse, False, f"{refused}: worse, so that the one in use stays"))):  # fmt: skip
+        put_model(live, (START_NS - days * 86_400 * SECOND_NS) // 1000, one)
 
 
 def _put_parts(live: Any, broken: str) -> None:
@@ -351,6 +370,7 @@ def night(folder: Path) -> Iterator[Night]:
         store.submit_own(OWN)
         _advise(store, one)
         store.in_transaction(lambda live: put(live, CLOCKS))
+        store.in_transaction(_put_models)
         store.in_transaction(lambda live: _put_declared(live, one.fleet.declared))
         store.in_transaction(lambda live: live.execute(ROLLUPS))
         store.in_transaction(lambda live: _put_parts(live, one.simulated.truth[2].device))

@@ -23,7 +23,7 @@ from tests.aggregator.world import World, gpu_of, throttle
 
 #: A model that was trained here, as if: who failed fails again.
 TRAINED = HazardModel(
-    "a test", False, "all classes", -5.0, (1.1, 0.7, 1.3, 0.3, 0.9, 0.1), last_time="2026-11-20"
+    "a test", False, "all classes", -5.0, (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.6, 0.4), last_time="2026-11-20"
 )
 
 
@@ -82,7 +82,7 @@ def test_contributions_of_rules_and_model_add_up(world: World) -> None:
         total = host.inputs.log_hazard_base + sum(e.log_hazard_delta for e in host.evidence)
         assert np.exp(total) == pytest.approx(host.hazard_per_hour, rel=1e-12)
         of_model = [e for e in host.evidence if e.signal.startswith("hazard.")]
-        assert len(of_model) == (3 if host.node_index == 1 else 0)  # an XID; it has not returned
+        assert len(of_model) == (4 if host.node_index == 1 else 0)  # an XID; it has not returned
         assert all(e.normal and e.unit and e.sql for e in of_model)
     assert np.allclose(
         snapshot.columns.hazard_per_hour, [h.hazard_per_hour for h in snapshot.hosts], rtol=1e-6
@@ -97,7 +97,7 @@ def test_a_row_of_before_says_that_it_has_no_inputs(tmp_path: Path) -> None:
 
 def test_a_model_that_says_what_is_no_number_is_not_believed(world: World) -> None:
     """NaN in a model's answer would be NaN for a scheduler: the prior stands in its place."""
-    no_number = replace(TRAINED, weights=(np.nan,) * 6)
+    no_number = replace(TRAINED, weights=(np.nan,) * 8)
     broken = judge(world.fleet, world.now_ns, world.snapshot, model=no_number)
     prior = judge(world.fleet, world.now_ns, world.snapshot)
     assert np.array_equal(broken.columns.score, prior.columns.score)

@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from gangline.aggregator.judgement.features import evidence_of
 from gangline.aggregator.store import latest, newfile, opsfile
 from gangline.aggregator.store.layout import LAYOUTS
 from gangline.aggregator.store.opscopies import COPIES, Copy
@@ -116,6 +117,33 @@ def test_devices_are_all_there_and_written_once(live: Live) -> None:
         ("b", 2),
     ]
     assert live.left_out() == []
+
+
+def test_what_a_hazard_is_explained_by_is_there_after_months(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "It returned from a fault 12 days ago", and the query beside it showed nothing: cleared findings were left out."""
+    for table, columns, words, since, cleared in (
+        ("findings", ", subject, words", ", '', 'stands'", 1, None),
+        ("findings", ", subject, words", ", '', 'of now'", 3, 0),
+        ("findings", ", subject, words", ", '', 'of late'", 13, 12),
+        ("past_findings", "", "", 101, 100),
+    ):
+        ago = [f"make_timestamp({NOW_NS // 1000}) - to_days({days})" if days is not None else "NULL" for days in (since, cleared)]  # fmt: skip
+        live.put(
+            f"INSERT INTO {table} (host, name, since, cleared{columns}) SELECT 'a', 'gpu.xid', {ago[0]}, {ago[1]}{words}"
+        )
+    live.write()
+    query = evidence_of(0, "a", 1.0, 0.1, -0.01, 1).sql
+    expected = ["stands", "of now", "of late", None]
+    assert [words for *_, words in live.asked(query)] == expected
+    with live.writer.cursor() as cursor:
+        assert [words for *_, words in cursor.execute(query).fetchall()] == expected
+    assert live.asked("SELECT count(*) FROM ops.findings") == [(2,)]
+    assert live.left_out() == []
+    monkeypatch.setattr(opsfile, "CLEARED", Copy("cleared_findings", 2, "cleared"))
+    live.write(after_seconds=700)  # the base is made anew
+    assert live.left_out() == ["cleared_findings: the newest 2 of 3 rows"]
 
 
 def test_a_large_fleet_keeps_its_devices_for_a_minute(

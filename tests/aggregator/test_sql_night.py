@@ -205,6 +205,14 @@ SHOWN: list[tuple[str, Rows]] = [
         "SELECT count(*) AS n FROM ops.ports WHERE active AND rate_gigabits_per_second = 400",
         [{"n": 64}],
     ),
+    (
+        "SELECT status, faults, split_part(why, ': ', 2) AS why FROM ops.models",
+        [
+            {"status": "in use", "faults": 31, "why": ""},
+            {"status": "refused", "faults": 32, "why": "worse, so that the one in use stays"},
+            {"status": "replaced", "faults": None, "why": "no model was trained here before"},
+        ],
+    ),
     ("SELECT ops.clock_reasons(4::UBIGINT) AS why", [{"why": "power cap"}]),
 ]
 

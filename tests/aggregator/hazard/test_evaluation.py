@@ -94,6 +94,33 @@ def test_a_split_that_leaves_nothing_is_refused(
     assert words in str(refused.value)
 
 
+def test_a_recording_without_hardware_faults_has_its_other_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another cluster's record names no level of that name: one table, and words in the place of the other."""
+    rows = recording(rate=0.006)
+    for row in rows:
+        row["fault_type"]["Level"] = "Other Failure"
+    path = tmp_path / "other_100_nodes.json"
+    path.write_bytes(data_of(rows))
+    command = ["evaluate", "hazard", str(path), "--train-until", "90", "--bootstrap", "2"]
+    assert cli.main([*command, "--quiet"]) == cli.OK
+    told = capsys.readouterr().out
+    assert told.count(f"| {MODEL} ") == 1
+    assert "### Faults: hardware\n\nNo table: 0 of " in told
+    assert "nothing can be told from them" in told
+
+
+def test_three_nodes_and_a_split_near_the_end_give_figures() -> None:
+    """A rack of a few nodes, judged on its last two days."""
+    faults = parse_events(data_of(recording(nodes=3, rate=0.05, days=120))).among(3)
+    found = evaluate(faults, replace(TERMS, train_until=int(faults.end_days) - 9))
+    assert found.last_day - found.first_day <= 2
+    (row, *_), model = found.tables[0].rows, found.tables[0].model
+    assert 0.0 <= row.auc.value <= 1.0
+    assert np.isfinite(model.weights).all()
+
+
 def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Words with the file's name, no traceback."""
     command = ["evaluate", "hazard", "--train-until", "9"]

@@ -65,13 +65,14 @@ def test_the_bootstrap_draws_nodes_not_days() -> None:
     """One node that fails each day is one observation: drawn by day, the interval would be too narrow."""
     node = np.repeat(np.arange(10), 50)
     outcome = (node == 0).astype(np.float64)
-    found = bootstrapped(lambda weight: float((weight * outcome).sum() / 500), node, 10, 300, 1)
+    drawn = bootstrapped(lambda weight: float((weight * outcome).sum() / 500), node, 10, 300, 1)
+    found = drawn.estimate()
     assert found.value == pytest.approx(0.1)
     assert found.lower == 0.0  # a fleet without that node
     assert found.upper == pytest.approx(0.3)
-    assert found == bootstrapped(
-        lambda weight: float((weight * outcome).sum() / 500), node, 10, 300, 1
-    )
+    again = bootstrapped(lambda weight: float((weight * outcome).sum() / 500), node, 10, 300, 1)
+    assert found == again.estimate()
+    assert set(drawn.less(again).draws.tolist()) == {0.0}  # of the same fleets
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=60))

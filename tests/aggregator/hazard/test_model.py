@@ -55,7 +55,8 @@ def test_contributions_add_up(model: HazardModel, row: list[float]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"weights": {}}, "weights: expected one for each of"),
+        ({"weights": {}}, "weights: expected some of"),
+        ({"weights": {"age": 1.0}}, "weights: expected some of"),
         ({"base_log_hazard_per_day": 51}, "base_log_hazard_per_day: expected a number within"),
         ({"base_log_hazard_per_day": "x"}, "base_log_hazard_per_day: expected a number within"),
         ({"is_prior": 1}, "is_prior: expected true or false"),

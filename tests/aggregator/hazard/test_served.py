@@ -41,7 +41,12 @@ HOSTS = ("a", "b", "c", "late")
 FOUND = ("gpu.xid", "gpu.lost", "clock.offset")
 PAST = "cleared IS NOT NULL AND subject = 'y'"
 TRAINED = HazardModel(
-    "a test", False, "all classes", -5.0, (1.1, 0.7, 1.3, 0.3, 0.9, 0.1), last_time="2026-11-20"
+    "a test",
+    False,
+    "all classes",
+    -5.0,
+    (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.6, 0.4),
+    last_time="2026-11-20",
 )
 
 

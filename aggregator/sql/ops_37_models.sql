@@ -1,0 +1,24 @@
+-- The models of hazard that were trained here, and which of them judges: the newest that was accepted, else the prior.
+CREATE OR REPLACE VIEW ops.models AS
+WITH trained AS (
+    SELECT
+        'trained ' || strftime(last_time, '%Y-%m-%d %H:%M:%S') || ' ' || left(sha256(model), 8) AS version,
+        *, max(time) FILTER (WHERE accepted) OVER () AS newest
+    FROM main.models
+),
+known AS (
+    SELECT
+        version,
+        CASE WHEN NOT accepted THEN 'refused' WHEN time = newest THEN 'in use' ELSE 'replaced' END AS status,
+        time AS trained, words AS why, outcome, first_time, last_time, nodes, faults, metrics['auc'] AS auc,
+        metrics['recall'] AS recall, metrics['ece'] AS ece, metrics, calibration
+    FROM trained
+    UNION ALL BY NAME
+    SELECT
+        'prior' AS version,
+        CASE WHEN EXISTS (FROM trained WHERE accepted) THEN 'replaced' ELSE 'in use' END AS status,
+        'rates of the public record: no model was trained here before' AS why
+)
+FROM known ORDER BY status != 'in use', trained DESC NULLS LAST;
+COMMENT ON VIEW ops.models IS
+    'which model of hazard judges (scores.hazard_model), what it was made from, how good it was out of fold, and why others were refused: SELECT version, status, why, faults, auc, ece FROM ops.models';

@@ -1,0 +1,123 @@
+"""One host of which there is a recording, under the real judge: readings by real frames, events as the agent tells them.
+
+Time is handed in. What is found is gathered over the whole recording, not at its end alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gangline.agent.framing import Framer
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.ingest.reading import received
+from gangline.aggregator.judgement.judge import Judgement, judge
+from gangline.aggregator.judgement.rules.agent import ENOUGH_SECONDS
+from gangline.aggregator.verdicts import State
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import TABLES, Kind
+from gangline.fingerprints.wire import telemetry_pb2
+
+SECOND_NS = 1_000_000_000
+START_NS, UPTIME_NS = 1_700_000_000 * SECOND_NS, 3_600 * SECOND_NS
+BOOT_ID, RUN_ID = b"B" * 16, b"R" * 16
+HOST = "recorded"
+
+
+@dataclass
+class Bed:
+    """A fleet of one host, and what was found of it so far."""
+
+    devices: Sequence[telemetry_pb2.Device] = ()
+    fleet: Fleet = field(default_factory=Fleet)
+    now_ns: int = START_NS
+    #: Readings with a value, events, and judgements.
+    readings: int = 0
+    events: int = 0
+    judgements: int = 0
+    #: (what, device): signals of evidence, and names of findings.
+    found: set[tuple[str, str]] = field(default_factory=set)
+    states: set[State] = field(default_factory=set)
+    #: What the judge said of its own rules that failed, or of an outage.
+    degraded: set[str] = field(default_factory=set)
+    _framer: Framer = field(default_factory=lambda: Framer(RUN_ID, BOOT_ID))
+    _sequence: int = 0
+    _judged: Judgement | None = None
+
+    def __post_init__(self) -> None:
+        self.fleet.register(
+            HOST, simulated=False, boot_id=BOOT_ID, devices=self.devices,
+            booted_ns=START_NS - UPTIME_NS,
+        )  # fmt: skip
+        # A host is UNKNOWN until it was heard for a while: what comes after that is looked at.
+        for _ in range(round(ENOUGH_SECONDS) + 1):
+            self._pass([])
+
+    @property
+    def boottime_ns(self) -> int:
+        """Of the host."""
+        return self.now_ns - START_NS + UPTIME_NS
+
+    def second(self, blocks: Sequence[Block]) -> None:
+        """Let a second pass in which *blocks* come, and judge."""
+        self.readings += sum(
+            value is not None
+            for block in blocks
+            for row in range(block.rows)
+            for _, value in block.values(row)
+        )
+        self._pass(blocks)
+        self._gather()
+
+    def still(self, seconds: int, blocks: Sequence[Block] = ()) -> None:
+        """Let *seconds* pass in which *blocks* come again and again, and judge. They count once."""
+        if seconds:
+            self.second(blocks)
+        for _ in range(seconds - 1):
+            self._pass(blocks)
+            self._gather()
+
+    def _pass(self, blocks: Sequence[Block]) -> None:
+        self.now_ns += SECOND_NS
+        self._sequence += 1
+        data = self._framer.frame(self._sequence, self.boottime_ns, self.now_ns, blocks)
+        if self._framer.left_out:
+            raise ValueError(f"readings that a frame cannot carry: {self._framer.left_out}")
+        self.fleet.observe(HOST, received(data), self.now_ns)
+        self._judged = judge(self.fleet, self.now_ns, self._judged)
+
+    def event(self, event: telemetry_pb2.HealthEvent) -> None:
+        """Hear of *event*, as of now."""
+        self.events += 1
+        event.boottime_ns, event.wall_time_ns = self.boottime_ns, self.now_ns
+        self.fleet.event(HOST, event, self.now_ns, self.now_ns)
+
+    def _gather(self) -> None:
+        assert self._judged is not None
+        self.judgements += 1
+        (host,) = self._judged.hosts
+        self.states.add(host.state)
+        self.found |= {(one.signal, one.device) for one in host.evidence}
+        self.found |= {(name, subject.split(" ")[0]) for _, name, subject in self.fleet.findings}
+        if self._judged.degraded_reason:
+            self.degraded.add(self._judged.degraded_reason)
+
+
+def block_of(table: str, rows: Mapping[str, Mapping[str, float | None]]) -> Block:
+    """Return a block of *rows*, by device and column; what is not named is missing. Raises KeyError for a name that is no column."""
+    made = Block(table, list(rows))
+    columns = {signal.column: (at, signal.kind) for at, signal in enumerate(TABLES[table])}
+    for row, values in enumerate(rows.values()):
+        for name, value in values.items():
+            at, kind = columns[name]
+            if kind is Kind.GAUGE:
+                made.put_float(at, row, value)
+            else:
+                made.put_int(at, row, None if value is None else int(value))
+    return made
+
+
+def outcomes_of(turns: Iterable[tuple[str, int]]) -> Block:
+    """Return how the turns of collectors (name, outcome) ended, as the agent tells it."""
+    rows = {name: {"turn_seconds": 0.001, "outcome_state": outcome} for name, outcome in turns}
+    return block_of("collector_10s", rows)

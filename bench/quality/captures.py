@@ -1,0 +1,197 @@
+"""Recordings that others made of real hosts, through the real parsers and the real judge: what is found, and is it true?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import log
+from pathlib import Path
+
+from gangline.aggregator.verdicts import State
+from gangline.fingerprints.wire import telemetry_pb2
+
+from . import feeding
+from .bed import SECOND_NS, START_NS, Bed
+from .feeding import GPUS
+
+#: Recordings that are no part of the project: beside the checkout.
+DATA = Path(__file__).parents[2] / "../shared/data"
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A recording, how it is fed, and what is truly wrong in it."""
+
+    path: str  # below DATA
+    what: str
+    feed: Callable[[Path, Bed], tuple[int, str]]  # returns how much was read, and of what
+    #: Signal -> why it is true.
+    true: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[telemetry_pb2.Device, ...] = ()
+
+
+@dataclass(frozen=True)
+class Told:
+    """What came of one recording."""
+
+    capture: Capture
+    read: int
+    unit: str
+    bed: Bed
+
+    @property
+    def true(self) -> list[tuple[str, str]]:
+        """What was found and is so."""
+        return sorted(one for one in self.bed.found if one[0] in self.capture.true)
+
+    @property
+    def false(self) -> list[tuple[str, str]]:
+        """What was found and is not so; a state without a finding is one, too."""
+        false = sorted(one for one in self.bed.found if one[0] not in self.capture.true)
+        false += [(words, "the judge itself") for words in sorted(self.bed.degraded)]
+        ill = self.bed.states - {State.HEALTHY}
+        return false + ([(f"state {s.name}", "host") for s in sorted(ill)] if not self.true else [])
+
+
+def _gpus(count: int) -> tuple[telemetry_pb2.Device, ...]:
+    attributes = {"name": "NVIDIA H100 80GB HBM3"}
+    return tuple(
+        telemetry_pb2.Device(kind="gpu", key=key, attributes=attributes) for key in GPUS[:count]
+    )
+
+
+_UNSEEN = "the recording holds less than root sees (configuration space, other users' processes)"
+_CEILING = (
+    "every port's 4-bit counter of buffer overruns stands at 15 for ever, one of link_downed at 255"
+)
+
+CAPTURES = (
+    Capture(
+        "kernel_log/dmesg-with-xid-119.log", "kernel log: a GSP that hangs (leptonai/gpud, Apache-2.0)",
+        feeding.kernel_log,
+        {"gpu.xid": "five XID 119", "gpu.driver_message": "what the driver says of it"},
+    ),
+    Capture(
+        "kernel_log/kmsg.1.log", "kernel log: an ordinary boot (leptonai/gpud, Apache-2.0)",
+        feeding.kernel_log,
+    ),
+    Capture(
+        "rdma/sys-class-infiniband-h100.0", "sysfs: nine RDMA devices of an H100 host (leptonai/gpud, Apache-2.0)",
+        feeding.infiniband,
+        {"counter.saturated": _CEILING, "rdma.buffer_overrun_errors": _CEILING, "rdma.link_downed_events": _CEILING},
+    ),
+    Capture(
+        "rdma/procfs_fixtures.ttar", "/proc and /sys of many drivers (prometheus/procfs, Apache-2.0)",
+        feeding.ttar, {"collector.outcome_state": _UNSEEN},
+    ),
+    Capture(
+        "topology/40intel64-2g2n4c+pcilocality.tar.bz2", "/sys of a host of four NUMA nodes (open-mpi/hwloc, BSD)",
+        feeding.tar, {"collector.outcome_state": _UNSEEN},
+    ),
+    Capture(
+        "nvidia_smi/linux-x86_64__nvidia-h100-80gb-hbm3__590.48.01.txt",
+        "nvidia-smi: an H100 idle, then under load (utkuozdemir/nvidia_gpu_exporter, MIT)",
+        feeding.smi, devices=_gpus(1),
+    ),
+    Capture(
+        "power/h100x8_ckpt_every_10.csv",
+        "8 x H100 that train, a checkpoint every 10 steps (grantwilkins/training_profile, measured here only)",
+        feeding.power, devices=_gpus(8),
+    ),
+    Capture(
+        "power/h100x8_ckpt_every_100.csv", "the same, every 100 steps (measured here only)",
+        feeding.power, devices=_gpus(8),
+    ),
+)  # fmt: skip
+
+#: What of the recordings does not reach the judge, and why.
+NOT_REACHED = (
+    ("stragglers/trace-*.parquet", "timers of each operation of a training framework: no agent reads them"),
+    ("topology/ndv5-topo.xml, topograph_nvl72.yaml", "how hosts are wired, in forms that are not read (topology comes from sysfs, labels, and Topograph's graph as JSON)"),
+    ("xid/catalogue.csv", "a table of codes; the policy is compared with it by its own tests"),
+)  # fmt: skip
+
+
+def told_of(capture: Capture, data: Path = DATA) -> Told:
+    """Return what comes of *capture*."""
+    bed = Bed(capture.devices)
+    read, unit = capture.feed(data / capture.path, bed)
+    return Told(capture, read, unit, bed)
+
+
+def section(seed: int, progress: Callable[[str, float], None]) -> str:
+    """Return the tables as Markdown. *seed*: nothing is drawn here."""
+    there = [one for one in CAPTURES if (DATA / one.path).exists()]
+    found = []
+    for at, capture in enumerate(there):
+        progress(capture.path, at / len(there))
+        found.append(told_of(capture))
+    return "\n".join(
+        (*_head(), *(_table(found) if found else ["The recordings are not here."]), "")
+    )
+
+
+def _head() -> list[str]:
+    return [
+        "## Real: logs, sysfs, captures",
+        "",
+        "    python -m bench.quality --only captures",
+        "",
+        "What others recorded of real hosts (`../shared/data`, no part of the project), each as one host: files through the agent's own",
+        "collectors and its follower of the kernel's log, readings through real frames, the real judge each second. nvidia-smi and the power",
+        "logs are no files of a host: their fields are put under the columns that the agent fills from NVML. A host that stands still is judged for",
+        f"{feeding.STILL_SECONDS} s. A finding is whatever is told of a host: evidence, a finding on record, a state other than HEALTHY. *True*: it is so, and why is said below;",
+        "all others are *false*. All but the first recording are negative controls; what is true in them is no fault of a host.",
+        "",
+    ]
+
+
+def _table(found: list[Told]) -> list[str]:
+    heads = ("recording", "read", "readings", "events", "judged", "true", "false", "state at worst")
+    rows = [heads, *(_cells(one) for one in found)]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    hours = sum(one.bed.now_ns - START_NS for one in found) / SECOND_NS / 3600
+    false = sum(len(one.false) for one in found)
+    ill = [
+        f"- {one.capture.path}: {signal} of {device}"
+        for one in found
+        for signal, device in one.false
+    ]
+    why = {f"{signal}: {words}" for one in found for signal, words in one.capture.true.items()}
+    return [
+        lines[0],
+        "|" + "---|" * len(heads),
+        *lines[1:],
+        "",
+        f"**{false} false findings** in {hours:.2f} host-hours{_rate(hours) if not false else ''}.",
+        *ill,
+        "",
+        "True, and why:",
+        *sorted(f"- {one}" for one in why),
+        "",
+        "Not reached:",
+        *(f"- `{path}`: {words}" for path, words in NOT_REACHED),
+    ]  # fmt: skip
+
+
+def _rate(hours: float) -> str:
+    """Return what none says of the rate: the upper end of the 90 % interval of a Poisson count of 0."""
+    return (
+        f": at 90 % fewer than {-log(0.05) / hours:.1f} an hour, no more. That parsers and rules hold on real forms is shown here; "
+        "how rare false findings are is for the simulated tables"
+    )
+
+
+def _cells(one: Told) -> tuple[str, ...]:
+    bed = one.bed
+    worst = max(bed.states, key=lambda state: state.value) if bed.states else State.UNKNOWN
+    return (
+        f"`{one.capture.path}`: {one.capture.what}",
+        f"{one.read:,} {one.unit}",
+        f"{bed.readings:,}",
+        str(bed.events),
+        f"{bed.judgements:,} s",
+        str(len(one.true)),
+        str(len(one.false)),
+        worst.name,
+    )

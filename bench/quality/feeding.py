@@ -1,0 +1,235 @@
+"""From a recording to the judge: each kind of file by the parser that a host would use."""
+
+from __future__ import annotations
+
+import csv
+import re
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from gangline.agent.collectors import COLLECTORS
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.kernel_log.driver import Decoder
+from gangline.agent.kernel_log.follow import Follower
+from gangline.agent.kernel_log.position import Keeper
+from gangline.agent.kernel_log.stamps import Stamps
+from gangline.agent.turn import Outcome, take_turn
+from gangline.fingerprints.wire import telemetry_pb2
+
+from .bed import Bed, block_of, outcomes_of
+
+#: A recorded host that stands still is judged for so long: longer than any rule's window of a minute.
+STILL_SECONDS = 90
+#: What asks a driver or the kernel of this machine, and not a file of the recorded one.
+NOT_FILES = ("gpu", "filesystem_60s", "clock_10s", "nvme_60s", "kernel_log")
+
+
+class Stopped:
+    """A clock of a host that stands still."""
+
+    def boottime_ns(self) -> int:
+        """Return 0."""
+        return 0
+
+    def wall_ns(self) -> int:
+        """Return 0."""
+        return 0
+
+
+def kernel_log(path: Path, bed: Bed) -> tuple[int, str]:
+    """Feed a log, as /dev/kmsg gives it or as `dmesg -T` prints it, to what follows the kernel's log."""
+    lines = path.read_bytes().splitlines()
+    heard: list[telemetry_pb2.HealthEvent] = []
+
+    def tell(event: telemetry_pb2.HealthEvent) -> bool:
+        heard.append(event)
+        return True
+
+    clock = Stopped()
+    follower = Follower(b"B" * 16, tell, Keeper(None), clock, Stamps(), Decoder(lambda: "").decode)
+    follower.opened()
+    for line in _records(lines):
+        follower.take(line, live=False)
+        bed.second([])
+        for event in heard:
+            bed.event(event)
+        heard.clear()
+    follower.finish()
+    bed.still(STILL_SECONDS)
+    if follower.not_understood_count:
+        raise ValueError(f"{path}: {follower.not_understood_count} records not understood")
+    return len(lines), "lines"
+
+
+def _records(lines: list[bytes]) -> Iterator[bytes]:
+    """Yield records of /dev/kmsg; those of `dmesg -T` are given a level, a number and a time."""
+    for number, line in enumerate(lines):
+        printed = re.match(rb"\[[^]]*\] ?(.*)", line)
+        yield b"4,%d,%d,-;%s" % (number, 1_000_000 + number, printed[1]) if printed else line
+
+
+def infiniband(path: Path, bed: Bed) -> tuple[int, str]:
+    """Feed the ports of a host."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "sys/class").mkdir(parents=True)
+        (Path(folder) / "sys/class/infiniband").symlink_to(path.resolve())
+        _host(Path(folder), bed)
+    return _files(path), "files"
+
+
+def ttar(path: Path, bed: Bed) -> tuple[int, str]:
+    """Feed a /proc and /sys that was packed as text."""
+    with tempfile.TemporaryDirectory() as folder:
+        _unpack_ttar(path, Path(folder))
+        _host(Path(folder) / "fixtures", bed)
+        return _files(Path(folder)), "files"
+
+
+def tar(path: Path, bed: Bed) -> tuple[int, str]:
+    """Feed a /sys that was packed by tar."""
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(path) as archive:
+            members = [one for one in archive if not _UNREAD.search(one.name)]
+            archive.extractall(folder, members, filter="tar")
+        _host(next(Path(folder).iterdir()), bed)
+    return len(members), "files"
+
+
+#: Of 11,495 entries, those that no collector looks at.
+_UNREAD = re.compile(
+    r"/dev/cpuset/|/cache/|/power/|/cpuidle/|/node/node\d+/(cpu|memory)\d|/msi_irqs/|/usb\d/"
+)
+
+
+def _host(root: Path, bed: Bed) -> None:
+    """Read a host that is a folder by every collector that reads files, and judge it for a while."""
+    roots = Roots(root / "sys", root / "proc", "no-nvml", dev=root / "dev", run=root / "run")
+    collectors = [
+        make(roots) for name, make in COLLECTORS.items() if not name.startswith(NOT_FILES)
+    ]
+    for collector in collectors:
+        take_turn(collector, Stopped())
+    turns = [take_turn(collector, Stopped()) for collector in collectors]
+    blocks = [block for turn in turns if turn.outcome is Outcome.OK for block in turn.blocks]
+    told = outcomes_of((turn.collector, int(turn.outcome)) for turn in turns)
+    bed.still(STILL_SECONDS, [*blocks, told])
+    for collector in collectors:
+        getattr(collector, "close", lambda: None)()
+
+
+def _files(folder: Path) -> int:
+    return sum(path.is_file() for path in folder.rglob("*"))
+
+
+def _unpack_ttar(archive: Path, folder: Path) -> None:
+    """Unpack `Directory:`, `Path:` + `Lines: N`, and `SymlinkTo:`. `EOF` ends a file without a line feed at its end."""
+    lines = iter(archive.read_text(errors="surrogateescape").split("\n"))
+    path = folder
+    for line in lines:
+        key, _, value = line.partition(": ")
+        if key in ("Directory", "Path"):
+            path = folder / value
+            (path if key == "Directory" else path.parent).mkdir(parents=True, exist_ok=True)
+        elif key == "SymlinkTo":
+            path.symlink_to(value)
+        elif key == "Lines":
+            text = "".join(f"{one}\n" for one in islice(lines, int(value)))
+            text = text.removesuffix("EOF\n").replace("NULLBYTE", "\0")
+            path.write_text(text, errors="surrogateescape")
+
+
+def power(path: Path, bed: Bed) -> tuple[int, str]:
+    """Feed eight GPUs that train: power, utilisation and memory; the last reading of each second."""
+    with path.open(newline="") as file:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(file)][1:]
+    by_second: dict[str, dict[str, Mapping[str, float | None]]] = {}
+    for at, (time, watts, busy, used) in enumerate(rows):
+        second = by_second.setdefault(time.partition(".")[0], {})
+        second[GPUS[at % len(GPUS)]] = {
+            "power_watts": _number(watts),
+            "utilization_ratio": _number(busy, 0.01),
+            "memory_used_bytes": _number(used, 1 << 20),
+        }
+    for second in by_second.values():
+        bed.second([block_of("gpu_1s", second)])
+    return len(rows), "rows"
+
+
+GPUS = tuple(f"GPU-{number}-recorded" for number in range(8))
+
+
+def smi(path: Path, bed: Bed) -> tuple[int, str]:
+    """Feed what `nvidia-smi --query-gpu` printed of a GPU idle and, after it, under load."""
+    lines = path.read_text().splitlines()
+    heads = [at for at, line in enumerate(lines) if line.startswith("timestamp, driver_version, ")]
+    for at in heads:
+        names = [re.sub(r" \[.*\]$", "", one) for one in lines[at].split(", ")]
+        row = dict(zip(names, lines[at + 1].split(", "), strict=True))
+        blocks = [
+            block_of(table, {GPUS[0]: {c: _number(row[f], by) for c, (f, by) in columns.items()}})
+            for table, columns in SMI.items()
+        ]
+        bed.still(STILL_SECONDS, blocks)
+    return len(lines), "lines"
+
+
+#: Table -> column -> (field of nvidia-smi, factor).
+SMI: dict[str, dict[str, tuple[str, float]]] = {
+    "gpu_1s": {
+        "sm_clock_hertz": ("clocks.current.sm", 1e6),
+        "memory_clock_hertz": ("clocks.current.memory", 1e6),
+        "clock_event_reasons_flags": ("clocks_event_reasons.active", 1),
+        "violation_power_nanoseconds": ("clocks_event_reasons_counters.sw_power_cap", 1e3),
+        "violation_sync_boost_nanoseconds": ("clocks_event_reasons_counters.sync_boost", 1e3),
+        "power_watts": ("power.draw.instant", 1),
+        "temperature_celsius": ("temperature.gpu", 1),
+        "temperature_margin_celsius": ("temperature.gpu.tlimit", 1),
+        "memory_temperature_celsius": ("temperature.memory", 1),
+        "utilization_ratio": ("utilization.gpu", 0.01),
+        "memory_utilization_ratio": ("utilization.memory", 0.01),
+        "memory_used_bytes": ("memory.used", 1 << 20),
+        "memory_free_bytes": ("memory.free", 1 << 20),
+    },
+    "gpu_10s": {
+        "sm_clock_max_hertz": ("clocks.max.sm", 1e6),
+        "power_limit_watts": ("enforced.power.limit", 1),
+        "memory_total_bytes": ("memory.total", 1 << 20),
+        "pcie_generation_number": ("pcie.link.gen.gpucurrent", 1),
+        "pcie_generation_max_number": ("pcie.link.gen.gpumax", 1),
+        "pcie_width_lanes": ("pcie.link.width.current", 1),
+        "pcie_width_max_lanes": ("pcie.link.width.max", 1),
+    },
+    "gpu_1s_changes": {
+        "ecc_corrected_volatile_errors": ("ecc.errors.corrected.volatile.total", 1),
+        "ecc_uncorrected_volatile_errors": ("ecc.errors.uncorrected.volatile.total", 1),
+        "violation_sw_thermal_nanoseconds": ("clocks_event_reasons_counters.sw_thermal_slowdown", 1e3),
+        "violation_hw_thermal_nanoseconds": ("clocks_event_reasons_counters.hw_thermal_slowdown", 1e3),
+        "violation_hw_power_brake_nanoseconds": (
+            "clocks_event_reasons_counters.hw_power_brake_slowdown", 1e3,
+        ),
+    },
+    "gpu_10s_changes": {
+        "ecc_corrected_lifetime_errors": ("ecc.errors.corrected.aggregate.total", 1),
+        "ecc_uncorrected_lifetime_errors": ("ecc.errors.uncorrected.aggregate.total", 1),
+        "remapped_correctable_rows": ("remapped_rows.correctable", 1),
+        "remapped_uncorrectable_rows": ("remapped_rows.uncorrectable", 1),
+        "remap_pending_state": ("remapped_rows.pending", 1),
+        "remap_failed_state": ("remapped_rows.failure", 1),
+        "remap_banks_none_count": ("remapped_rows.histogram.none", 1),
+    },
+}  # fmt: skip
+
+
+def _number(text: str, factor: float = 1.0) -> float | None:
+    """Return the number that *text* begins with, in the unit of a column; None where it is none ("[N/A]")."""
+    if text in ("No", "Yes"):
+        return float(text == "Yes")
+    if text.startswith("0x"):
+        return float(int(text, 16))
+    with suppress(ValueError, IndexError):
+        return float(text.split()[0]) * factor
+    return None

@@ -1,0 +1,103 @@
+"""Fleets that were made up, of many kinds: what decides who fails next differs, as it may from cluster to cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gangline.aggregator.hazard.events import Faults
+
+Floats = NDArray[np.float64]
+STEP_DAYS = 0.25
+#: Repair: lognormal, median 20 h (docs/simulation.md).
+REPAIR_MEDIAN_DAYS, REPAIR_SIGMA = 20 / 24, 1.6
+HARDWARE_SHARE = 0.6
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What makes hosts fail. Rates are of a day; assumed, around what is published of real fleets."""
+
+    rate: float = 0.003
+    frailty_shape: float = 0.0  # hosts differ by a Gamma of this shape and mean 1
+    lemon_share: float = 0.0  # so many fail fifteen times as often, the others 0.6 times
+    omori: float = 0.0  # after a return: rate x this / days
+    burst: float = 0.0  # after a return, fading over `burst_days`
+    burst_days: float = 2.0
+    excited: float = 0.0  # each fault adds this, fading over 30 days
+    shocks: float = 0.0  # a day: up to 6 % of all hosts at once
+    drift: bool = False  # the fleet's level rises and falls, severalfold
+    repaired: float = 1.0  # rate after the first fault, as a factor
+
+
+KINDS = {
+    "all alike": Kind(),
+    "hosts differ": Kind(frailty_shape=0.5),
+    "hosts differ much": Kind(frailty_shape=0.15),
+    "lemons": Kind(lemon_share=0.05),
+    "recency, 1 / days": Kind(omori=30.0),
+    "recency, two days": Kind(burst=0.15),
+    "recency, 45 days": Kind(burst=0.02, burst_days=45.0),
+    "each fault adds": Kind(excited=0.015),
+    "recency and shocks": Kind(omori=30.0, shocks=0.06),
+    "recency and drift": Kind(omori=30.0, drift=True),
+    "hosts differ, recency": Kind(frailty_shape=0.5, omori=30.0),
+    "lemons, two days": Kind(lemon_share=0.05, burst=0.15),
+    "repair makes better": Kind(repaired=0.3),
+    "all of it": Kind(frailty_shape=0.5, omori=30.0, shocks=0.06, drift=True),
+    "two days, shocks, drift": Kind(burst=0.15, shocks=0.06, drift=True),
+    "differ much, 45 days": Kind(frailty_shape=0.15, burst=0.02, burst_days=45.0),
+}
+
+
+def made_up(name: str, nodes: int, days: int, seed: int) -> Faults:
+    """Return the faults of a fleet of the kind *name*; the same for the same arguments."""
+    source = np.random.default_rng([seed, crc32(name.encode()), nodes, days])
+    rows = sorted(_faults(KINDS[name], nodes, days, source), key=lambda row: row[1])
+    node, start, end = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    hardware = source.random(len(node)) < HARDWARE_SHARE
+    end = np.where(end < days, end, np.inf)
+    names = tuple(f"node-{at}" for at in range(nodes))
+    return Faults(names, node.astype(np.intp), start, end, hardware, float(days))
+
+
+def _faults(
+    kind: Kind, nodes: int, days: int, source: np.random.Generator
+) -> Iterator[tuple[float, float, float]]:
+    """Yield node, start, end."""
+    own = _own_rates(kind, nodes, source)
+    excited, level = np.zeros(nodes), 0.0
+    returned = np.full(nodes, -np.inf)  # in future: it is down
+    for at in np.arange(0.0, days, STEP_DAYS):
+        level = 0.98 * level + source.normal(0.0, 0.13) if kind.drift else 0.0
+        hazard = own * np.exp(level) + excited + _after_return(kind, at - returned)
+        chance = -np.expm1(-hazard * STEP_DAYS)
+        if source.random() < kind.shocks * STEP_DAYS:
+            chance = np.maximum(chance, source.random(nodes) < source.uniform(0.005, 0.06))
+        excited *= np.exp(-STEP_DAYS / 30.0)
+        for node in np.flatnonzero((returned <= at) & (source.random(nodes) < chance)):
+            start = at + source.uniform(0.0, STEP_DAYS)
+            repair = source.lognormal(np.log(REPAIR_MEDIAN_DAYS), REPAIR_SIGMA)
+            if returned[node] == -np.inf:
+                own[node] *= kind.repaired
+            returned[node] = start + max(0.02, repair)
+            excited[node] += kind.excited
+            yield float(node), start, returned[node]
+
+
+def _own_rates(kind: Kind, nodes: int, source: np.random.Generator) -> Floats:
+    rates = np.full(nodes, kind.rate)
+    if kind.frailty_shape:
+        rates *= source.gamma(kind.frailty_shape, 1.0 / kind.frailty_shape, nodes)
+    if kind.lemon_share:
+        rates *= np.where(source.random(nodes) < kind.lemon_share, 15.0, 0.6)
+    return rates
+
+
+def _after_return(kind: Kind, since_days: Floats) -> Floats:
+    since = np.maximum(since_days, 0.0)
+    return kind.rate * kind.omori / (since + 0.2) + kind.burst * np.exp(-since / kind.burst_days)

@@ -1,0 +1,45 @@
+"""docs/quality.md, the table of hazard: the command's own, with what shows that it can be empty."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.quality import hazard
+from bench.quality.hazard import section, shuffled
+from gangline.aggregator.hazard.evaluation import Terms, evaluate
+from gangline.aggregator.hazard.events import parse_events
+from gangline.aggregator.hazard.tables import markdown
+from tests.aggregator.hazard.fleets import data_of, recording
+
+
+def test_the_section_is_the_commands_table_and_a_control(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page whose tables were made by another code than the command that it names."""
+    monkeypatch.setattr(hazard, "TRAIN_UNTIL", 90)
+    monkeypatch.setattr(hazard, "CONTROLS", 1)
+    monkeypatch.setattr(hazard, "DRAWS", 4)
+    path = tmp_path / "made_up_100_nodes.json"
+    path.write_bytes(data_of(recording(rate=0.006)))
+    heard: list[str] = []
+    told = section(3, lambda what, share: heard.append(what), path)
+    faults = parse_events(path.read_bytes()).among(100)
+    assert told.startswith("## Real: hazard\n")
+    assert markdown(evaluate(faults, Terms(90, 100, 1.0, 4, seed=3))) in told
+    assert "### Negative control" in told and "negative controls" in heard
+    assert "is not here" in section(3, lambda what, share: None, tmp_path / "none.json")
+
+
+def test_faults_without_a_history_cannot_be_ranked() -> None:
+    """A table that shows skill where there is none."""
+    faults = parse_events(data_of(recording(rate=0.006, nodes=150))).among(150)
+    terms = Terms(90, 150, 1.0, draws=2)
+    real, control = (
+        evaluate(one, terms).tables[0].rows[0].auc.value for one in (faults, shuffled(faults, 1))
+    )
+    assert real > 0.65
+    assert control == pytest.approx(0.5, abs=0.06)
+    assert np.array_equal(shuffled(faults, 1).start, faults.start)
