@@ -293,20 +293,27 @@ class AggregatorConfig:
         604_800.0, low=60, high=31_536_000, says="a host that came back is on probation for so long"
     )
 
+    # scores: a process of its own for whoever asks for them often
+    listen_scores: str = setting(
+        "",
+        says="address:port where a process of its own answers ScoreService, beside `listen`, which answers it too: "
+        "judging and ingest do not hold it up; with TLS as on `listen`; empty: none",
+    )
+
 
 def declared_path(config: AggregatorConfig) -> Path | None:
     """Return where people's declarations are; None: nowhere."""
     return Path(config.declared) if config.declared else None
 
 
-def parse_listen(text: str, *, beyond_loopback: bool) -> tuple[str, int]:
+def parse_listen(text: str, *, beyond_loopback: bool, name: str = "listen") -> tuple[str, int]:
     """Return (address, port) of `address:port`. Raises SettingsError with what would be right."""
     address, port = _address_port(text)
     if not port:
-        raise SettingsError(f"listen = {text!r}: expected {_ADDRESS_PORT} 127.0.0.1:7600")
+        raise SettingsError(f"{name} = {text!r}: expected {_ADDRESS_PORT} 127.0.0.1:7600")
     if not _is_loopback(address) and not beyond_loopback:
         raise SettingsError(
-            f"listen = {text!r}: {address or 'no address'} is not loopback, and without TLS all would be "
+            f"{name} = {text!r}: {address or 'no address'} is not loopback, and without TLS all would be "
             "plain text; set tls_certificate_file and tls_key_file (`gangline admin cert` makes them), "
             "listen on 127.0.0.1, or say --set listen_beyond_loopback=true if the network is trusted"
         )

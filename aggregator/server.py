@@ -33,7 +33,6 @@ from ..fingerprints.wire.query_pb2_grpc import add_QueryServiceServicer_to_serve
 from ..fingerprints.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
 from ..fingerprints.wire.telemetry_pb2_grpc import add_TelemetryServiceServicer_to_server
 from .access.door import Door
-from .access.guard import Guard
 from .advice.book import Book
 from .advice.gangs import Gangs
 from .advice.limits import limits_of
@@ -59,14 +58,15 @@ from .judgement.faults import Faults
 from .judgement.judge import FAULT_RULES, JUDGED_FINDINGS, Judgement, judge
 from .judgement.restart import Before, restore
 from .permits import Permits
+from .scores.supervisor import ScoreProcess, ScoreProcessError
 from .service.admin import AdminService
 from .service.advisory import AdvisoryService
-from .service.errors import Errors
 from .service.metrics import MetricsServer, listener
 from .service.outcome import OutcomeService
 from .service.permit import PermitService
 from .service.query import QueryService
 from .service.score import ScoreService
+from .service.serving import make_server
 from .service.telemetry import TelemetryService
 from .service.turns import Turns
 from .store.known import NOT_LOOKED_AT
@@ -131,8 +131,11 @@ class Aggregator:
         """Open the store and serve. Raises SettingsError, StoreError or StartError, with words."""
         self.door = Door(self._config, lambda: self._wall_ns() / 1e9)
         self._addresses = _addresses(self._config)
+        self.scores = self._score_process()
         for address, port in self._addresses:
             _refuse_taken(address, port)  # before anything is written
+        if self.scores is not None:
+            _refuse_taken(self.scores.address, self.scores.port, "--set listen_scores=")
         metrics = self._metrics_socket()
         if few := descriptors.words(descriptors.raise_limit()[0], self._config.hosts_max):
             log.warning("%s", few)
@@ -166,10 +169,13 @@ class Aggregator:
             self.door.listens(ports)
             for server in self._servers:
                 await server.start()
+            await self._start_scores()
             self._watch = self._make_watch(metrics)
             self.query.start()
         except BaseException:
             _close(metrics)
+            if self.scores is not None:
+                await self.scores.close()
             self.store.close()
             raise
         self._lag.start()
@@ -180,6 +186,25 @@ class Aggregator:
         await self._health.set(SCORE, _SERVING if self.holder.snapshot else _NOT_SERVING)
         self._judge_task = asyncio.create_task(self._judge_always())
         self._door_task = asyncio.create_task(self.door.watch())
+
+    def _score_process(self) -> ScoreProcess | None:
+        """Return what is to answer on `listen_scores`, if anything. Raises SettingsError."""
+        config = self._config
+        if not config.listen_scores:
+            return None
+        beyond = _beyond_loopback(config)
+        where = parse_listen(config.listen_scores, beyond_loopback=beyond, name="listen_scores")
+        return ScoreProcess(config, where, self.door, self._calls)
+
+    async def _start_scores(self) -> None:
+        if self.scores is None:
+            return
+        try:
+            await self.scores.start()
+        except (ScoreProcessError, OSError) as error:
+            raise StartError(f"listen_scores = {self._config.listen_scores!r}: {error}") from error
+        if self.holder.snapshot is not None:
+            self.scores.tell(self.holder.snapshot)
 
     def _remember(self) -> None:
         """Answer as before the restart, until the hosts have spoken."""
@@ -272,11 +297,12 @@ class Aggregator:
         parts = Parts(
             self._config, self.fleet, self.store, self._ingest, self._calls, self._lag,
             self.door, self.turns, self.query.processes,
-            lambda: self._telemetry.streams, lambda: self._judge_seconds,
+            lambda: self._telemetry.streams, lambda: self._judge_seconds, self.scores,
         )  # fmt: skip
 
         def machine(now_ns: int) -> Machine:
-            return look(self._config.data, {self.port, self.token_port}, now_ns)
+            ports = {self.port, self.token_port, *([self.scores.port] if self.scores else ())}
+            return look(self._config.data, ports, now_ns)
 
         self._own = OwnHealth(parts, machine, self._wall_ns)
         loop = asyncio.get_running_loop()
@@ -289,22 +315,12 @@ class Aggregator:
             loop.call_soon_threadsafe(lambda: tell(self.fleet, changes, self._wall_ns()))
 
     def _make_server(self, *, by_token: bool) -> grpc.aio.Server:
-        server = grpc.aio.server(
-            interceptors=[
-                Errors(self._calls),
-                Guard(self.door, by_token=by_token, denied={f"/{QUERY}/Query": self.query.denied}),
-            ],
-            options=[
-                ("grpc.so_reuseport", 0),  # else two aggregators share one port, unnoticed
-                ("grpc.max_receive_message_length", self._config.message_bytes_max),
-                ("grpc.max_concurrent_streams", self._config.streams_per_connection_max),
-                ("grpc.max_allowed_incoming_connections", self._config.connections_max),
-                ("grpc.server_handshake_timeout_ms", int(1000 * self._config.login_seconds_max)),
-                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-                # Its pings would wake each of ten thousand agents about once a second.
-                ("grpc.http2.bdp_probe", 0),
-            ],
+        server = make_server(
+            self._config,
+            self.door,
+            self._calls,
+            by_token=by_token,
+            denied={f"/{QUERY}/Query": self.query.denied},
         )
         add_TelemetryServiceServicer_to_server(self._telemetry, server)  # type: ignore[no-untyped-call]
         add_PermitServiceServicer_to_server(PermitService(self._permits), server)  # type: ignore[no-untyped-call]
@@ -365,6 +381,8 @@ class Aggregator:
         if alarms := (*self._own.words, *filter(None, (self.declared.trouble,))):
             snapshot = replace(snapshot, alarms=alarms)
         first, self.holder.snapshot = self.holder.snapshot is None, snapshot
+        if self.scores is not None:
+            self.scores.tell(snapshot)
         self.store.submit_scores(snapshot, self._scores.changed(snapshot))
         self.store.submit_findings(self._ingest.findings.changes(now_ns))
         self._advise(snapshot)
@@ -404,6 +422,8 @@ class Aggregator:
         self._telemetry.stop_reading()
         self.store.hurry()
         await self.query.close()
+        if self.scores is not None:
+            await self.scores.close()
         await asyncio.gather(*(server.stop(GRACE_SECONDS) for server in self._servers))
         self._ingest.close()
         self.store.submit_findings(self._ingest.findings.changes(self._wall_ns()))
@@ -413,9 +433,12 @@ class Aggregator:
 
 def _addresses(config: AggregatorConfig) -> list[tuple[str, int]]:
     """Return where to listen: for all, and for those with a token if that is another place. Raises SettingsError."""
-    beyond = config.listen_beyond_loopback or bool(config.tls_certificate_file)
     texts = filter(None, (config.listen, config.listen_tokens))
-    return [parse_listen(text, beyond_loopback=beyond) for text in texts]
+    return [parse_listen(text, beyond_loopback=_beyond_loopback(config)) for text in texts]
+
+
+def _beyond_loopback(config: AggregatorConfig) -> bool:
+    return config.listen_beyond_loopback or bool(config.tls_certificate_file)
 
 
 def _close(listening: socket.socket | None) -> None:
@@ -423,23 +446,25 @@ def _close(listening: socket.socket | None) -> None:
         listening.close()
 
 
-def _refuse_taken(address: str, port: int) -> None:
+def _refuse_taken(address: str, port: int, option: str = "--listen ") -> None:
     try:
         _probe(address, port)
     except OSError as error:
-        raise _cannot_listen(address, port, error) from error
+        raise _cannot_listen(address, port, error, option) from error
 
 
-def _cannot_listen(address: str, port: int, error: Exception) -> StartError:
+def _cannot_listen(
+    address: str, port: int, error: Exception, option: str = "--listen "
+) -> StartError:
     number = getattr(error, "errno", None)
     if isinstance(error, socket.gaierror) or number == errno.EADDRNOTAVAIL:
-        remedy = f"No address of this machine? `ip address` lists those: name one with --listen ADDRESS:{port}"
+        remedy = f"No address of this machine? `ip address` lists those: name one with {option}ADDRESS:{port}"
     elif number == errno.EACCES:
-        remedy = f"Ports below 1024 are root's: name a higher one with --listen {address}:PORT"
+        remedy = f"Ports below 1024 are root's: name a higher one with {option}{address}:PORT"
     else:
         remedy = (
             f"If another program has the port, `ss -ltnp 'sport = :{port}'` names it: stop that one, or give "
-            f"this one another port with --listen {address}:PORT"
+            f"this one another port with {option}{address}:PORT"
         )
     return StartError(f"cannot listen on {address}:{port}: {error}. {remedy}")
 

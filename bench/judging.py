@@ -113,8 +113,10 @@ def move(fleet: Any, second: int) -> int:
             for column in (c for c in table.counter if not c.endswith(ERRORS)):
                 table._bits[table.column[column], rows] += np.uint64(table.period_seconds)
         table._boottime_ns[rows] = UPTIME_NS + second * SECOND_NS
+        if table.counter_columns.size:
+            table._elapsed_seconds[rows] += share
         if table.on_change:
-            table._gap_ns[rows] = SECOND_NS
+            table._gap_seconds[rows] = 1.0
         table._touched[rows] = True
     return now_ns
 

@@ -1,64 +1,111 @@
 """ScoreNodes over 10,000 hosts, timed at the client, against an echo that returns as many bytes.
 
-Both servers are `grpc.aio` in a process of their own; calls alternate, so that both meet the same machine.
+A real aggregator whose scores a process of its own answers (`listen_scores`), and an echo, `grpc.aio` in a process of
+its own too; calls alternate, so that both meet the same machine. Three times: all idle; with 10,000 hosts of eight GPUs
+judged each second; with that and as much ingest as two cores bear beside the rest (a thirtieth of a fleet's: the rate is
+in the notes), and a hundred watchers. The same calls to the aggregator's own port say what the process is for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import IO, Any, cast
 
 import grpc
 
 from gangline.fingerprints.wire import score_pb2
 
-from .measure import Result, percentile
+from .measure import Result, percentile, pss_bytes
 from .score_server import CHANGES, ECHO
 
 HOSTS = 10_000
-CALLS = 1_000
+PHASE_SECONDS = 10.0
 WARM_UP_CALLS = 50
-#: Who watch, for how long, and how late a change may be.
-WATCHERS, WATCH_SECONDS, WATCH_LIMIT_SECONDS = 100, 12.0, 1.0
+#: Of so many calls one goes to the aggregator's own port also.
+OWN_EVERY = 10
+#: Hosts that send a frame a second, beside those that are judged.
+LOAD_HOSTS, LOAD_SECONDS = 150, 21
+#: What a scheduler in a loop has for a call.
+BUDGET_SECONDS = 0.005
+#: p99 against the echo's: what is asked for.
+IDLE_RATIO, LOADED_RATIO = 1.3, 2.0
+#: Who watch, and how late a change may be.
+WATCHERS, WATCH_SECONDS, WATCH_LIMIT_SECONDS = 100, 9.0, 1.0
 WATCH = "/gangline.v1.ScoreService/WatchNodeScores"
 SCORE_NODES = "/gangline.v1.ScoreService/ScoreNodes"
+#: A whole aggregator may take this (see `fleet_memory`).
+LIMIT_BYTES = 1.5e9
+
+Call = Callable[[bytes], bytes]
+
+
+@dataclass
+class Times:
+    """Seconds of calls: to the score process, to the echo, to the aggregator's own port."""
+
+    ours: list[float] = field(default_factory=list[float])
+    echo: list[float] = field(default_factory=list[float])
+    own: list[float] = field(default_factory=list[float])
 
 
 @contextmanager
-def _server(*arguments: str) -> Iterator[tuple[grpc.Channel, str]]:
+def _child(module: str, *arguments: str) -> Iterator[tuple[IO[str], IO[str]]]:
+    """Run a module of ours; yield what it reads and says. In a session of its own, as the score process is."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "bench.score_server", *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", f"bench.{module}", *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert child.stdin and child.stdout
     try:
-        port = int(child.stdout.readline())
-        address = f"127.0.0.1:{port}"
-        with grpc.insecure_channel(address) as channel:
-            yield channel, address
+        yield child.stdin, child.stdout
     finally:
         child.stdin.close()
-        child.wait(30)
+        child.wait(60)
         child.stdout.close()
 
 
-def _call(channel: grpc.Channel, method: str) -> Callable[[bytes], bytes]:
+def _call(channel: grpc.Channel, method: str) -> Call:
     """A unary call of bytes: what is compared is server and wire, so that neither side parses."""
-    return cast(Callable[[bytes], bytes], channel.unary_unary(method))
+    return cast(Call, channel.unary_unary(method))
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def _seconds(call: Call) -> float:
     begin = time.perf_counter()
-    call()
+    call(b"")
     return time.perf_counter() - begin
 
 
-async def _watch(address: str) -> list[float]:
+class Callers:
+    """One client that asks all three in a loop."""
+
+    def __init__(self, ours: Call, echo: Call, own: Call) -> None:
+        self._ours, self._echo, self._own = ours, echo, own
+        for _ in range(WARM_UP_CALLS):
+            self._round(Times(), own=True)
+
+    def _round(self, times: Times, *, own: bool) -> None:
+        times.ours.append(_seconds(self._ours))
+        times.echo.append(_seconds(self._echo))
+        if own:
+            times.own.append(_seconds(self._own))
+
+    def ask(self, seconds: float = PHASE_SECONDS) -> Times:
+        """Return what as many calls took as there is time for."""
+        times, end, at = Times(), time.monotonic() + seconds, 0
+        while time.monotonic() < end:
+            self._round(times, own=at % OWN_EVERY == 0)
+            at += 1
+        return times
+
+
+async def _watch(address: str, seconds: float) -> list[float]:
     """Return how old each update was at each of the watchers, in seconds."""
     late: list[float] = []
 
@@ -72,44 +119,92 @@ async def _watch(address: str) -> list[float]:
 
     async with grpc.aio.insecure_channel(address) as channel:
         tasks = [asyncio.create_task(one(channel)) for _ in range(WATCHERS)]
-        await asyncio.wait(tasks, timeout=WATCH_SECONDS)
+        await asyncio.wait(tasks, timeout=seconds)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return late
 
 
-def _watched() -> Result:
-    with _server("score", "--hosts", str(HOSTS), "--changing") as (_, address):
-        late = asyncio.run(_watch(address))
-    assert len(late) >= WATCHERS * (WATCH_SECONDS - 3), len(late)
+def _rows(calls: Times, what: str, limit: float) -> list[Result]:
+    p50, p99 = (percentile(calls.ours, 0.5), percentile(calls.ours, 0.99))
+    echo50, echo99 = (percentile(calls.echo, 0.5), percentile(calls.echo, 0.99))
+    over, echo_over, own_over = (
+        sum(each > BUDGET_SECONDS for each in times) / len(times)
+        for times in (calls.ours, calls.echo, calls.own)
+    )
+    notes = (
+        f"{what}; {len(calls.ours)} calls; wanted: at most {limit:g}; beyond {BUDGET_SECONDS * 1e3:g} ms "
+        f"{over:.2%} of ours, {echo_over:.2%} of the echo's"
+    )
+    own = f"{what}; {len(calls.own)} calls; beyond {BUDGET_SECONDS * 1e3:g} ms {own_over:.2%}; worst {max(calls.own):.3f} s"
+    peer = "echo of as many bytes"
+    return [
+        Result("ScoreNodes p50 at the client", p50 * 1e6, "us", peer, echo50 * 1e6, what),
+        Result("ScoreNodes p99 at the client", p99 * 1e6, "us", peer, echo99 * 1e6, notes),
+        Result("the same by the aggregator's own port, p99", percentile(calls.own, 0.99) * 1e6, "us", peer, echo99 * 1e6, own),
+    ]  # fmt: skip
+
+
+def _loaded(
+    address: str, callers: Callers, watched: str, seed: int
+) -> tuple[Times, list[float], str]:
+    """Return what calls took while hosts sent frames, how late changes were then, and at which rate frames came."""
+    plan = f"{LOAD_HOSTS}x{LOAD_SECONDS}"
+    with _child("load.generator", "--address", address, "--seed", str(seed), "--plan", plan) as (
+        said,
+        says,
+    ):
+        says.readline()  # connected
+        said.write("go\n")
+        said.flush()
+        lines = [json.loads(says.readline())]
+        times = callers.ask()
+        late = asyncio.run(_watch(watched, WATCH_SECONDS))
+        lines += [json.loads(says.readline()) for _ in range(LOAD_SECONDS - 1)]
+    rows, gpu_rows = (
+        (lines[-1][name] - lines[0][name]) / (len(lines) - 1) for name in ("rows", "gpu_rows")
+    )
+    return times, late, (
+        f"{rows:.0f} rows/s of all tables from {LOAD_HOSTS} more hosts, {gpu_rows:.0f} of them GPUs'"
+    )  # fmt: skip
+
+
+def _watched(late: list[float], what: str) -> Result:
+    assert len(late) >= WATCHERS * (WATCH_SECONDS - 4), len(late)
     return Result(
         f"a change of {CHANGES} hosts at the last of {WATCHERS} watchers, p99", percentile(late, 0.99),
-        "s", "limit", WATCH_LIMIT_SECONDS, f"{HOSTS} hosts, {len(late)} updates taken; the worst {max(late):.3f} s",
+        "s", "limit", WATCH_LIMIT_SECONDS, f"{what}; {len(late)} updates taken; the worst {max(late):.3f} s",
     )  # fmt: skip
 
 
 def run(seed: int) -> list[Result]:
-    """Return p50 and p99 of the call, both servers idle otherwise. *seed* changes nothing here."""
-    with _server("score", "--hosts", str(HOSTS)) as (channel, _):
-        ours = _call(channel, SCORE_NODES)
-        answer = score_pb2.ScoreNodesResponse.FromString(ours(b""))
-        assert len(answer.node_index) == HOSTS
-        size = len(ours(b""))
-        with _server("echo", "--bytes", str(size)) as (other, _):
-            echo = _call(other, ECHO)
-            times: tuple[list[float], list[float]] = ([], [])
-            for at in range(CALLS + WARM_UP_CALLS):
-                pair = _seconds(lambda: ours(b"")), _seconds(lambda: echo(b""))
-                if at >= WARM_UP_CALLS:
-                    times[0].append(pair[0])
-                    times[1].append(pair[1])
-    notes = f"{HOSTS} hosts, {size} bytes, {CALLS} calls each, alternating; server otherwise idle"
-    calls = [
-        Result(
-            f"ScoreNodes p{share * 100:.0f} at the client", percentile(times[0], share) * 1e6, "us",
-            "echo of as many bytes", percentile(times[1], share) * 1e6, notes,
+    """Return p50 and p99 of the call in each of the three states, watchers, and memory of the process."""
+    with ExitStack() as stack:
+        said, says = stack.enter_context(_child("score_server", "scores", "--hosts", str(HOSTS)))
+        found = json.loads(says.readline())
+        scores, whole = (f"127.0.0.1:{found[name]}" for name in ("port", "whole"))
+        ours = _call(stack.enter_context(grpc.insecure_channel(scores)), SCORE_NODES)
+        own = _call(stack.enter_context(grpc.insecure_channel(whole)), SCORE_NODES)
+        answer = ours(b"")
+        assert len(score_pb2.ScoreNodesResponse.FromString(answer).node_index) == HOSTS
+        _, heard = stack.enter_context(_child("score_server", "echo", "--bytes", str(len(answer))))
+        echo = stack.enter_context(
+            grpc.insecure_channel(f"127.0.0.1:{json.loads(heard.readline())['port']}")
         )
-        for share in (0.5, 0.99)
+        callers = Callers(ours, _call(echo, ECHO), own)
+        idle = callers.ask()
+        said.write("judge\n")
+        said.flush()
+        judged = callers.ask()
+        loaded, late, rate = _loaded(whole, callers, scores, seed)
+        memory = pss_bytes([found["pid"]])
+    size = f"{HOSTS} hosts, {len(answer)} bytes"
+    with_load = f"{size}; judged each second; {rate}"
+    return [
+        *_rows(idle, f"{size}; idle otherwise", IDLE_RATIO),
+        *_rows(judged, f"{size}; judged each second", LOADED_RATIO),
+        *_rows(loaded, with_load, LOADED_RATIO),
+        _watched(late, with_load),
+        Result("the score process", memory / 1e6, "MB", "limit of a whole aggregator", LIMIT_BYTES / 1e6, "PSS"),
     ]  # fmt: skip
-    return [*calls, _watched()]

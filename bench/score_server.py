@@ -1,74 +1,104 @@
-"""Server side of the ScoreNodes bench, each role a process of its own: `score` or `echo`.
+"""Server side of the ScoreNodes bench, each role a process of its own: `scores` or `echo`.
 
-    python -m bench.score_server score --hosts 10000
+    python -m bench.score_server scores --hosts 10000
     python -m bench.score_server echo --bytes 300000
 
-Prints its port and serves until its standard input closes.
+`scores` is an aggregator with a fleet whose readings move each second; it begins to judge each second with the line
+`judge` on its standard input. Each prints a line of JSON once it serves, and does until its standard input closes.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 
-from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.ingest.reading import received
+from gangline.aggregator import server as aggregator_server
+from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.judgement.judge import Judgement, judge
-from gangline.aggregator.service.errors import Errors
-from gangline.aggregator.service.score import ScoreService
-from gangline.fingerprints import frames
-from gangline.fingerprints.block import Block
-from gangline.fingerprints.catalogue import index_of
-from gangline.fingerprints.frames import Stamp
-from gangline.fingerprints.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
+from gangline.aggregator.server import Aggregator
 
-GPUS = 8
-#: Hosts whose score is another one each second, where that is asked for.
+from . import judging
+
+#: Hosts whose score is another one with each judgement.
 CHANGES = 100
 ECHO = "/bench.Echo/Echo"
+#: Whoever makes a load connects its hosts one after another, and does not come again when told to wait.
+RECONNECTS = 100_000
 
 
-class Holder:
-    """What ScoreService answers from."""
+class Judged(Aggregator):
+    """Judges each second only once it is told to; before that, once."""
 
-    def __init__(self, snapshot: Judgement) -> None:
-        self.snapshot = snapshot
+    is_judging = False
 
-
-def judged(hosts: int) -> Judgement:
-    """Return a snapshot of *hosts* hosts of eight GPUs that all compute."""
-    fleet = Fleet()
-    now = time.time_ns()
-    for host in range(hosts):
-        name = f"node-{host:05d}"
-        fleet.register(name, simulated=True, boot_id=bytes(16), devices=())
-        block = Block("gpu_1s", [f"GPU-{host:05d}-{gpu}" for gpu in range(GPUS)])
-        for gpu in range(GPUS):
-            block.put_float(index_of("gpu.sm_clock_hertz"), gpu, 1.7e9)
-            block.put_float(index_of("gpu.power_watts"), gpu, 550.0)
-            block.put_float(index_of("gpu.utilization_ratio"), gpu, 1.0)
-        for second in range(8):
-            at = now + second * 10**9
-            stamp = Stamp(bytes(16), bytes(16), second, 10**12 + second * 10**9, at)
-            fleet.observe(name, received(frames.encode(stamp, (block,))), at)
-    return judge(fleet, now + 8 * 10**9, None)
+    async def _judge(self) -> None:
+        if self.is_judging or self.holder.snapshot is None:
+            await super()._judge()
 
 
-async def _change(holder: Holder) -> None:
-    """Let every hundredth host be another one each second."""
+def _changing(*given: Any, **named: Any) -> Judgement:
+    """Judge, and let some hosts be another one each time, in place of faults that come and go."""
+    judgement = judge(*given, **named)
+    columns = judgement.columns._replace(score=judgement.columns.score.copy())
+    columns.score[:: len(columns.score) // CHANGES] = 0.5 + 0.1 * (judgement.version % 2)
+    return replace(judgement, columns=columns)
+
+
+async def _move(aggregator: Judged) -> None:
+    """Let a second of readings come to all hosts, each second."""
+    second = 0
     while True:
         await asyncio.sleep(1.0)
-        before = holder.snapshot
-        columns = before.columns._replace(score=before.columns.score.copy())
-        columns.score[:: len(columns.score) // CHANGES] = 0.5 + 0.1 * (before.version % 2)
-        now_ns, version = time.time_ns(), before.version + 1
-        holder.snapshot = replace(before, version=version, computed_ns=now_ns, columns=columns)
+        second = max(second + 1, (time.time_ns() - judging.START_NS) // 10**9)
+        if aggregator.is_judging:
+            judging.move(aggregator.fleet, second)
+
+
+@contextmanager
+def _made(hosts: int) -> Iterator[Judged]:
+    with tempfile.TemporaryDirectory() as folder:
+        config = AggregatorConfig(
+            listen="127.0.0.1:0",
+            listen_scores="127.0.0.1:0",
+            data=Path(folder),
+            reconnects_per_second=RECONNECTS,
+        )
+        made = Judged(config)
+        judging.START_NS = time.time_ns()
+        made.fleet = judging.fill(hosts)
+        aggregator_server.judge = _changing  # type: ignore[attr-defined]
+        yield made
+
+
+async def _scores(hosts: int) -> None:
+    with _made(hosts) as aggregator:
+        await aggregator.start()
+        assert aggregator.scores is not None
+        while not aggregator.scores.version:
+            await asyncio.sleep(0.05)
+        moving = asyncio.create_task(_move(aggregator))
+        ports = {
+            "port": aggregator.scores.port,
+            "whole": aggregator.port,
+            "pid": aggregator.scores.pid,
+        }
+        print(json.dumps(ports), flush=True)
+        loop = asyncio.get_running_loop()
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            aggregator.is_judging = line == "judge\n"
+        moving.cancel()
+        await aggregator.close()
 
 
 class _Echo(grpc.GenericRpcHandler):
@@ -84,33 +114,24 @@ class _Echo(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(answer)
 
 
-async def _serve(options: argparse.Namespace) -> None:
-    server = grpc.aio.server(interceptors=[Errors()])
-    tasks: list[asyncio.Task[None]] = []
-    if options.role == "score":
-        holder = Holder(judged(options.hosts))
-        if options.changing:
-            tasks.append(asyncio.create_task(_change(holder)))
-        add_ScoreServiceServicer_to_server(ScoreService(holder), server)  # type: ignore[no-untyped-call]
-    else:
-        server.add_generic_rpc_handlers((_Echo(bytes(options.bytes)),))
+async def _echo(size: int) -> None:
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_Echo(bytes(size)),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    print(port, flush=True)
+    print(json.dumps({"port": port}), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await server.stop(0)
-    for task in tasks:
-        task.cancel()
 
 
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("role", choices=["score", "echo"])
+    parser.add_argument("role", choices=["scores", "echo"])
     parser.add_argument("--hosts", type=int, default=10_000)
-    parser.add_argument("--changing", action="store_true", help="other scores each second")
     parser.add_argument("--bytes", type=int, default=0)
-    asyncio.run(_serve(parser.parse_args()))
+    options = parser.parse_args()
+    asyncio.run(_scores(options.hosts) if options.role == "scores" else _echo(options.bytes))
 
 
 if __name__ == "__main__":

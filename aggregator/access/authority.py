@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ..store.storefile import sync_folder
+from ..store.folder import sync_folder
 from ..store.upkeep.copying import why
 from .caller import Role
 from .names import NAME_FORM, is_name

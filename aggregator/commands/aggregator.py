@@ -67,12 +67,16 @@ async def _serve(config: AggregatorConfig) -> str:
         loop.add_signal_handler(number, stop.set)
     aggregator = Aggregator(config)
     loop.add_signal_handler(signal.SIGHUP, aggregator.reload)
-    return await serve(aggregator, stop, lambda it: _say(config, it.port))
+    return await serve(aggregator, stop, lambda it: _say(config, it))
 
 
-def _say(config: AggregatorConfig, port: int) -> None:
+def _say(config: AggregatorConfig, it: Aggregator) -> None:
     address = config.listen.rpartition(":")[0]
-    print(f"gangline aggregator: listening on {address}:{port}, data in {config.data}", flush=True)
+    scores = f", scores also on {it.scores.address}:{it.scores.port}" if it.scores else ""
+    print(
+        f"gangline aggregator: listening on {address}:{it.port}, data in {config.data}{scores}",
+        flush=True,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

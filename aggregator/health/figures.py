@@ -15,6 +15,7 @@ from ..fleet.fleet import Fleet
 from ..ingest.intake import Ingest
 from ..ingest.sessions import SILENT_SECONDS
 from ..query.processes import QueryProcesses
+from ..scores.supervisor import ScoreProcess
 from ..service.turns import Turns
 from ..store.store import Store
 from .calls import Calls
@@ -45,6 +46,7 @@ class Parts:
     queries: QueryProcesses
     streams: Callable[[], int]
     judge_seconds: Callable[[], float]
+    scores: ScoreProcess | None  # None: nothing listens on `listen_scores`
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ FIGURES: tuple[Figure, ...] = (
     _count("removed_for_room_files", "files of history removed because the disk was almost full", lambda m: m.parts.store.history.removed_for_room_count),
     _count("queries", "questions of operators that were given a process", lambda m: m.parts.queries.asked_count),
     _count("died_queries", "of them those whose process died or was killed: for time, for memory", lambda m: m.parts.queries.died_count),
+    _count("score_processes", "processes started to answer listen_scores", lambda m: m.parts.scores.started_count if m.parts.scores else 0),
     _count("refused_calls", "calls refused for want of a login, of the right role, or of room", lambda m: m.parts.door.refused_count),
     _count("ended_connections", "connections ended by us: no login in time, or too many", lambda m: m.parts.door.ended_connections),
     _count("calls", "gRPC calls begun", lambda m: m.parts.calls.begun.total()),

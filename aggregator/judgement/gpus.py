@@ -36,7 +36,7 @@ Singles = NDArray[np.float32]
 class Gpus:
     """Columns by GPU index, which is given once within an epoch."""
 
-    names: Names | tuple[str, ...]
+    names: Names | Sequence[str]
     host: Codes
     hazard_per_hour: Singles
     hazard_spread: Singles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -128,7 +128,7 @@ class Judgement(Snapshot):
     dictionary_version: int = 0
     names: tuple[str, ...] = ()
     columns: Columns = field(default_factory=Columns.none)
-    sources: tuple[tuple[Source, ...], ...] = ()
+    sources: Sequence[tuple[Source, ...]] = ()
     holds: Mapping[int, Mapping[Key, Hold]] = field(default_factory=dict)
     before: Before = field(default_factory=Before)
     gpus: Gpus = field(default_factory=no_gpus)

@@ -19,6 +19,7 @@ from ..judgement.judge import Judgement
 from ..judgement.scoring import HORIZON_HOURS, scores_of
 from ..refusals import Invalid, NotFound, NotReady, OutOfDate
 from ..verdicts import SEVERITY, Evidence, GpuScore, HostScore, Snapshot, State
+from .packed import packed
 from .watching import Watching
 
 PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
@@ -50,7 +51,7 @@ class ScoreService(ScoreServiceServicer):
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
         self._listings: OrderedDict[int, tuple[Judgement, list[int]]] = OrderedDict()
-        self._packed: dict[bool, tuple[Judgement, bytes]] = {}
+        self._made: dict[bool, tuple[Judgement, bytes]] = {}
         self._dictionary: tuple[tuple[str, ...], bytes] | None = None
         self._watching = Watching(self._snapshot)
 
@@ -97,9 +98,7 @@ class ScoreService(ScoreServiceServicer):
             self._listings.popitem(last=False)
         return reply
 
-    async def ScoreNodes(
-        self, request: score_pb2.ScoreNodesRequest, context: Any
-    ) -> score_pb2.ScoreNodesResponse | bytes:
+    async def ScoreNodes(self, request: score_pb2.ScoreNodesRequest, context: Any) -> bytes:
         """Return packed columns; without a filter or a horizon, bytes made once per snapshot.
 
         Raises OutOfDate for a dictionary of another epoch, Invalid, NotReady.
@@ -118,12 +117,12 @@ class ScoreService(ScoreServiceServicer):
         if floor or request.node_bitmap or hours != HORIZON_HOURS:
             chosen = _selected(snapshot, request.node_bitmap)
             return _columns(snapshot, chosen, floor, hours, gpus=request.gpus)
-        packed = self._packed.get(request.gpus)
-        if packed is None or packed[0] is not snapshot:
+        made = self._made.get(request.gpus)
+        if made is None or made[0] is not snapshot:
             everyone = np.arange(len(snapshot.hosts), dtype=np.intp)
             reply = _columns(snapshot, everyone, 0.0, hours, gpus=request.gpus)
-            packed = self._packed[request.gpus] = snapshot, reply.SerializeToString()
-        return packed[1]
+            made = self._made[request.gpus] = snapshot, reply
+        return made[1]
 
     async def WatchNodeScores(
         self, request: score_pb2.WatchNodeScoresRequest, context: Any
@@ -311,7 +310,8 @@ def _columns(
     hours: float,
     *,
     gpus: bool,
-) -> score_pb2.ScoreNodesResponse:
+) -> bytes:
+    """Return a ScoreNodesResponse of the nodes *chosen*, over *hours*, serialised."""
     columns = snapshot.columns
     if hours != HORIZON_HOURS:
         hazards = columns.hazard_per_hour.astype(np.float64)
@@ -320,10 +320,6 @@ def _columns(
     reply = score_pb2.ScoreNodesResponse(
         dictionary_version=snapshot.dictionary_version,
         score_version=snapshot.version,
-        node_index=chosen.tolist(),
-        score=columns.score[chosen].tolist(),
-        hazard_per_hour=columns.hazard_per_hour[chosen].tolist(),
-        relative_speed=columns.relative_speed[chosen].tolist(),
         state=columns.state[chosen].tobytes(),
         bucket=columns.bucket[chosen].tobytes(),
         reason=columns.reason[chosen].tobytes(),
@@ -333,25 +329,30 @@ def _columns(
         degraded_reason=snapshot.degraded_reason,
     )
     reply.horizon.FromNanoseconds(round(hours * 3600e9))
+    repeated: dict[str, np.typing.NDArray[Any]] = {
+        "node_index": chosen,
+        "score": columns.score[chosen],
+        "hazard_per_hour": columns.hazard_per_hour[chosen],
+        "relative_speed": columns.relative_speed[chosen],
+    }
     if gpus:
-        _add_gpus(reply, snapshot.gpus, chosen, len(snapshot.hosts))
-    return reply
+        wanted = np.zeros(len(snapshot.hosts), dtype=bool)
+        wanted[chosen] = True
+        repeated |= _gpu_columns(reply, snapshot.gpus, np.flatnonzero(wanted[snapshot.gpus.host]))
+    return reply.SerializeToString() + packed(score_pb2.ScoreNodesResponse, repeated)
 
 
-def _add_gpus(
-    reply: score_pb2.ScoreNodesResponse,
-    gpus: Gpus,
-    chosen: np.typing.NDArray[np.intp],
-    nodes: int,
-) -> None:
-    wanted = np.zeros(nodes, dtype=bool)
-    wanted[chosen] = True
-    rows = np.flatnonzero(wanted[gpus.host])
-    reply.gpu_index.extend(rows.tolist())
-    reply.gpu_node_index.extend(gpus.host[rows].tolist())
-    reply.gpu_hazard_per_hour.extend(gpus.hazard_per_hour[rows].tolist())
-    reply.gpu_hazard_spread.extend(gpus.hazard_spread[rows].tolist())
-    reply.gpu_relative_speed.extend(gpus.relative_speed[rows].tolist())
-    reply.gpu_relative_speed_lower.extend(gpus.speed_lower[rows].tolist())
-    reply.gpu_relative_speed_upper.extend(gpus.speed_upper[rows].tolist())
+def _gpu_columns(
+    reply: score_pb2.ScoreNodesResponse, gpus: Gpus, rows: np.typing.NDArray[np.intp]
+) -> dict[str, np.typing.NDArray[Any]]:
+    """Put what is a byte a GPU into *reply*; return the other columns."""
     reply.gpu_state, reply.gpu_reason = gpus.state[rows].tobytes(), gpus.reason[rows].tobytes()
+    return {
+        "gpu_index": rows,
+        "gpu_node_index": gpus.host[rows],
+        "gpu_hazard_per_hour": gpus.hazard_per_hour[rows],
+        "gpu_hazard_spread": gpus.hazard_spread[rows],
+        "gpu_relative_speed": gpus.relative_speed[rows],
+        "gpu_relative_speed_lower": gpus.speed_lower[rows],
+        "gpu_relative_speed_upper": gpus.speed_upper[rows],
+    }

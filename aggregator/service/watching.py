@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..judgement.columns import Columns
 from ..judgement.judge import Judgement
 from ..refusals import Invalid, TooMuch
 from ..store.scorelog import differs
+from .packed import packed
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Changes:
         word = anew or (before and before.degraded_reason != snapshot.degraded_reason)
         last = self._kept[-1].version if self._kept else 0
         if nodes.size or word or snapshot.version - last >= QUIET_VERSIONS:
-            update = message(snapshot, self._told, nodes, whole=False).SerializeToString()
+            update = message(snapshot, self._told, nodes, whole=False)
             self._kept.append(Change(snapshot.version, nodes, update))
             news, self._news = self._news, asyncio.Event()
             news.set()
@@ -78,7 +79,7 @@ class Changes:
         if self._whole is None or self._whole[0] is not self.latest:
             everyone = np.arange(self._told.score.size, dtype=np.intp)
             update = message(self.latest, self._told, everyone, whole=True)
-            self._whole = self.latest, update.SerializeToString()
+            self._whole = self.latest, update
         return self.latest.version, self._whole[1]
 
     def since(self, version: int) -> tuple[int, list[bytes]] | None:
@@ -92,7 +93,7 @@ class Changes:
             return (later[-1].version if later else version), [change.update for change in later]
         nodes = np.unique(np.concatenate([change.nodes for change in later]))
         update = message(self.latest, self._told, nodes, whole=False)
-        return self.latest.version, [update.SerializeToString()]
+        return self.latest.version, [update]
 
 
 class Watching:
@@ -163,19 +164,13 @@ def _changed(told: Columns, now: Columns) -> Flags:
     return changed
 
 
-def message(
-    snapshot: Judgement, told: Columns, nodes: Indexes, *, whole: bool
-) -> score_pb2.NodeScoresUpdate:
-    """Return the update of *nodes*."""
+def message(snapshot: Judgement, told: Columns, nodes: Indexes, *, whole: bool) -> bytes:
+    """Return the update of *nodes*, serialised."""
     update = score_pb2.NodeScoresUpdate(
         snapshot=whole,
         bookmark=f"{snapshot.dictionary_version}-{snapshot.version}",
         dictionary_version=snapshot.dictionary_version,
         score_version=snapshot.version,
-        node_index=nodes.tolist(),
-        score=told.score[nodes].tolist(),
-        hazard_per_hour=told.hazard_per_hour[nodes].tolist(),
-        relative_speed=told.relative_speed[nodes].tolist(),
         state=told.state[nodes].tobytes(),
         bucket=told.bucket[nodes].tobytes(),
         reason=told.reason[nodes].tobytes(),
@@ -184,4 +179,10 @@ def message(
         degraded_reason=snapshot.degraded_reason,
     )
     update.compute_time.FromNanoseconds(snapshot.computed_ns)
-    return update
+    repeated: dict[str, np.typing.NDArray[Any]] = {
+        "node_index": nodes,
+        "score": told.score[nodes],
+        "hazard_per_hour": told.hazard_per_hour[nodes],
+        "relative_speed": told.relative_speed[nodes],
+    }
+    return update.SerializeToString() + packed(score_pb2.NodeScoresUpdate, repeated)

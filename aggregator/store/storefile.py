@@ -18,6 +18,7 @@ import duckdb
 from .. import sql
 from . import header
 from .actions import actions_sql
+from .folder import sync_folder
 
 FILE = "gangline.duckdb"
 LOCK = "lock"
@@ -204,15 +205,6 @@ def sweep(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
     for each in (folder / HOLDS, *folder.glob(f"{SCRATCH}*")):
         shutil.rmtree(each, ignore_errors=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make what was renamed in *folder* durable. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:

@@ -17,6 +17,7 @@ from ..history.views import put_rollup_views_right
 from ..refusals import TooMuch
 from ..verdicts import Finding
 from . import records
+from .folder import sync_folder
 from .header import Header
 from .hours import HOUR_NS, Hours, hour_name
 from .ledger import RUNS_PER_HOST_MAX, Ledger, Range, Run, ranges_of
@@ -31,7 +32,6 @@ from .storefile import (
     ops_script,
     script,
     sweep,
-    sync_folder,
     wal_of,
 )
 

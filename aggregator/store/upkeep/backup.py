@@ -20,8 +20,9 @@ from typing import Protocol
 
 import duckdb
 
+from ..folder import sync_folder
 from ..mark import size_of
-from ..storefile import FILE, JOURNAL, cause, sync_folder, wal_of
+from ..storefile import FILE, JOURNAL, cause, wal_of
 from . import manifest, parquet, reading
 from .copying import CopyError, checked, copied, free_bytes, why, words_of_bytes, written
 from .manifest import File, Manifest

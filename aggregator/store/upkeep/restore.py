@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import mark
-from ..storefile import FILE, LOCK, RESTORING, SPILL, cause, claim, sync_folder
+from ..folder import sync_folder
+from ..storefile import FILE, LOCK, RESTORING, SPILL, cause, claim
 from . import manifest, reading
 from .backup import ACCESS, Progress
 from .copying import CopyError, checked, copied, free_bytes, words_of_bytes
