@@ -8,7 +8,7 @@ ONCE ?= 0
 WIRE := build/names/gangline/fingerprints/wire
 GRPC := telemetry score nvhcd permit query admin advisory outcome
 
-.PHONY: run test lint types unit fix ext proto docs bench load fuzz soak soak-gpu test-duckdb2 wheel clean system
+.PHONY: run test lint types unit fix ext proto docs bench evaluate load fuzz soak soak-gpu test-duckdb2 wheel clean system
 
 run: .venv/ready
 	$(BIN)/gangline run --simulated $(SIMULATED) --seed $(SEED) $(if $(filter 1,$(ONCE)),--once)
@@ -30,6 +30,11 @@ unit: .venv/ready-dev
 
 bench: .venv/ready-dev
 	$(BIN)/python -m bench --seed $(SEED)
+
+# How good judging is: real, injected, simulated; into docs/quality.md. PER_CLASS=2 is quicker, and says less; QUIET=5000 says more.
+evaluate: SEED = 20
+evaluate: .venv/ready-dev
+	$(BIN)/python -m bench.quality --seed $(SEED) $(if $(PER_CLASS),--per-class $(PER_CLASS)) $(if $(QUIET),--quiet $(QUIET))
 
 # A whole fleet against an aggregator on this machine: what it sustains, and what that costs.
 load: .venv/ready-dev

@@ -147,6 +147,7 @@ class Daemon:
         *barring*: how many findings bar this host from jobs."""
         self._clock, self._spool = clock, spool
         self._client, self._framer, self._teller = client, framer, teller
+        self._connections = client.reconnects
         self._samplers, self._latest = samplers, latest or Latest()
         self._linger_ns = int(patience.linger_seconds * 1e9)
         self._between, self._look = between, look
@@ -331,6 +332,9 @@ class Daemon:
         )
 
     def _send(self, now_ns: int, blocks: Sequence[Block]) -> None:
+        if self._client.reconnects != self._connections:  # what went before comes late there
+            self._connections = self._client.reconnects
+            self._framer.begin_anew()
         sequence = self._spool.next_sequence()
         frame = self._framer.frame(sequence, now_ns, self._wall_ns(now_ns), blocks)
         self._spool.append(sequence, frame)

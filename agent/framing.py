@@ -94,6 +94,12 @@ class Framer:
                 self._sent[block.table] = _Sent(block, keyframe)
         return data
 
+    def begin_anew(self) -> None:
+        """Let each on-change table travel whole when it comes next: a reader that heard nothing of before would know
+        of no device, and take the first count of an error for where the counter stands."""
+        for sent in self._sent.values():
+            sent.keyframe = -1
+
     def _parts(
         self, blocks: Sequence[Block], keyframe: int
     ) -> tuple[list[Block], dict[int, Block], list[tuple[str, str]]]:

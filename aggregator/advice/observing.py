@@ -118,6 +118,8 @@ def _cases(
             continue
         seen.add(key)
         before = memory.cases.get(key)
+        stood = (now_ns - before.seen_ns) / 1e9 if before else 0.0
+        asked = policy.patient(asked, evidence, stood)
         new = _case(key, host, evidence, asked, work, place)
         if before is not None and _alike(before.case, new):
             yield before.case

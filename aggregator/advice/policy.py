@@ -113,6 +113,11 @@ ASKED_OF = (State.UNHEALTHY, State.SUSPECT, State.DEGRADED, State.WATCH, State.P
 OF_MODEL = "hazard."
 #: What a host's own rows in `policy.toml` are called where its evidence names no signal of theirs.
 HUNG = "probe.hung_seconds"
+#: What is told of calls that do not return. Of most that do not, the GPU goes on and they return within minutes (median
+#: 4 min: assumed); what is behind the others has a code of its own (XID 119) before long.
+HANGS = frozenset({HUNG, "collector.outcome_state"})
+#: So long a host is only avoided for such a call.
+HUNG_SECONDS_MIN = 900.0
 
 
 def asked(host: HostScore, evidence: Evidence, work: Workload) -> Asked | None:
@@ -137,6 +142,16 @@ def asked(host: HostScore, evidence: Evidence, work: Workload) -> Asked | None:
         basis = Basis.DETERMINISTIC  # the driver asks for it
     rule = f"{evidence.signal} {evidence.value:.0f}" if isinstance(row, Xid) else row.name
     return Asked(rule, action, advice.then, _SCOPES.get(row.scope, Scope.HOST), basis, said)
+
+
+def patient(one: Asked, evidence: Evidence, seconds: float) -> Asked:
+    """Return *one*, which has stood for so long; of a call that hangs for less than a quarter of an hour, to avoid the host."""
+    certain = one.basis is Basis.DETERMINISTIC and evidence.signal in HANGS
+    if not certain or seconds >= HUNG_SECONDS_MIN:
+        return one
+    minutes = HUNG_SECONDS_MIN / 60
+    words = f"{one.words}; such calls often return by themselves: so only if it lasts {minutes:.0f} min, until then AVOID"
+    return one._replace(action=Action.AVOID, then=None, basis=Basis.STATISTICAL, words=words)
 
 
 def _by_state(host: HostScore, evidence: Evidence) -> Asked | None:

@@ -65,7 +65,9 @@ class Activity:
         counted = loaded & np.isfinite(now)
         mean = np.where(weight < 1.0, before, 0.0) * (1.0 - weight) + now * weight
         self._clock[rows] = np.where(counted, mean, before)
-        self._remember(rows, counted & ~is_held(second)[rows], now, np.where(fresh, seconds, np.inf))
+        self._remember(
+            rows, counted & ~is_held(second)[rows], now, np.where(fresh, seconds, np.inf)
+        )
         self._loaded_ns[rows] = np.where(counted, time_ns, self._loaded_ns[rows])
         self._boot[rows] = np.where(counted, boot, self._boot[rows])
         self._loaded[rows] = loaded
@@ -105,7 +107,6 @@ class Activity:
         age = (now_ns[host] - self._loaded_ns[:count]) / 1e9
         fresh = (self._boot[:count] == boot[host]) & (age <= FORGET_SECONDS)
         return np.where(fresh, self._clock[:count], np.nan)
-
 
     @property
     def past(self) -> Floats:

@@ -11,8 +11,8 @@ _HEAD = """# Signals
 
 Made from `fingerprints/catalogue` by `make docs`; a test holds the two together. A signal travels in the table
 of its device kind and pace, and is a column of the DuckDB view `readings.TABLE`. Tables that end in `_changes`
-carry a device's row when one of its counters changes, and whole every 60 s. `sticks`: the hardware counter stays
-at the ceiling of its width instead of wrapping.
+carry a device's row when one of its counters changes, and whole every 60 s and after each connection. `sticks`: the hardware
+counter stays at the ceiling of its width instead of wrapping.
 
 A value that cannot be read is missing: neither zero nor healthy. A collector whose devices this host does not have is
 `no-data`. One that is not shown what is there is `blind`, in whole or in part; `gangline explain HOST` has its words, and

@@ -225,6 +225,26 @@ def test_what_a_collector_tells_is_whole_and_leaves_at_once() -> None:
     assert made.client.notified == 2
 
 
+class Quiet(Numa):
+    """Counts errors, of which there are none."""
+
+    def collect(self) -> Sequence[Block]:
+        (block,) = super().collect()
+        for cell in range(len(block.ints)):
+            block.ints[cell] = 0
+        return [block]
+
+
+def test_what_travels_on_change_travels_whole_to_who_has_just_heard_of_us() -> None:
+    """What went before its answer to our registration is late there and changes nothing: for a minute the first error
+    of each device was the first that was heard of the device, and counted as none."""
+    made = Fixture(Quiet(table="gpu_1s_changes", pace=Pace.SECOND))
+    made.run(3)
+    made.client.reconnects += 1
+    made.run(3)
+    assert [at - START for at, _ in made.tables("gpu_1s_changes")] == [0, 3 * SECOND]
+
+
 def test_the_agent_tells_of_itself() -> None:
     made = Fixture(Numa())
     made.spool.dropped_frames, made.events.dropped_events = 3, 4

@@ -107,6 +107,19 @@ def test_only_changed_rows_travel_between_keyframes() -> None:
     assert sent == [whole, whole, [], [("b",)], []]  # first sight, keyframe at 60 s, -, change, -
 
 
+def test_who_connects_gets_each_table_whole() -> None:
+    """An agent had begun before its aggregator answered: what it read then came late. The next minute's one link that
+    went down was the first that was heard of the port, and told nobody anything."""
+    framer, late = Framer(RUN, BOOT), Reader()
+    rows: Rows = {"a": (1, 2), "b": (3, None)}
+    framer.frame(1, 61 * SECOND, 0, [block_of(rows)])
+    framer.begin_anew()
+    late.apply(framer.frame(2, 62 * SECOND, 0, [block_of(rows)]))
+    assert late.rows == known(rows)
+    late.apply(framer.frame(3, 63 * SECOND, 0, [block_of(rows)]))
+    assert late.tables == []
+
+
 def test_a_device_that_is_gone_is_sent_once_more_with_nothing() -> None:
     """A GPU fell off the bus: its last counters must not stand as if they were read today."""
     framer, reader = Framer(RUN, BOOT), Reader()

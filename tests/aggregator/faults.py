@@ -94,6 +94,7 @@ FAULTS = (
     _state("clock.unsynchronised", W, "clock_10s", "host", "synchronised_state", 1, 0, 900),
     _count("net.flaps", W, "net_1s_changes", "eth1", "carrier_changes_count", 8),
     _count("link.uncorrectable", W, "link_10s_changes", "eth1", "fec_uncorrectable_errors", 40),
+    _count("rdma.symbol_errors", W, "rdma_1s_changes", "mlx5_0/1", "symbol_errors", 40),
     _count("nic.pause_storm", W, NIC, "eth1", "pause_storm_errors_events", 2),
     _count("nic.module", W, NIC, "eth1", "module_overheated_events", 2),
     Fault(

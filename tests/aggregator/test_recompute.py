@@ -23,7 +23,12 @@ from tests.aggregator.world import World, gpu_of, throttle
 
 #: A model that was trained here, as if: who failed fails again.
 TRAINED = HazardModel(
-    "a test", False, "all classes", -5.0, (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.6, 0.4), last_time="2026-11-20"
+    "a test",
+    False,
+    "all classes",
+    -5.0,
+    (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.6, 0.4),
+    last_time="2026-11-20",
 )
 
 

@@ -232,8 +232,11 @@ def _try(text: str) -> None:
 
 def test_what_is_judged_is_no_agents() -> None:
     """A row without a reading has no condition that a host could try, and none may drain itself by it."""
-    row = 'version = "1"\nrollout_share = 1\n[[row]]\nname = "slow"\njudged = "gang.slow_host"\n' + (
-        'severity = "fatal"\nwords = "is slow"\naction = "look"\nclears = "reading"\nsource = "assumed"\n'
+    row = (
+        'version = "1"\nrollout_share = 1\n[[row]]\nname = "slow"\njudged = "gang.slow_host"\n'
+        + (
+            'severity = "fatal"\nwords = "is slow"\naction = "look"\nclears = "reading"\nsource = "assumed"\n'
+        )
     )
     (made,) = parse(row).rows
     assert (made.judged, made.about, made.signals) == ("gang.slow_host", "gang.slow_host", ())

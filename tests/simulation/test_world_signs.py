@@ -154,6 +154,8 @@ def test_links_and_ports_show_theirs() -> None:
     assert culprit.numbers("rdma.symbol_errors")[port.part] > 10
     gone = seen("nic")
     assert gone.after[gone.culprit].numbers("rdma.port_state")[gone.part] == 1
+    # It polls: a port that is disabled is down on purpose, and nobody is told.
+    assert gone.after[gone.culprit].numbers("rdma.physical_state")[gone.part] == 2
     assert gone.after[gone.culprit].numbers("rdma.link_downed_events")[gone.part] == 1
     link = seen("nvlink", 5.0)
     assert gpu(link, "gpu.sm_clock_hertz") > 1.5e9

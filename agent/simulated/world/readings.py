@@ -32,7 +32,8 @@ HUNG = 4
 _OF_GPUS = [i for i, name in enumerate(parts.COLLECTORS) if name.startswith("gpu")]
 IDLE_GENERATION, FULL_GENERATION = 1, 5
 IDLE_TRANSFERS, FULL_TRANSFERS = 2.5e9, 32e9
-_PORT_UP, _PORT_DOWN = (4, 5), (1, 3)  # state, physical state
+#: State, physical state. One that is down polls; disabled (3) would be on purpose.
+_PORT_UP, _PORT_DOWN = (4, 5), (1, 2)
 
 
 class Readings:

@@ -83,7 +83,9 @@ def slow_gpus(present: Present) -> Iterator[Symptom]:
     flags = present.state("gpu_1s", "clock_event_reasons_flags")
     hot = is_hot(present) & _held(present, flags, REASON_THERMAL, "violation_thermal_nanoseconds")
     brake = _held(present, flags, REASON_POWER_BRAKE | REASON_HARDWARE, None)
-    power = brake | _held(present, flags, REASON_POWER_CAP, "violation_power_nanoseconds") & _at(present)
+    power = brake | _held(present, flags, REASON_POWER_CAP, "violation_power_nanoseconds") & _at(
+        present
+    )
     setting = (flags & np.uint64(REASON_SETTING)) != 0
     together = _are_placed(present, fell & hot, "cooling_domain")
     together |= _are_placed(present, fell & brake, "power_domain")

@@ -100,6 +100,10 @@ NETWORK_COUNTS = (
         "link_10s_changes", "fec_uncorrectable_errors",
         "network link lost blocks that FEC could not repair", 10.0,
     ),
+    Counted(  # infiniband-diags (ibcheckerrors) warns from 10 on
+        watch("rdma.symbol_errors", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
+        "rdma_1s_changes", "symbol_errors", "RDMA link met errors that it could not correct", 10.0,
+    ),
     Counted(
         watch("nic.pause_storm", Reason.FABRIC, QUIET, 3.0, leave_seconds=300.0),
         NIC, "pause_storm_errors_events", "held its switch back until pauses were switched off",

@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 from gangline.aggregator.advice import advisory, policy
 from gangline.aggregator.advice.advisory import Action, Basis, Scope
 from gangline.aggregator.advice.costs import Fault, Workload, acting, price, waiting
+from gangline.aggregator.advice.events import Instruction, Publish, Tick
+from gangline.aggregator.advice.limits import Limits
+from gangline.aggregator.advice.machine import Machine
+from gangline.aggregator.advice.observing import Observer
 from gangline.aggregator.advice.policy import Advice, UnknownWords, advice_of, asked
 from gangline.aggregator.verdicts import Evidence, HostScore, Reason, State
 from gangline.fingerprints.wire import advisory_pb2
 from gangline.fingerprints.xid import SCOPES
+from tests.aggregator.world import World
 
 NOW = 1_760_000_000_000_000_000
 QUIET = Fault(2e-4, 1.0, 8)
@@ -122,3 +127,42 @@ def test_waiting_never_costs_more_than_the_whole_gang(
     """A hazard of one a minute cost more GPU-hours than there are."""
     lost, _ = waiting(Fault(hazard, speed, gpus), Workload("j", gang, 0.0, interval))
     assert 0.0 <= lost <= 8.0 * max(gang, gpus) * (1 + 1e-9)
+
+
+def test_a_call_that_hangs_is_avoided_before_it_is_drained() -> None:
+    """A collector hung for four minutes while its GPU trained on: each such hour cost a host for a day."""
+    for signal in policy.HANGS:
+        told = evidence(signal, 2.0, Reason.DRIVER_HUNG)
+        drain = asked(host(State.UNHEALTHY, told), told, Workload())
+        assert drain is not None and advisory.gravity(drain.action) > advisory.gravity(Action.AVOID)
+        young = policy.patient(drain, told, policy.HUNG_SECONDS_MIN - 1.0)
+        assert (young.action, young.then, young.basis) == (Action.AVOID, None, Basis.STATISTICAL)
+        assert young.rule == drain.rule  # the same case, so that its age is known
+        assert policy.patient(drain, told, policy.HUNG_SECONDS_MIN) == drain
+        dead = drain._replace(basis=Basis.DEAD_JOB)
+        assert policy.patient(dead, told, 0.0) == dead
+    code = evidence("gpu.xid", 119.0)
+    at_once = asked(host(State.UNHEALTHY, code), code, Workload())
+    assert at_once is not None and policy.patient(at_once, code, 0.0) == at_once
+
+
+def test_a_hang_that_lasts_is_drained_after_all() -> None:
+    """Where avoiding it would cost more than it can lose, nothing is asked until then."""
+    world, machine, observer = World(), Machine(Limits()), Observer()
+    world.run(10)
+    world.hosts[0].set("collector_10s", "gpu_1s", outcome_state=4)
+
+    def given() -> list[Action]:
+        world.run(5)
+        assert world.snapshot is not None
+        told: list[Instruction] = []
+        for event in [*observer.events(machine.memory, world.snapshot, world.fleet.gpus)]:
+            told += machine.step(event)
+        told += machine.step(Tick(world.snapshot.computed_ns))
+        return [one.advisory.action for one in told if isinstance(one, Publish)]
+
+    assert [given() for _ in range(3)] == [[], [], []]
+    for one in machine.memory.cases.values():
+        one.seen_ns -= int(policy.HUNG_SECONDS_MIN * 1e9)
+    assert given() == [Action.DRAIN_AFTER_JOB]
+    assert given() == []

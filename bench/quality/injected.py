@@ -1,0 +1,216 @@
+"""The section "Injected": real agents and a real aggregator, faults at the boundary of hardware and machine.
+
+python -m bench.quality.injected --seed 20 [--rounds 5] [--only XID]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from math import sqrt
+from pathlib import Path
+
+from .injected_faults import KINDS, Kind
+from .injected_hosts import prepare
+from .injected_stage import APART_SECONDS, LOOK_SECONDS, Stage, Subject
+
+Progress = Callable[[str, float], None]
+
+#: Fleets, and how many of them at the same time, each under an aggregator of its own: some 40 MB of memory a host.
+ROUNDS, AT_ONCE = 5, 3
+MEMORY = Path("/dev/shm")
+#: A link that runs narrow is believed after 26 s under load, and is read every 10 s: nothing takes longer.
+WATCH_SECONDS = 38.0 + APART_SECONDS
+#: After the aggregator was killed and answers again, so long each host must stand as it stood.
+RESTART_SECONDS = 12.0
+#: Of the normal distribution, for 90 %.
+Z90 = 1.645
+
+METHOD = """\
+Real: the agent's daemon with its samplers, the aggregator, sockets, spools, the store, the API. **Fakes, in which the fault
+is injected:** the hardware. A host is a folder with /sys, /proc and /dev of an H100 host (8 GPUs, 4 InfiniBand ports, at work),
+NVML is a stand-in, the kernel's log a FIFO; a network cut is a relay that goes silent, a clock that is off an LD_PRELOADed
+`clock_gettime`. Each row has a host of its own in a fleet of {hosts}, all side by side under one aggregator with its default
+settings (but that of a full disk); {rounds} rounds with fresh fleets, seed {seed}: which host, which GPU, which port, which call. Each is watched for
+{watch:.0f} s, through `ScoreService`, asked every {look:g} s. *Named* is: this host, this device, a state and a reason that are
+right. Delays are from the injection to the answer of the API. Intervals (90 %) are Wilson's: {rounds} rounds are few.
+"""
+ALONE = "`python -m bench.quality --only injected` makes this section alone.\n"
+
+
+def section(seed: int, progress: Progress) -> str:
+    """Return the section in Markdown. Raises what goes wrong: no round is left out."""
+    return page(rounds(KINDS, seed, ROUNDS, progress), seed, ROUNDS)
+
+
+def rounds(kinds: Sequence[Kind], seed: int, count: int, progress: Progress) -> list[Subject]:
+    """Return what came of all hosts of so many rounds."""
+    found: list[Subject] = []
+    progress("injected faults", 0.0)
+    prepare()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        playing = [pool.submit(round_of, kinds, seed * 1000 + number) for number in range(count)]
+        for done, each in enumerate(playing, 1):
+            found += each.result()
+            progress(f"injected faults, {done} of {count} rounds", done / count)
+    return found
+
+
+def round_of(kinds: Sequence[Kind], seed: int) -> list[Subject]:
+    """Play all *kinds* side by side, each on a host of its own; kill the aggregator at the end, and look again."""
+    with folder() as disk, folder(MEMORY) as memory, Stage(disk, memory, kinds, seed) as stage:
+        stage.open()
+        stage.settle()
+        stage.play(WATCH_SECONDS)
+        stage.ask_advice()
+        stage.restart(RESTART_SECONDS)
+        return stage.subjects
+
+
+@contextmanager
+def folder(within: Path | None = None) -> Iterator[Path]:
+    """Give a folder that goes with the context; in memory where this machine has it."""
+    place = within if within and os.access(within, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="gangline-", dir=place) as made:
+        yield Path(made)
+
+
+# The page ----------------------------------------------------------------------------------------
+
+
+def page(subjects: Sequence[Subject], seed: int, count: int) -> str:
+    """Return the section of what came of all rounds."""
+    by_kind: dict[str, list[Subject]] = {}
+    for each in subjects:
+        by_kind.setdefault(each.kind.name, []).append(each)
+    groups = list(by_kind.values())
+    method = METHOD.format(
+        hosts=len(groups), rounds=count, seed=seed, watch=WATCH_SECONDS, look=LOOK_SECONDS
+    )
+    parts = [
+        "## Injected\n",
+        method,
+        ALONE,
+        _table(FAULTS_HEAD, [_fault(each) for each in groups if not each[0].kind.is_control]),
+        "Negative controls: nothing may be held against these hosts.\n",
+        _table(CONTROLS_HEAD, [_control(each) for each in groups if each[0].kind.is_control]),
+        _advice(subjects),
+        _restarts(subjects),
+    ]
+    return "\n".join(parts)
+
+
+FAULTS_HEAD = (
+    "injected", "where", "named", "90 %", "as", "seconds, median", "max", "also held against the host",
+)  # fmt: skip
+CONTROLS_HEAD = ("control", "where", "named", "90 %", "as what")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _fault(group: Sequence[Subject]) -> list[str]:
+    kind = group[0].kind
+    delays = sorted(each.named_seconds for each in group if each.named_seconds is not None)
+    named = Counter(f"{each.named.name}, {each.named_for.name}" for each in group if each.named_seconds is not None)  # fmt: skip
+    said = "; ".join(named) + ("" if kind.stands else f"; then {_over(group)}")
+    middle, most = (f"{statistics.median(delays):.1f}", f"{delays[-1]:.1f}") if delays else ("", "")
+    return [
+        kind.name, kind.boundary, *_share(len(delays), len(group)), said, middle, most, _others(group),
+    ]  # fmt: skip
+
+
+def _over(group: Sequence[Subject]) -> str:
+    """Say in which states hosts were in the end."""
+    ends = Counter(each.played.name for each in group)
+    return ", ".join(f"{name} ({count} of {len(group)})" for name, count in ends.items())
+
+
+def _control(group: Sequence[Subject]) -> list[str]:
+    kind, wrong = group[0].kind, sum(bool(each.others) for each in group)
+    return [kind.name, kind.boundary, *_share(wrong, len(group)), _others(group)]
+
+
+def _share(hits: int, count: int) -> tuple[str, str]:
+    low, high = wilson(hits, count)
+    return f"{hits} of {count}", f"{100 * low:.0f} to {100 * high:.0f} %"
+
+
+def _others(group: Sequence[Subject]) -> str:
+    """Say what else was held against hosts, and on how many."""
+    said = Counter(f"{reason.name}" for each in group for reason in {key[0] for key in each.others})
+    return (
+        "; ".join(f"{name} ({count} of {len(group)})" for name, count in said.items()) or "nothing"
+    )
+
+
+def _advice(subjects: Sequence[Subject]) -> str:
+    """Say what was advised about hosts with a fault, and about those without."""
+    right = Counter(action for s in subjects if not s.kind.is_control for action in s.advised)
+    wrong, its = _share(
+        sum(bool(s.advised) for s in subjects if s.kind.is_control),
+        sum(s.kind.is_control for s in subjects),
+    )
+    actions = ", ".join(f"{name} {count}" for name, count in sorted(right.items())) or "none"
+    return (
+        f"Advice proposed meanwhile (of a fleet so small one host may be out at a time): {actions} about hosts with a fault; "
+        f"about controls, {wrong} ({its}).\n"
+    )
+
+
+def _restarts(subjects: Sequence[Subject]) -> str:
+    """Say what a restart of the aggregator changed: of faults that stood, and of hosts that were well."""
+    standing = [s for s in subjects if s.named_seconds is not None and s.kind.stands]
+    well = [s for s in subjects if s.kind.is_control]
+    changed = [s for s in subjects if s.changed and (s in standing or s in well)]
+    lost, low_high = _share(sum(s in standing for s in changed), len(standing))
+    false, its = _share(sum(s in well for s in changed), len(well))
+    again = f"each host is looked at for {RESTART_SECONDS:.0f} s more"
+    words = [
+        f"Then the aggregator is killed (-9) and started again, and {again}: of faults that stood, "
+    ]
+    words[0] += f"{lost} ({low_high}) changed state or reason; of controls, {false} ({its})."
+    words += [f"- {s.kind.name}: {', '.join(s.changed)}" for s in changed]
+    return "\n".join(words) + "\n"
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """Return Wilson's 90 % interval of a share."""
+    if not count:
+        return 0.0, 1.0
+    share, spread = hits / count, Z90 * Z90 / count
+    middle = share + spread / 2
+    reach = sqrt(spread * (share * (1 - share) + spread / 4))
+    low, high = (middle - reach) / (1 + spread), (middle + reach) / (1 + spread)
+    return max(0.0, low), min(1.0, high)
+
+
+def main() -> None:
+    """Print the section."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.quality.injected", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", default="", help="rows whose name holds this")
+    options = parser.parse_args()
+    kinds = [kind for kind in KINDS if options.only in kind.name]
+    found = rounds(kinds, options.seed, options.rounds, _say)
+    print(page(found, options.seed, options.rounds))
+
+
+def _say(words: str, share: float) -> None:
+    print(f"{100 * share:3.0f} % {words}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""What is injected, at which boundary, and what must come of it; and what looks alike and must not be named.
+
+To add one: a function that is given a host before its start, and returns what happens to it; a row of KINDS.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gangline.aggregator.verdicts import Reason, State
+from tests.fake_nvml.scenario import Gpu, Steps
+from tests.fake_nvml.sick import is_lost
+from tests.processes import with_group
+
+from .injected_hosts import CLOCK_MEGAHERTZ, USER, Host
+
+#: What happens to a host: it prepares before the start, up to its first yield; then injects, and yields how many seconds
+#: to let pass before it goes on.
+Act = Iterator[float]
+Doing = Callable[[Host], Act]
+
+LINK = "sys/class/infiniband/{}/ports/1/{}"
+FUNCTION = "sys/bus/pci/devices/{}/{}"
+XIDS = {
+    43: "pid=4711, name=python3, Ch 00000008",
+    48: "pid='<unknown>', name=<unknown>, An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at partition 4, subpartition 1.",
+    79: "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+    119: "pid=4711, name=python3, Timeout after 6s of waiting for RPC response from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20802068 0x4).",
+}  # fmt: skip
+#: Reasons of the clock event, as NVML's flags.
+POWER_CAP, HEAT = 0x4, 0x20 | 0x40
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One row. Without reasons nothing may be named: a control."""
+
+    name: str
+    boundary: str
+    act: Doing
+    states: tuple[State, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    about: Callable[[Host], tuple[str, ...]] = lambda host: ()  # how its device may be called
+    stands: bool = True  # to the end of what is watched
+
+    @property
+    def is_control(self) -> bool:
+        return not self.reasons
+
+
+def _gpu(host: Host) -> tuple[str, ...]:
+    return host.gpu.uuid, host.gpu.address
+
+
+def _port(host: Host) -> tuple[str, ...]:
+    return (f"{host.rdma}/1",)
+
+
+# What becomes of GPUs, as NVML tells it ----------------------------------------------------------
+
+
+def _shows(**values: Steps) -> Doing:
+    """Have the GPU show these values from the injection on."""
+
+    def act(host: Host) -> Act:
+        _change(host.gpu, values)
+        yield 0.0
+        host.step()
+
+    return act
+
+
+def _change(gpu: Gpu, values: dict[str, Steps]) -> None:
+    """Give *gpu* what each value is next; NVML's fields say the same."""
+    for name, then in values.items():
+        later = [then] if isinstance(then, int | str) else list(then)
+        before = gpu.values[name]
+        assert isinstance(before, int | str)
+        gpu.values[name] = [before, *later]
+        for number in SAME_FIELDS.get(name, ()):
+            kind, first = gpu.fields[number]
+            assert isinstance(first, int | str)
+            gpu.fields[number] = (kind, [first, *later])
+
+
+#: What the driver tells as a field too.
+SAME_FIELDS = {
+    "ecc_corrected_volatile": (3,),
+    "ecc_uncorrected_volatile": (4,),
+    "power": (185, 186),
+}
+
+
+def _repairs(errors: int, seconds: float, times: int) -> Doing:
+    """Have the GPU repair so many more bit errors each so many seconds."""
+
+    def act(host: Host) -> Act:
+        _change(host.gpu, {"ecc_corrected_volatile": [errors * (n + 1) for n in range(times)]})
+        yield 0.0
+        for _ in range(times):
+            host.step()
+            yield seconds
+
+    return act
+
+
+def _hangs(host: Host) -> Act:
+    call = host.source.choice(("nvmlDeviceGetFieldValues", "nvmlDeviceGetClockInfo", "nvmlDeviceGetUtilizationRates"))  # fmt: skip
+    host.gpu.lines.append(f"block {call} at 1 file {host.folder / 'never'}")
+    yield 0.0
+    host.step()
+
+
+def _falls_off(host: Host) -> Act:
+    is_lost(host.gpu)
+    yield 0.0
+    host.step()
+
+
+def _narrows(host: Host) -> Act:
+    _change(host.gpu, {"pcie_width": 8})
+    yield 0.0
+    host.write(FUNCTION.format(host.gpu.address, "current_link_width"), "8")
+    host.step()
+
+
+def _goes_idle(host: Host) -> Act:
+    idle: dict[str, Steps] = {
+        "utilization": 0, "memory_utilization": 0, "power": 69_850, "sm_clock": 345, "event_reasons": 0x1,
+        "pcie_generation": 1, "performance_state": 8, "temperature": 41, "graphics_clock": 345,
+    }  # fmt: skip
+    for gpu in host.gpus:
+        _change(gpu, idle)
+    yield 0.0
+    for gpu in host.gpus:
+        host.write(FUNCTION.format(gpu.address, "current_link_speed"), "2.5 GT/s PCIe")
+    host.step()
+
+
+def _caps_power(host: Host) -> Act:
+    """A rack at its power limit: every GPU a few percent slower, and each says why."""
+    for gpu in host.gpus:
+        _change(gpu, {"power": 698_000, "event_reasons": POWER_CAP, "sm_clock": round(0.95 * CLOCK_MEGAHERTZ)})  # fmt: skip
+    yield 0.0
+    host.step()
+
+
+# What the kernel says ------------------------------------------------------------------------------
+
+
+def _says(code: int, facility: int = 0) -> Doing:
+    def act(host: Host) -> Act:
+        yield 0.0
+        at = host.gpu.address.rpartition(".")[0]
+        host.log.write(f"NVRM: Xid (PCI:{at}): {code}, {XIDS[code]}", facility)
+
+    return act
+
+
+# Ports and interfaces ------------------------------------------------------------------------------
+
+
+def _counts(counter: str, each: int, seconds: float = 0.5, times: int = 40) -> Doing:
+    """Have a counter of the port rise."""
+
+    def act(host: Host) -> Act:
+        yield 0.0
+        file = LINK.format(host.rdma, counter)
+        before = int((host.folder / file).read_text())
+        for n in range(times):
+            host.write(file, str(before + each * (n + 1)))
+            yield seconds
+
+    return act
+
+
+def _port_down(host: Host) -> Act:
+    yield 0.0
+    host.write(LINK.format(host.rdma, "phys_state"), "2: Polling")
+    host.write(LINK.format(host.rdma, "state"), "1: DOWN")
+
+
+def _carrier(up: bool, changes: int) -> Callable[[Host], None]:
+    def write(host: Host) -> None:
+        host.write("sys/class/net/eno1/carrier", str(int(up)))
+        host.write("sys/class/net/eno1/carrier_changes", str(2 + changes))
+        host.write("sys/class/net/eno1/operstate", "up" if up else "down")
+
+    return write
+
+
+def _loses_carrier(host: Host) -> Act:
+    yield 0.0
+    _carrier(False, 1)(host)
+
+
+def _flaps(host: Host) -> Act:
+    yield 0.0
+    for change in range(1, 9):
+        _carrier(change % 2 == 0, change)(host)
+        yield 1.5
+
+
+# The agent, its machine and the way ----------------------------------------------------------------
+
+
+def _stopped(host: Host) -> Act:
+    yield 0.0
+    with_group(host.agent.pid, signal.SIGSTOP)
+
+
+def _cut(host: Host) -> Act:
+    host.lay_cable()
+    yield 0.0
+    assert host.cable
+    host.cable.cut()
+    yield 25.0
+    host.cable.mend()
+
+
+def _clock_off(host: Host) -> Act:
+    host.keep_clock()
+    yield 0.0
+    assert host.clock
+    host.clock.set(clock_seconds=host.source.choice((-1, 1)) * host.source.uniform(5, 3600))
+
+
+def _killed(host: Host) -> Act:
+    yield 0.0
+    host.agent.kill()
+    yield 1.0
+    host.log.again()
+    host.agent.start()
+
+
+def _restarted(host: Host) -> Act:
+    yield 0.0
+    host.agent.stop()
+    host.log.again()
+    host.agent.start()
+
+
+def _rebooted(host: Host) -> Act:
+    yield 0.0
+    host.agent.stop()
+    yield 5.0
+    host.boot()
+    host.agent.start()
+
+
+def _nothing(host: Host) -> Act:
+    yield 0.0
+
+
+U, S, D, W = State.UNHEALTHY, State.SUSPECT, State.DEGRADED, State.WATCH
+LOG, NVML, SYSFS = "kernel log (FIFO)", "fake NVML", "fake sysfs"
+KINDS = (
+    Kind("XID 48, uncorrectable memory error", LOG, _says(48), (U,), (Reason.ECC_TREND,), _gpu),
+    Kind("XID 79, off the bus", LOG, _says(79), (U,), (Reason.XID_FATAL,), _gpu),
+    Kind("XID 119, GSP does not answer", LOG, _says(119), (U,), (Reason.DRIVER_HUNG,), _gpu),
+    Kind("a GPU's calls do not return", NVML, _hangs, (U,), (Reason.DRIVER_HUNG,), _gpu),
+    Kind("every call says: GPU is lost", NVML, _falls_off, (U,), (Reason.XID_FATAL,), _gpu),
+    Kind("20 corrected bit errors a second", NVML, _repairs(10, 0.5, 40), (S, W), (Reason.ECC_TREND,), _gpu),
+    Kind("an uncorrected bit error, no XID", NVML, _shows(ecc_uncorrected_volatile=1), (S,), (Reason.ECC_TREND,), _gpu),
+    Kind("a row remap is pending", NVML, _shows(remap_pending=1, remapped_uncorrectable=1), (W,), (Reason.HBM_REMAP,), _gpu),
+    Kind("a row remap failed", NVML, _shows(remap_failed=1), (U,), (Reason.HBM_REMAP,), _gpu),
+    Kind("clock at 85 %, held by heat", NVML,
+         _shows(sm_clock=round(0.85 * CLOCK_MEGAHERTZ), event_reasons=HEAT, temperature=88, margin=1),
+         (D,), (Reason.THERMAL_THROTTLE,), _gpu),
+    Kind("PCIe link at 8 of 16 lanes, at work", f"{NVML}, {SYSFS}", _narrows, (D,), (Reason.PCIE,), _gpu),
+    Kind("RDMA link_downed counts once", SYSFS, _counts("counters/link_downed", 1, times=1), (S,), (Reason.RAIL_DOWN,), _port),
+    Kind("100 RDMA symbol errors a second", SYSFS, _counts("counters/symbol_error", 50), (S, W), (Reason.FABRIC,), _port),
+    Kind("100 RDMA retransmissions a second", SYSFS, _counts("hw_counters/packet_seq_err", 50), (S,), (Reason.FABRIC,), _port),
+    Kind("an RDMA port is down", SYSFS, _port_down, (U,), (Reason.RAIL_DOWN,), _port),
+    Kind("Ethernet loses its carrier", SYSFS, _loses_carrier, (W,), (Reason.RAIL_DOWN,), lambda host: ("eno1",)),
+    Kind("Ethernet carrier flaps, 8 changes", SYSFS, _flaps, (W,), (Reason.RAIL_DOWN,), lambda host: ("eno1",)),
+    Kind("agent stopped (SIGSTOP)", "process", _stopped, (State.STALE,), (Reason.STALE_TELEMETRY,)),
+    Kind("network cut for 25 s, then backlog", "TCP relay", _cut, (State.STALE,), (Reason.STALE_TELEMETRY,), stands=False),
+    Kind("wall clock off by 5 s to an hour", "clock_gettime (LD_PRELOAD)", _clock_off, (W,), (Reason.CLOCK,)),
+    Kind("healthy, at work", "nothing", _nothing),
+    Kind("job ends: idle, PCIe links shrink", f"{NVML}, {SYSFS}", _goes_idle),
+    Kind("all GPUs at the power limit, 95 % clock", NVML, _caps_power),
+    Kind("XID 43, a program's own fault", LOG, _says(43)),
+    Kind("a user writes an XID 79 into the log", LOG, _says(79, USER)),
+    Kind("one corrected bit error each 5 s", NVML, _repairs(1, 5.0, 8)),
+    Kind("agent kill -9, started again", "process", _killed),
+    Kind("agent restarted", "process", _restarted),
+    Kind("planned reboot: stop, other boot id, start", "process", _rebooted),
+)  # fmt: skip

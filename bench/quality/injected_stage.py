@@ -1,0 +1,237 @@
+"""A fleet with a fault or a look-alike on each host, side by side, under one real aggregator; and what its API says, when."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import grpc
+
+from gangline.aggregator.commands.client import Client, CommandError
+from gangline.aggregator.verdicts import Reason, State
+from gangline.fingerprints.wire import advisory_pb2
+from gangline.fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceStub
+from gangline.fingerprints.wire.score_pb2 import Contribution, NodeScore
+from tests.processes import GUARD_SECONDS, Process, free_port, listening, until
+
+from .injected_faults import Act, Kind
+from .injected_hosts import Host
+
+#: How often the API is asked: delays are told to this.
+LOOK_SECONDS = 0.2
+#: Injections begin within so long of each other: each meets what comes every ten seconds at a moment of its own.
+APART_SECONDS = 5.0
+#: States in which nothing is held against a host.
+CALM = (State.HEALTHY, State.UNKNOWN)
+#: Before these have reported well nothing is known of a host's past: what is injected then was always so.
+READ_FIRST = ("gpu_1s", "gpu_10s", "rdma_1s", "net_1s", "pcie_10s")
+
+
+class Named(NamedTuple):
+    """Something that is held against a host."""
+
+    reason: Reason
+    device: str
+    words: str
+
+
+@dataclass
+class Subject:
+    """A host, what is done to it, and what came of it."""
+
+    kind: Kind
+    host: Host
+    act: Act
+    due: float  # of the next of its acts, monotonic; inf: no further one. Until it plays: a share of what lies between
+    began: float = 0.0  # 0: not yet
+    named_seconds: float | None = None
+    state: State = State.UNKNOWN  # as last seen
+    played: State = State.UNKNOWN  # as last seen before the aggregator was killed
+    reason: Reason = Reason.NONE
+    named: State = State.UNKNOWN  # in which state it was named,
+    named_for: Reason = Reason.NONE  # for which reason,
+    words: str = ""  # and in which words
+    others: dict[tuple[Reason, str], Named] = field(default_factory=dict)
+    advised: list[str] = field(default_factory=list)  # actions that were proposed
+    changed: list[str] = field(default_factory=list)  # after a restart of the aggregator
+
+    def is_about(self, device: str) -> bool:
+        """Say whether *device* is the one that was made sick; of a host as a whole any is."""
+        names = self.kind.about(self.host)
+        return not names or device in names
+
+
+class Stage:
+    """The fleet. Within its context: `open`, `settle`, `play` as long as wanted, `restart`."""
+
+    def __init__(
+        self, disk: Path, memory: Path, kinds: Sequence[Kind], seed: int, **settings: object
+    ) -> None:
+        """*disk*: an empty folder for the aggregator. *memory*: one for the hosts, whose /sys is on no disk either.
+
+        *settings*: of the aggregator.
+        """
+        source = random.Random(seed)
+        self.port = free_port()
+        self._address = f"127.0.0.1:{self.port}"
+        given = {"disk_free_share_min": 0} | settings
+        words = [w for k, v in given.items() for w in ("--set", f"{k}={v}")]
+        arguments = ["aggregator", "--data", str(disk / "data"), "--listen", self._address, *words]
+        self.aggregator = Process(arguments, disk / "log")
+        order = source.sample(range(len(kinds)), len(kinds))
+        self.subjects = [
+            self._subject(memory, kind, number, source)
+            for kind, number in zip(kinds, order, strict=True)
+        ]
+        self._client = Client(self._address)
+        self._left = ExitStack()  # what is to be ended
+
+    def _subject(self, place: Path, kind: Kind, number: int, source: random.Random) -> Subject:
+        name = f"gpu-{number:03}"
+        host = Host(place / name, name, self.port, source)
+        act = kind.act(host)
+        next(act)
+        return Subject(kind, host, act, source.random())
+
+    def open(self, **settings: object) -> None:
+        """Start the aggregator and all agents. *settings*: of the agents."""
+        self._left.callback(self.aggregator.kill)
+        self.aggregator.start()
+        until(lambda: listening(self.port), f"the aggregator listens; see {self.aggregator.log}")
+        for subject in self.subjects:
+            subject.host.start(**settings)
+            self._left.callback(subject.host.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.close()
+
+    def listing(self) -> list[NodeScore]:
+        """Return what the API says of all hosts now. Raises CommandError where it does not answer."""
+        return self._client.hosts(full=True).scores
+
+    def settle(self, sources: Iterable[str] = READ_FIRST) -> None:
+        """Return when every host is HEALTHY, and was read by these collectors."""
+        wanted = set(sources)
+
+        def settled() -> bool:
+            scores = self.listing()
+            return len(scores) == len(self.subjects) and all(
+                State(score.state) is State.HEALTHY
+                and wanted <= {each.source for each in score.sources if each.outcome == "ok"}
+                for score in scores
+            )
+
+        self.until_answered()
+        until(settled, "every host is HEALTHY and read", GUARD_SECONDS * 2)
+
+    def until_answered(self) -> None:
+        """Return once the API answers, and knows of a host."""
+
+        def answers() -> bool:
+            try:
+                return bool(self.listing())
+            except CommandError:
+                return False
+
+        until(answers, f"the aggregator knows of hosts; see {self.aggregator.log}")
+
+    def play(
+        self,
+        seconds: float,
+        done: Callable[[], bool] = lambda: False,
+        apart_seconds: float = APART_SECONDS,
+    ) -> None:
+        """Do what is done to the hosts, and look at the API, for so long, or until *done*. Once."""
+        began = time.monotonic()
+        end = began + seconds
+        for subject in self.subjects:
+            subject.due = began + subject.due * apart_seconds
+        while (now := time.monotonic()) < end and not done():
+            for subject in self.subjects:
+                if now >= subject.due:
+                    self._act(subject)
+            self.look()
+            time.sleep(max(0.0, min(now + LOOK_SECONDS, end) - time.monotonic()))
+
+    @staticmethod
+    def _act(subject: Subject) -> None:
+        began = time.monotonic()
+        subject.began = subject.began or began
+        seconds = next(subject.act, None)
+        subject.due = float("inf") if seconds is None else began + seconds
+
+    def look(self) -> None:
+        """Ask the API once, and note what it says."""
+        at = {f"nodes/{each.host.name}": each for each in self.subjects}
+        for score in self.listing():
+            note(at[score.node], score, time.monotonic())
+
+    def ask_advice(self) -> None:
+        """Note which advice was proposed about whom, open or ended."""
+        at = {f"nodes/{each.host.name}": each for each in self.subjects}
+        with grpc.insecure_channel(self._address) as channel:
+            stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
+            request = advisory_pb2.ListAdvisoriesRequest(page_size=1000, show_ended=True)
+            for advisory in stub.ListAdvisories(request, timeout=GUARD_SECONDS).advisories:
+                for node in advisory.nodes:
+                    at[node].advised.append(advisory_pb2.Action.Name(advisory.action))
+
+    def restart(self, seconds: float) -> None:
+        """Kill the aggregator and start it again; note of each host whether it stands as before, for so long."""
+        before = {each.host.name: (each.state, each.reason) for each in self.subjects}
+        for each in self.subjects:
+            each.played = each.state
+        self.aggregator.kill()
+        self.aggregator.start()
+        self.until_answered()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.look()
+            for each in self.subjects:
+                now = each.state, each.reason
+                if now != before[each.host.name]:
+                    words = f"{now[0].name} for {now[1].name}"
+                    if words not in each.changed:
+                        each.changed.append(words)
+            time.sleep(LOOK_SECONDS)
+
+
+def note(subject: Subject, score: NodeScore, now: float) -> None:
+    """Take note of what the API says of a host."""
+    kind = subject.kind
+    subject.state, subject.reason = State(score.state), Reason(score.reason)
+    right = []
+    for each in held_against(score):
+        if subject.began and each.reason in kind.reasons and subject.is_about(each.device):
+            right.append(each)
+        else:
+            subject.others.setdefault((each.reason, each.device), each)
+    told = subject.state in kind.states and subject.reason in kind.reasons
+    if right and told and subject.named_seconds is None:
+        subject.named_seconds = now - subject.began
+        subject.named, subject.named_for = subject.state, subject.reason
+        subject.words = score.reason_words
+
+
+def held_against(score: NodeScore) -> list[Named]:
+    """Return what counts against a host, or is said to: blindness that costs nothing is not."""
+    found = [
+        Named(Reason(each.reason), each.device, each.words)
+        for each in score.contributions
+        if _costs(each) or Reason(each.reason) is not Reason.BLIND
+    ]
+    if State(score.state) not in CALM and not found:
+        found.append(Named(Reason(score.reason), "", score.reason_words))
+    return [each for each in found if each.reason is not Reason.NONE]
+
+
+def _costs(each: Contribution) -> bool:
+    return each.log_hazard_delta > 0 or each.relative_speed_factor < 1

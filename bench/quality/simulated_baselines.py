@@ -1,0 +1,89 @@
+"""What is simpler than the judge, over the same readings: so that a reader sees what judging adds.
+
+Each names hosts at one moment, from the same fleet, without memory of its own beyond the counters'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from gangline.aggregator.fleet.activity import UTILIZATION_MIN
+from gangline.aggregator.fleet.arrays import Floats
+from gangline.aggregator.judgement.present import Present
+from gangline.aggregator.judgement.rules import fabric, gpu, kernel, memory, xid
+from gangline.aggregator.verdicts import Reason, State
+
+#: Host, what said so (a rule), device, how bad, why.
+Cry = tuple[str, str, str, State, Reason]
+
+#: What the policy table decides alone: codes, and states that the driver or the kernel names.
+DETERMINISTIC = (
+    xid.standing_xids, xid.standing_sxids, kernel.standing_events, gpu.lost_gpus, gpu.recovery_actions,
+    memory.remaps, fabric.ports_down,
+)  # fmt: skip
+_GRAVE = (State.SUSPECT, State.UNHEALTHY)
+
+#: Of DCGM's passive health watches (NVIDIA/DCGM, dcgm_gpu_hardware_limits.h): replays a minute, CRC errors a second.
+PCIE_REPLAYS_PER_MINUTE, NVLINK_CRC_PER_SECOND = 8.0, 100.0
+#: Below this share of the fleet's median clock a GPU is slow: as the judge's own limit, without its reasons.
+SLOW_RATIO = 0.90
+
+
+def policy_alone(present: Present) -> Iterator[Cry]:
+    """Yield what the table of deterministic faults names, at once and without any model."""
+    for rule in DETERMINISTIC:
+        for one in rule(present):
+            if one.host_state in _GRAVE:
+                yield _cry(present, one.host, "policy", one.device)
+
+
+def thresholds(present: Present) -> Iterator[Cry]:
+    """Yield what fixed limits on each GPU by itself name, as a DCGM health check has them.
+
+    Any time held down by heat or by power, memory errors and remaps, replays, NVLink errors.
+    """
+    counted = (
+        ("gpu_1s", "violation_thermal_nanoseconds", 1.0),
+        ("gpu_1s", "violation_power_nanoseconds", 1.0),
+        ("gpu_1s_changes", "ecc_uncorrected_volatile_errors", 0.1),
+        ("gpu_10s_changes", "pcie_replays_count", PCIE_REPLAYS_PER_MINUTE / 6.0),
+        ("nvlink_10s_changes", "crc_errors", 10.0 * NVLINK_CRC_PER_SECOND),
+        ("nvlink_10s_changes", "replay_errors", 0.1),
+    )
+    for table, column, least in counted:  # within about ten seconds
+        rows, _ = present.counting(table, column, least)
+        yield from _cries(present, table, rows.tolist())
+    for column in ("remap_pending_state", "remap_failed_state"):
+        rows = present.where("gpu_10s_changes", column, lambda cells: cells > 0)
+        yield from _cries(present, "gpu_10s_changes", rows.tolist())
+    lost = np.flatnonzero(present.state("gpu_1s", "lost_state") == 1)
+    yield from _cries(present, "gpu_1s", lost.tolist())
+
+
+def slow_clock(present: Present) -> Iterator[Cry]:
+    """Yield busy GPUs whose SM clock is below nine tenths of the fleet's median: utilisation alone says busy."""
+    clock: Floats = present.gauge("gpu_1s", "sm_clock_hertz")
+    busy = present.gauge("gpu_1s", "utilization_ratio") >= UTILIZATION_MIN
+    if busy.any():
+        slow = busy & (clock < SLOW_RATIO * np.nanmedian(clock[busy]))
+        yield from _cries(present, "gpu_1s", np.flatnonzero(slow).tolist())
+
+
+def _cries(present: Present, table: str, rows: list[int]) -> Iterator[Cry]:
+    for row in rows:
+        host, device = present.name(table, row)
+        yield _cry(present, host, "threshold", device)
+
+
+def _cry(present: Present, host: int, rule: str, device: str) -> Cry:
+    return present.fleet.names[host], rule, device, State.SUSPECT, Reason.NONE
+
+
+#: Name -> what it names.
+BASELINES: dict[str, Callable[[Present], Iterator[Cry]]] = {
+    "policy table alone": policy_alone,
+    "fixed limits": thresholds,
+    "slow clock": slow_clock,
+}

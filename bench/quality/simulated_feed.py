@@ -1,0 +1,226 @@
+"""The aggregator over one episode, in process: frames go in; what was named and advised comes out.
+
+It sees of the world what an aggregator could: inventories, places, frames and events (`Outside`). What is so it is
+never told; `simulated_truth.py` alone knows that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from gangline.agent.simulated.world.places import Place
+from gangline.agent.simulated.world.world import STEP_SECONDS, Delivery, Step
+from gangline.aggregator.advice.advisory import Action, Advisory, Basis
+from gangline.aggregator.advice.advisory import State as AdvisoryState
+from gangline.aggregator.advice.events import Instruction, Publish, Tick
+from gangline.aggregator.advice.limits import Limits
+from gangline.aggregator.advice.machine import Machine
+from gangline.aggregator.advice.observing import Observer
+from gangline.aggregator.fleet.fleet import Fleet
+from gangline.aggregator.ingest import clocks
+from gangline.aggregator.ingest.reading import CATALOGUE
+from gangline.aggregator.judgement.hosts import Hosts
+from gangline.aggregator.judgement.judge import Judgement, judge
+from gangline.aggregator.judgement.present import Present
+from gangline.aggregator.verdicts import Finding, Reason, State
+from gangline.ext.intake import Reader
+from gangline.fingerprints.frames import decode
+from gangline.fingerprints.wire import telemetry_pb2
+
+from .simulated_baselines import BASELINES, Cry
+
+JUDGE = "judge"
+#: Hosts that fall within two seconds of each other may be seen to fall a step apart.
+LIMITS = replace(Limits(), shared_seconds=Limits().shared_seconds + STEP_SECONDS)
+#: Hosts beyond the episode have been there for so long.
+LONG_NS = 3600 * 1_000_000_000
+
+
+class Outside(Protocol):
+    """What may be known of a world from outside."""
+
+    @property
+    def names(self) -> list[str]: ...
+    def devices(self, host: int) -> list[telemetry_pb2.Device]: ...
+    def place(self, host: int) -> Place: ...
+    def frames(self, hosts: Sequence[int], begin: float, end: float) -> Iterator[Step]: ...
+
+
+@dataclass(slots=True)
+class Named:
+    """Something was said of a host, without a break from *begin* to *end* (seconds of the world)."""
+
+    by: str  # the judge, or one of the baselines
+    host: str
+    rule: str
+    device: str
+    state: State
+    reason: Reason
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """Advice that was given, or became another. Of a shared cause `hosts` are many; `subject` says of what."""
+
+    seconds: float
+    name: str
+    subject: str
+    hosts: tuple[str, ...]
+    action: Action
+    basis: Basis
+    reason: str
+    words: str
+
+
+@dataclass(slots=True)
+class Said:
+    """All that was said in an episode."""
+
+    named: list[Named] = field(default_factory=list[Named])
+    advised: list[Advised] = field(default_factory=list[Advised])
+    steps: int = 0
+    #: Why the picture was in doubt, so that nothing was proposed -> for so many steps.
+    degraded: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def feed(world: Outside, hosts: Sequence[int], begin: float, end: float) -> Said:
+    """Let an aggregator that never saw them hear *hosts* from *begin* to *end*; return what it says."""
+    aggregator = Aggregator(world, hosts)
+    for step in world.frames(hosts, begin, end):
+        aggregator.step(step)
+    return aggregator.said
+
+
+class Aggregator:
+    """Fleet, judge and advice over the hosts of one episode; of all others it hears that they are there, and
+    nothing else, so that limits and outages are of a fleet's size."""
+
+    def __init__(self, world: Outside, hosts: Sequence[int]) -> None:
+        self.said = Said()
+        self._world, self._fleet = world, Fleet(epoch=1)
+        self._index = {name: host for host, name in enumerate(world.names)}
+        spoken = {world.names[host] for host in hosts}
+        self._others = [name for name in world.names if name not in spoken]
+        self._boots: dict[str, bytes] = {}
+        self._readers: dict[str, Reader] = {}  # of each host's stream
+        self._clocks: dict[str, clocks.HostClock] = {}
+        self._judged: Judgement | None = None
+        self._machine = Machine(LIMITS)
+        self._observer = Observer(declared=lambda: self._fleet.declared)
+        self._stands: dict[tuple[str, Cry], Named] = {}
+        self._advised: dict[str, tuple[Action, tuple[str, ...]]] = {}
+
+    def step(self, step: Step) -> None:
+        """Take what came, judge, advise, and note what is said."""
+        self._hear_others(step.now_ns)
+        for delivery in step.deliveries:
+            self._take(delivery, step.now_ns)
+        fleet = self._fleet
+        fleet.declared = fleet.declared.with_told(fleet.told.settle())
+        self._judged = judge(fleet, step.now_ns, self._judged)
+        if words := self._judged.degraded_reason:
+            self.said.degraded[words] = self.said.degraded.get(words, 0) + 1
+        self._note(JUDGE, _cries(self._judged), step.seconds)
+        present = Present(fleet, step.now_ns)
+        for name, baseline in BASELINES.items():
+            self._note(name, baseline(present), step.seconds)
+        self._advise(self._judged, step)
+        self.said.steps += 1
+
+    def _hear_others(self, now_ns: int) -> None:
+        fleet, count = self._fleet, len(self._others)
+        if not self.said.steps:
+            for name in self._others:
+                fleet.restore(name, simulated=False, gpus=8, heard_ns=now_ns)
+            fleet.first_ns[:count] = now_ns - LONG_NS
+        fleet.heard_ns[:count] = now_ns
+
+    def _take(self, delivery: Delivery, now_ns: int) -> None:
+        name, fleet = delivery.host, self._fleet
+        if self._boots.get(name) != delivery.boot_id:
+            self._boots[name], self._readers[name] = delivery.boot_id, Reader(CATALOGUE, decode)
+            host = self._index[name]
+            fleet.register(
+                name,
+                simulated=False,  # one that is silent for a minute is missed, as a real one is
+                boot_id=delivery.boot_id,
+                devices=self._world.devices(host),
+                booted_ns=delivery.booted_ns,
+                labels=_labels(self._world.place(host)),
+            )
+        frame = self._readers[name].read(delivery.frame)
+        fleet.observe(name, frame, now_ns)
+        clock = self._clocks.setdefault(name, clocks.HostClock())
+        clock.observe(frame.boot_id, frame.boottime_ns, frame.wall_ns, now_ns)
+        if abs(clock.error_seconds) > clocks.OFFSET_SECONDS_MAX:
+            words = clocks.words(clock.error_seconds)
+            fleet.find(Finding(name, "clock.offset", "", words, now_ns))
+        elif abs(clock.error_seconds) < clocks.CLEAR_SECONDS_MAX:
+            fleet.clear(name, "clock.offset")
+        for event in delivery.events:
+            fleet.event(name, event, now_ns)
+
+    def _note(self, by: str, cries: Iterable[Cry], seconds: float) -> None:
+        """Keep what is said now: it goes on, or begins."""
+        now: dict[tuple[str, Cry], Named] = {}
+        for cry in cries:
+            key = by, cry
+            known = self._stands.get(key)
+            if known is None or seconds - known.end > 1.5 * STEP_SECONDS:
+                known = self._stands[key] = Named(by, *cry, seconds, seconds)
+                self.said.named.append(known)
+            known.end = seconds
+            now[key] = known
+
+    def _advise(self, judged: Judgement, step: Step) -> None:
+        machine = self._machine
+        told: list[Instruction] = []
+        for event in [*self._observer.events(machine.memory, judged, self._fleet.gpus)]:
+            told += machine.step(event)
+        told += machine.step(Tick(step.now_ns))
+        for one in told:
+            if isinstance(one, Publish) and one.advisory.state is AdvisoryState.PROPOSED:
+                self._proposed(one.advisory, step.seconds)
+
+    def _proposed(self, one: Advisory, seconds: float) -> None:
+        what = one.action, one.hosts
+        if self._advised.get(one.name) != what:
+            self._advised[one.name] = what
+            self.said.advised.append(
+                Advised(
+                    seconds, one.name, one.subject, one.hosts, one.action, one.basis, one.reason, one.words
+                )
+            )  # fmt: skip
+
+
+def _cries(judged: Judgement) -> Iterator[Cry]:
+    """Yield what counts against each host, by its rules."""
+    for host, holds in judged.holds.items():
+        for hold in holds.values():
+            if hold.active:
+                worst = hold.worst
+                reason = worst.rule.reason if worst.reason is None else worst.reason
+                yield judged.names[host], worst.rule.name, worst.device, worst.host_state, reason
+    assert isinstance(
+        judged.hosts, Hosts
+    )  # as `judge` makes them: the well are not made one by one
+    for score in judged.hosts.told.values():
+        if score.state is State.STALE:
+            yield score.host, "host.silent", "host", State.STALE, Reason.STALE_TELEMETRY
+
+
+def _labels(place: Place) -> dict[str, str]:
+    """Return what a host's agent registers with of where it stands."""
+    return {
+        "gangline.rack": place.rack,
+        "gangline.power_domain": place.power_domain,
+        "gangline.cooling_domain": place.cooling_domain,
+        "gangline.leaf": place.leaf,
+        "gangline.spine": place.spine,
+        "gangline.nvlink_domain": place.nvlink_domain,
+        "gangline.rails": " ".join(place.rails),
+    }

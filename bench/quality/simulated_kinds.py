@@ -1,0 +1,142 @@
+"""What scoring yields, and the tables by which a class is rightly named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from gangline.aggregator.advice.advisory import Action
+from gangline.aggregator.verdicts import Reason, State
+
+#: What takes a host from its work: for a host on which no fault stands, false. AVOID costs less, and is counted apart.
+DRAINS = frozenset(
+    {
+        Action.DRAIN_AFTER_JOB, Action.DRAIN_AT_CHECKPOINT, Action.EVICT_NOW, Action.RESET_GPU, Action.REBOOT,
+        Action.DRAIN_P2P, Action.DRAIN_AND_RESET, Action.RECOVER_IMEX_DOMAIN, Action.RUN_DIAGNOSTIC,
+    }
+)  # fmt: skip
+#: What begins so long after a cause was over may still be said of it.
+GRACE_SECONDS = 60.0
+#: States that keep work off a host.
+BLAMED = frozenset({State.DEGRADED, State.SUSPECT, State.UNHEALTHY})
+NOTHING_SAID = frozenset({State.HEALTHY, State.UNKNOWN})
+
+#: Class -> the reasons under which it is rightly named. Classes that show nothing have none.
+RIGHT: dict[str, frozenset[Reason]] = {
+    name: frozenset(reasons)
+    for name, reasons in {
+        "thermal": (Reason.THERMAL_THROTTLE,),
+        "power_cap": (Reason.POWER_CAP,),
+        "power_brake": (Reason.POWER_CAP,),
+        "cooling_loop": (Reason.THERMAL_THROTTLE,),
+        "cpu_contention": (Reason.HOST_CPU,),
+        "storage_stall": (Reason.STORAGE,),
+        "slow_host": (Reason.STRAGGLER,),
+        "pcie_width": (Reason.PCIE,),
+        "nvlink": (Reason.NVLINK_ERRORS, Reason.XID_FATAL),
+        "rdma_link": (Reason.FABRIC, Reason.RAIL_DOWN),
+        "congestion": (Reason.FABRIC,),
+        "flap": (Reason.RAIL_DOWN, Reason.FABRIC),
+        "nic": (Reason.RAIL_DOWN,),
+        "leaf_down": (Reason.RAIL_DOWN,),
+        "rack_dark": (Reason.STALE_TELEMETRY,),
+        "hbm": (Reason.ECC_TREND, Reason.HBM_REMAP, Reason.XID_FATAL),
+        "gsp_hang": (Reason.DRIVER_HUNG, Reason.XID_FATAL),
+        "gpu_lost": (Reason.XID_FATAL,),
+        "gpu_fault": (Reason.XID_FATAL,),
+        "silent_corruption": (),
+    }.items()
+}
+#: Class -> the domain that its cause is of, as fields of `Place`; none: of a job, which no place is.
+DOMAIN = {
+    "power_brake": ("rack", "power_domain"),
+    "cooling_loop": ("cooling_domain",),
+    "leaf_down": ("leaf",),
+    "rack_dark": ("rack", "power_domain"),
+    "congestion": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What became of one cause."""
+
+    class_name: str
+    rule: str  # that named it first; "" for not named
+    delay_seconds: float  # from its begin
+    has_part: bool
+    part_is_right: bool
+    is_blamed: bool  # a culprit was DEGRADED or worse, whatever the reason
+    kills: bool  # it ended a job within the episode
+    before_death: bool
+    victims: int
+    victims_blamed: int
+    by_baseline: dict[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What became of a cause that struck several hosts."""
+
+    class_name: str
+    hosts: int
+    named: int  # of them, rightly
+    shared: int  # advisories for a shared cause
+    right_domain: bool
+    alone: int  # advisories for one of its hosts each, drains or not
+    drains: int  # of them
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """Something said of a host on which no fault stood."""
+
+    by: str
+    what: str  # "drain", "avoid", or "name": a state that keeps work off it
+    host: str
+    rule: str
+    words: str
+    near: bool  # a host that the episode is about, or shares a job or a rack with one
+    about: tuple[str, ...]  # telling and look-alikes that stood on it
+    is_mistold: bool
+
+
+@dataclass(slots=True)
+class Score:
+    """An episode."""
+
+    class_name: str
+    weight: float
+    found: Found | None = None
+    shared: Shared | None = None
+    wrong: list[Wrong] = field(default_factory=list[Wrong])
+    #: Of the hosts struck by what is no fault: rule and state -> hosts.
+    said_of: Counter[tuple[str, State]] = field(default_factory=Counter[tuple[str, State]])
+    hosts: int = 0  # of those
+    #: What passes on hosts on which nothing stands: kind -> how often; and what was said then.
+    passed: Counter[str] = field(default_factory=Counter[str])
+    said_in_passing: Counter[tuple[str, str, State]] = field(
+        default_factory=Counter[tuple[str, str, State]]
+    )
+    #: Node-days on which no fault stood, of the cause's company; of others, on which nothing stood.
+    near_days: float = 0.0
+    far_days: float = 0.0
+    far_hosts: int = 0  # of those, while nothing stood from begin to end
+    far_named: Counter[str] = field(default_factory=Counter[str])  # of them, by whom
+    degraded: dict[str, int] = field(default_factory=dict[str, int])
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An episode with all that scoring needs."""
+
+    class_name: str  # "": quiet
+    sort: str
+    cause: int
+    weight: float
+    hosts: tuple[int, ...]  # whose readings are made
+    near: frozenset[str]  # of them: those struck, their gangs, their racks
+    far: frozenset[str]
+    begin: float
+    end: float

@@ -1,0 +1,61 @@
+"""Look-alikes that no row of the schedule tells: checkpoints, jobs that begin and end, hosts that idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from gangline.agent.simulated.world import World
+
+#: What begins so long after one was over may still be said of it.
+AFTER_SECONDS = 60.0
+CHECKPOINT, BEGINS, ENDS, IDLE = (
+    "checkpoint",
+    "job begins",
+    "job ends",
+    "idle, PCIe links down-shifted",
+)
+KINDS = (CHECKPOINT, BEGINS, ENDS, IDLE)
+
+
+class Passing(NamedTuple):
+    """Something that passes on one host."""
+
+    kind: str
+    host: str
+    begin: float
+    end: float
+
+
+def passing(world: World, hosts: Sequence[int], begin: float, end: float) -> Iterator[Passing]:
+    """Yield what passes on *hosts* within a span."""
+    schedule, names = world.schedule, world.names
+    for host in hosts:
+        name, busy = names[host], list[tuple[float, float]]()
+        for number in schedule.stints.get(host, []):
+            job = schedule.jobs[number]
+            if job.begin >= end or job.end <= begin:
+                continue
+            busy.append((job.begin, job.end))
+            for kind, at in ((BEGINS, job.begin), (ENDS, job.end)):
+                if begin < at < end:
+                    yield Passing(kind, name, at, at)
+            for at, until in _checkpoints(
+                job.begin, job.checkpoint_every_seconds, job.checkpoint_seconds, end
+            ):
+                if until > begin and until <= job.end:
+                    yield Passing(CHECKPOINT, name, at, until)
+        at = begin
+        for since, until in [*sorted(busy), (end, end)]:
+            if since > at:
+                yield Passing(IDLE, name, at, since)
+            at = max(at, until)
+
+
+def _checkpoints(
+    begin: float, every: float, writing: float, end: float
+) -> Iterator[tuple[float, float]]:
+    at = begin + every
+    while at < end:
+        yield at, at + writing
+        at += every

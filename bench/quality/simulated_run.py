@@ -1,0 +1,52 @@
+"""All that was scored, as the tables ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gangline.agent.simulated.world.settings import FaultClass
+
+from . import intervals
+from .markdown import share
+from .simulated_kinds import Found, Score
+
+#: Below this share of its causes a class is not detected, in words.
+DETECTED_RATIO = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the page is made of."""
+
+    scenario: str
+    seed: int
+    per_class: int
+    quiet: int
+    hosts: int
+    days: float
+    classes: tuple[FaultClass, ...]
+    scores: tuple[Score, ...]
+    quiet_days: float  # node-days of the world for which quiet hosts stand
+    node_days: float  # all of them
+
+    def of_sort(self, sort: str) -> Iterator[tuple[FaultClass, list[Score]]]:
+        """Yield each class of *sort* with its episodes."""
+        for each in self.classes:
+            if each.sort == sort:
+                yield each, [one for one in self.scores if one.class_name == each.name]
+
+    def faults(self) -> Iterator[tuple[FaultClass, list[Found]]]:
+        """Yield each class of faults with what became of its causes."""
+        for each, scores in self.of_sort("faults"):
+            yield each, [one.found for one in scores if one.found]
+
+
+def is_missed(found: Sequence[Found]) -> bool:
+    """Say whether a class is not detected."""
+    return bool(found) and sum(bool(one.rule) for one in found) < DETECTED_RATIO * len(found)
+
+
+def counted(hits: int, of: int) -> str:
+    """Return a share with its interval."""
+    return share(hits, of, intervals.wilson(hits, of))

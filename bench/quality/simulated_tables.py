@@ -1,0 +1,132 @@
+"""The simulated section: what was named, how soon, by what; what simpler means would have named; shared causes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from . import intervals
+from .markdown import number, table
+from .simulated_baselines import BASELINES
+from .simulated_feed import JUDGE
+from .simulated_kinds import DOMAIN, RIGHT, Found, Shared
+from .simulated_run import Run, counted, is_missed
+
+
+def detection(run: Run) -> str:
+    rows = []
+    for each, found in run.faults():
+        rows.append([f"`{each.name}`", *_detected(found, run.seed)])
+    head = [
+        "class", "named", "right part", "delay s, median", "p90", "DEGRADED or worse", "before its job died", "by",
+        "causes whose victims were blamed",
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def _detected(found: Sequence[Found], seed: int) -> list[str]:
+    named = [one for one in found if one.rule]
+    with_part = [one for one in named if one.has_part]
+    delays = [one.delay_seconds for one in named]
+    middle, low, high = intervals.median(delays, seed)
+    kills = [one for one in found if one.kills]
+    rules = Counter(one.rule for one in named).most_common(3)
+    blamed, gangs = (
+        sum(one.victims_blamed > 0 for one in found),
+        sum(one.victims > 0 for one in found),
+    )
+    return [
+        counted(len(named), len(found)),
+        f"{sum(one.part_is_right for one in with_part)} of {len(with_part)}" if with_part else "-",
+        f"{middle:.0f} [{low:.0f}, {high:.0f}]" if delays else "-",
+        f"{np.quantile(delays, 0.9):.0f}" if delays else "-",
+        f"{sum(one.is_blamed for one in found)} of {len(found)}",
+        f"{sum(one.before_death for one in kills)} of {len(kills)}" if kills else "-",
+        ", ".join(f"{rule} {count}" for rule, count in rules) or "-",
+        f"{blamed} of {gangs}" if gangs else "-",
+    ]
+
+
+def not_detected(run: Run) -> str:
+    """Name plainly what is not found."""
+    missed = []
+    for each, found in run.faults():
+        if is_missed(found):
+            why = "shows nothing, by design" if not RIGHT[each.name] else each.amount_is
+            seen = sum(one.is_blamed for one in found)
+            other = (
+                f"; {seen} of {len(found)} were under suspicion for something else" if seen else ""
+            )
+            missed.append(f"- `{each.name}` ({why}{other})")
+    if not missed:
+        return "Each class is named in at least half of its causes."
+    return "**Not detected**, or in less than half of its causes:\n\n" + "\n".join(missed)
+
+
+def baselines(run: Run) -> str:
+    rows = []
+    names = list(BASELINES)
+    for each, found in run.faults():
+        if not found:
+            continue
+        cells = [_of(sum(bool(one.rule) for one in found), len(found))]
+        cells.append(_of(sum(one.is_blamed for one in found), len(found)))
+        cells += [_of(sum(one.by_baseline[name] for one in found), len(found)) for name in names]
+        rows.append([f"`{each.name}`", *cells])
+    looks = sum(one.far_hosts for one in run.scores)
+    rows.append(
+        [
+            "**healthy hosts named**",
+            "-",
+            *(_healthy(run, name, looks) for name in (JUDGE, *names)),
+        ]
+    )
+    text = (
+        "Whether anything at all was said of a culprit while the cause stood (for the judge: by the right reason, and as DEGRADED or worse). "
+        "*Policy table alone*: codes and states that driver or kernel name. *Fixed limits*: each GPU by itself against limits such as those of DCGM's health "
+        "watches. *Slow clock*: a busy GPU below 0.9 of the fleet's median clock. The last row: of healthy hosts, elsewhere in the fleet, each looked at "
+        "for some ten minutes, how many were named (the judge: DEGRADED or worse)."
+    )
+    return f"{text}\n\n{table(['class', 'judge', 'judge, DEGRADED or worse', *names], rows)}"
+
+
+def _of(hits: int, of: int) -> str:
+    return f"{hits} of {of}"
+
+
+def _healthy(run: Run, by: str, looks: int) -> str:
+    named = sum(one.far_named[by] for one in run.scores)
+    low, high = intervals.wilson(named, looks)
+    return f"{named} of {looks:,} [{100 * low:.2g} %, {100 * high:.2g} %]"
+
+
+def shared_causes(run: Run) -> str:
+    rows = []
+    for each, scores in run.of_sort("faults"):
+        found = [one.shared for one in scores if one.shared and one.shared.hosts > 1]
+        if each.name in DOMAIN and found:
+            rows.append([f"`{each.name}`", *_attributed(found)])
+    head = [
+        "class", "causes", "hosts each", "hosts named", "one advisory for the cause", "of the right domain",
+        "advisories for single hosts", "of them drains",
+    ]  # fmt: skip
+    text = (
+        "Of causes that struck several hosts at once. One such cause should be one advisory, for what the hosts share. `congestion` is of a "
+        "job, which no domain is: there the right answer is none for any single host."
+    )
+    return f"{text}\n\n{table(head, rows)}"
+
+
+def _attributed(found: Sequence[Shared]) -> list[str]:
+    hosts, named = sum(one.hosts for one in found), sum(one.named for one in found)
+    return [
+        str(len(found)),
+        number(float(np.median([one.hosts for one in found]))),
+        f"{named} of {hosts}",
+        counted(sum(one.shared == 1 for one in found), len(found)),
+        f"{sum(one.right_domain for one in found)} of {len(found)}",
+        f"{sum(one.alone for one in found)}, at most {max(one.alone for one in found)}",
+        str(sum(one.drains for one in found)),
+    ]

@@ -1,0 +1,146 @@
+"""What is so: who was struck by what, when, and who waited for it. Only scoring reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from gangline.agent.simulated.parts import GPU_ADDRESSES, NIC_ADDRESSES, RDMA_PORTS
+from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world.jobs import Job
+from gangline.agent.simulated.world.settings import FaultClass
+
+#: What the judge counts within ten minutes it may tell for as long: a fault that ended later than that still stands.
+GRACE_SECONDS = 600.0
+#: By these a class has a part: a GPU, or a port.
+OF_GPU, OF_PORT = ("gpu_hour",), ("port_hour", "leaf_hour")
+
+Seconds = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """One host as one cause struck it. `parts`: names under which the part may be told; () for the host."""
+
+    host: str
+    cause: int
+    each: FaultClass
+    begin: float
+    due: float  # the onset is over
+    end: float
+    parts: tuple[str, ...]
+
+    def stands(self, seconds: float, grace: float = GRACE_SECONDS) -> bool:
+        """Say whether it stood at *seconds*, or so lately that it may still be told."""
+        return self.begin <= seconds <= self.end + grace
+
+    def is_about(self, device: str) -> bool:
+        """Say whether *device* is the part that was struck, or a part of it (`GPU-3f../link3`)."""
+        return device.partition("/link")[0] in self.parts
+
+
+class Truth:
+    """All that stood on some hosts within a span."""
+
+    def __init__(self, world: World, hosts: Sequence[int], begin: float, end: float) -> None:
+        self._world, self._hosts, self._names = world, tuple(hosts), world.names
+        rows = world.schedule.rows
+        mine = (rows["begin"] <= end) & (rows["end"] + GRACE_SECONDS >= begin)
+        near = np.flatnonzero(mine)
+        near = near[np.isin(rows["host"][near], np.array(hosts))]
+        self.struck = tuple(_struck(world, row) for row in rows[near])
+        self.by_host: dict[str, list[Struck]] = {}
+        for one in self.struck:
+            self.by_host.setdefault(one.host, []).append(one)
+
+    def of_cause(self, cause: int) -> tuple[Struck, ...]:
+        """Return whom *cause* struck, of these hosts."""
+        return tuple(one for one in self.struck if one.cause == cause)
+
+    def standing(self, host: str, seconds: float, sort: str) -> list[Struck]:
+        """Return what of *sort* stood on *host*, or did lately."""
+        found = self.by_host.get(host, ())
+        return [one for one in found if one.each.sort == sort and one.stands(seconds)]
+
+    def is_ill(self, host: str, seconds: float) -> bool:
+        """Say whether a fault stood on *host*, or did lately."""
+        return bool(self.standing(host, seconds, "faults"))
+
+    def victims(self, struck: Sequence[Struck]) -> set[str]:
+        """Return the hosts that shared a job with *struck* while these were, and that no fault struck in this span."""
+        begin, end = struck[0].begin, max(one.end for one in struck)
+        jobs = [job for job in self._jobs(struck) if job.begin <= end and job.end >= begin]
+        found = {host for job in jobs for host in job.hosts.tolist()} & {*self._hosts}
+        ill = {one.host for one in self.struck if one.each.sort == "faults"}
+        return {self._names[host] for host in found} - ill
+
+    def dies(self, struck: Sequence[Struck]) -> float:
+        """Return when a job died of the cause of *struck*; infinite for never."""
+        ends = [job.end for job in self._jobs(struck) if job.killed_by == struck[0].cause]
+        return min(ends, default=float("inf"))
+
+    def _jobs(self, struck: Sequence[Struck]) -> list[Job]:
+        schedule = self._world.schedule
+        numbers = {n for one in struck for n in schedule.stints.get(self._index[one.host], [])}
+        return [schedule.jobs[number] for number in sorted(numbers)]
+
+    def well_seconds(self, hosts: Sequence[str], times: Seconds, step: float) -> float:
+        """Return the host-seconds of *hosts* at *times* on which no fault stood and that were not away."""
+        return sum(float(self._well(host, times).sum()) * step for host in hosts)
+
+    def undisturbed_seconds(self, hosts: Sequence[str], times: Seconds, step: float) -> float:
+        """Return the same of those whose telling was right, too."""
+        return sum(float(self._well(host, times, "monitoring").sum()) * step for host in hosts)
+
+    def is_undisturbed(self, host: str, times: Seconds) -> bool:
+        """Say whether no fault stood on *host* and its telling was right at all *times*."""
+        return bool(self._well(host, times, "monitoring").all())
+
+    def _well(self, host: str, times: Seconds, but: str = "") -> Flags:
+        """Say when *host* was there and no fault stood on it, nor anything of the sort *but*."""
+        well = np.ones(times.shape, bool)
+        for one in self.by_host.get(host, ()):
+            if one.each.sort in ("faults", but):
+                well &= ~((times >= one.begin) & (times <= one.end + GRACE_SECONDS))
+        for away in self._world.schedule.absences.get(self._index[host], []):
+            well &= ~((times >= away.begin) & (times < away.end))
+        return well
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {name: host for host, name in enumerate(self._names)}
+
+
+def _struck(world: World, row: np.void) -> Struck:
+    each = world.schedule.classes[int(row["cls"])]
+    machine, begin = world.machines[int(row["host"])], float(row["begin"])
+    return Struck(
+        machine.name,
+        int(row["cause"]),
+        each,
+        begin,
+        begin + float(row["onset"]),
+        float(row["end"]),
+        _parts(machine.gpus, each, int(row["part"])),
+    )
+
+
+def _parts(gpus: Sequence[str], each: FaultClass, part: int) -> tuple[str, ...]:
+    if part < 0:
+        return ()
+    if each.per in OF_GPU:
+        return gpus[part], GPU_ADDRESSES[part], f"gpu {GPU_ADDRESSES[part]}"
+    if each.per in OF_PORT:
+        return RDMA_PORTS[part], RDMA_PORTS[part].partition("/")[0], NIC_ADDRESSES[part]
+    return ()
+
+
+def node_days(world: World) -> float:
+    """Return for how long the hosts of *world* were there."""
+    away = sum(min(one.end, world.seconds) - one.begin for one in world.schedule.away)
+    return (world.scenario.hosts * world.seconds - away) / 86400.0
