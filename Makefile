@@ -25,7 +25,11 @@ types: .venv/ready-dev
 	$(BIN)/mypy
 	$(BIN)/pyright
 
+# What is imported is compiled once and kept, whatever the environment says of that: four workers collect all tests,
+# and these start a thousand processes. The first line compiles, so that the workers do not, all of them the same.
+unit: export PYTHONDONTWRITEBYTECODE :=
 unit: .venv/ready-dev
+	-@$(BIN)/pytest -qq --collect-only >/dev/null 2>&1
 	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 bench: .venv/ready-dev

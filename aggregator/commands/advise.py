@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from ...fingerprints.wire import advisory_pb2 as wire
 from ...fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceStub
+from . import advise_out
 from .client import DEADLINE_SECONDS, OK, add_options, guarded, translated
 from .table import cut, width_of
 from .way import dialled, way_of
@@ -27,8 +26,6 @@ PAGE_SIZE = 1000
 #: Of a column of a table; the words have what is left, unless it is less than this.
 CELL_CHARACTERS_MAX, WORDS_CHARACTERS_MIN = 32, 24
 RIGHT = ("waiting", "acting")
-#: Hosts that others took out: so many are listed.
-UNAVAILABLE_TOLD_MAX = 20
 
 
 def main(arguments: list[str]) -> int:
@@ -84,43 +81,16 @@ def _answer(to: wire.AdvisoryState) -> Callable[[Any, argparse.Namespace], wire.
     def run(stub: Any, options: argparse.Namespace) -> wire.Advisory:
         before = _show(stub, options)  # its etag: what was shown is what is answered
         request = wire.AckAdvisoryRequest(
-            name=before.name, etag=before.etag, new_state=to, actor=_person(), note=options.reason
+            name=before.name,
+            etag=before.etag,
+            new_state=to,
+            actor=advise_out.person(),
+            note=options.reason,
         )
         answer: wire.Advisory = stub.AckAdvisory(request, timeout=DEADLINE_SECONDS)
         return answer
 
     return run
-
-
-def _person() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user without a name
-        return "somebody"
-
-
-def _out(stub: Any, options: argparse.Namespace) -> wire.ReportUnavailableNodesResponse:
-    until = Timestamp()
-    until.FromSeconds(int(time.time() + 3600 * options.hours))
-    nodes = [
-        wire.UnavailableNode(node=f"nodes/{host}", reason=options.reason, expire_time=until)
-        for host in options.hosts
-    ]
-    return _reported(stub, wire.ReportUnavailableNodesRequest(actor=_person(), nodes=nodes))
-
-
-def _back(stub: Any, options: argparse.Namespace) -> wire.ReportUnavailableNodesResponse:
-    back = [f"nodes/{host}" for host in options.hosts]
-    return _reported(stub, wire.ReportUnavailableNodesRequest(actor=_person(), returned_nodes=back))
-
-
-def _reported(
-    stub: Any, request: wire.ReportUnavailableNodesRequest
-) -> wire.ReportUnavailableNodesResponse:
-    answer: wire.ReportUnavailableNodesResponse = stub.ReportUnavailableNodes(
-        request, timeout=DEADLINE_SECONDS
-    )
-    return answer
 
 
 def _what_if(stub: Any, options: argparse.Namespace) -> wire.EvaluateRuleResponse:
@@ -138,8 +108,8 @@ RUN: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
     "reject": _answer(wire.REJECTED),
     "done": _answer(wire.DONE),
     "failed": _answer(wire.FAILED),
-    "out": _out,
-    "back": _back,
+    "out": advise_out.out,
+    "back": advise_out.back,
     "what-if": _what_if,
 }
 
@@ -151,7 +121,7 @@ def _listed(answer: wire.ListAdvisoriesResponse) -> str:
         [f"no advice is given for now: {answer.withheld_reason}"] if answer.withheld_reason else []
     )
     if not answer.advisories:
-        return "\n".join([*lines, "nothing is advised", *_unavailable(answer)])
+        return "\n".join([*lines, "nothing is advised", *advise_out.listed(answer)])
     rows = [("name", "subject", "action", "state", "waiting", "acting", "why")]
     rows += [
         (
@@ -165,31 +135,9 @@ def _listed(answer: wire.ListAdvisoriesResponse) -> str:
     return "\n".join(
         [
             *lines, "", "costs are GPU-hours; `gangline advise show NAME` shows the sums",
-            *_unavailable(answer),
+            *advise_out.listed(answer),
         ]
     )  # fmt: skip
-
-
-def _unavailable(answer: wire.ListAdvisoriesResponse) -> list[str]:
-    """Return lines on the hosts that others took out: they count as those that advice takes out do."""
-    if not answer.unavailable_nodes:
-        return []
-    lines = ["", f"out by others' word: {answer.unavailable_nodes_count} hosts, which limits count"]
-    lines += [
-        f"{one.node.removeprefix('nodes/'):<24} until {_at(one.expire_time)}  {one.actor}: {one.reason}"
-        for one in answer.unavailable_nodes[:UNAVAILABLE_TOLD_MAX]
-    ]
-    if len(answer.unavailable_nodes) > UNAVAILABLE_TOLD_MAX:
-        lines.append('... `gangline sql "FROM ops.unavailable"` has all')
-    return lines
-
-
-def _out_by_word(answer: wire.ReportUnavailableNodesResponse) -> str:
-    unknown = [node.removeprefix("nodes/") for node in answer.unknown_nodes]
-    lines = [f"{answer.nodes_count} hosts are out by your word; limits of advice count them"]
-    if unknown:
-        lines.append(f"no agent has registered as {', '.join(unknown)}: not counted")
-    return "\n".join(lines)
 
 
 def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
@@ -278,8 +226,8 @@ def _replayed(answer: wire.EvaluateRuleResponse) -> str:
 TOLD: dict[str, Callable[[Any], str]] = {
     "list": _listed,
     "what-if": _replayed,
-    "out": _out_by_word,
-    "back": _out_by_word,
+    "out": advise_out.told,
+    "back": advise_out.told,
     **dict.fromkeys(("show", "accept", "reject", "done", "failed"), shown),
 }
 
@@ -323,14 +271,7 @@ def _parser() -> argparse.ArgumentParser:
         one = commands.add_parser(name, help=says)
         one.add_argument("advisory", help="its name, as a12")
         one.add_argument("--reason", default="", required=name == "reject", help="a line to keep")
-    out = commands.add_parser(
-        "out", help="say that you took hosts out: limits of advice count them"
-    )
-    out.add_argument("hosts", nargs="+", metavar="HOST")
-    out.add_argument("--reason", required=True, help="why, for whoever reads it at night")
-    out.add_argument("--hours", type=float, default=1.0, help="for so long unless said again (1)")
-    back = commands.add_parser("back", help="say that what you took out is in service again")
-    back.add_argument("hosts", nargs="+", metavar="HOST")
+    advise_out.add_commands(commands)
     what_if = commands.add_parser("what-if", help="what a rule would have advised in the past")
     what_if.add_argument("rule", help="'gpu.xid 95', gpu_thermal, ECC_TREND, or a signal")
     what_if.add_argument("--days", type=_days, default=30, help="so far back (30)")

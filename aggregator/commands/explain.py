@@ -98,7 +98,8 @@ def explained(score: score_pb2.NodeScore, width: int, asks: str = COMMAND) -> st
         costs = any(map(_costs, evidence))
         parts.append(f"Because{_beneath(score)}:" if costs else "Noted, at no cost:")
         for number, one in enumerate(evidence, 1):
-            said = any(e.device == one.device and _moves(e) for e in evidence[: number - 1])
+            whole = _whole(one.device)
+            said = any(_whole(e.device) == whole and _moves(e) for e in evidence[: number - 1])
             parts.append(_evidence(one, number, now_ns, asks, confirms=said))
     else:
         parts.append("Nothing speaks against it.")
@@ -130,6 +131,11 @@ def _summary(score: score_pb2.NodeScore) -> str:
     if unwell := [gpu for gpu in score.gpus if gpu.state not in (0, score_pb2.HEALTHY)]:
         lines.append(_gpus(unwell, len(score.gpus)))
     return "\n".join(lines)
+
+
+def _whole(device: str) -> str:
+    """Return what *device* is, or is a part of: a link's fault is its GPU's."""
+    return device.partition("/")[0] if device.startswith("GPU-") else device
 
 
 def _is_unsaid(score: score_pb2.NodeScore) -> bool:

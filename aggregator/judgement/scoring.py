@@ -221,9 +221,9 @@ def counted(symptoms: Sequence[Symptom], room: float) -> list[float]:
     deltas: list[float] = []
     said: set[str] = set()
     for symptom in symptoms:
-        delta = 0.0 if symptom.device in said else min(symptom.log_hazard_delta, room)
+        delta = 0.0 if symptom.fault_of in said else min(symptom.log_hazard_delta, room)
         if delta > 0.0:
-            said.add(symptom.device)
+            said.add(symptom.fault_of)
         room -= delta
         deltas.append(delta)
     return deltas

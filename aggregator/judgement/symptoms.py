@@ -44,6 +44,13 @@ class Symptom:
     state: State | None = None  # None: the rule's
     reason: Reason | None = None
     clears: str = ""
+    driver: str = ""  # that does not answer, where that is what several devices show
+
+    @property
+    def fault_of(self) -> str:
+        """Whose fault it shows: several symptoms of one are one fault. A link's is its GPU's."""
+        whole = self.device.partition("/")[0] if self.device.startswith("GPU-") else self.device
+        return self.driver or whole
 
     @property
     def key(self) -> tuple[str, str]:

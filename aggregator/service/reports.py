@@ -13,13 +13,14 @@ from ..advice.events import Member, PutBack, TakenOut
 from ..advice.gangs import Gang
 from ..advice.limits import HOUR_NS, SECOND_NS
 from ..refusals import Invalid
-from .fields import ACTOR_CHARACTERS_MAX, bounded, time_ns_of
+from .fields import ACTOR_CHARACTERS_MAX, bounded
 from .score import node_of, timestamp
 
 GANGS_MAX, ENDED_MAX, NODES_MAX, NODES_OF_ALL_MAX = 1000, 10_000, 10_000, 100_000
 WORKLOAD_CHARACTERS_MAX, REASON_CHARACTERS_MAX, NODE_CHARACTERS_MAX = 256, 500, 260
 GPUS_MAX = 1_000_000
-CHECKPOINT_SECONDS_MAX = LASTS_SECONDS_MAX = 7 * 86_400
+#: Of a checkpoint's interval, and for which anything is told.
+SECONDS_MAX = 7 * 86_400
 #: Names that are told of, of those that no agent has.
 UNKNOWN_MAX = 100
 #: Host -> what budgets count it by; None: no agent has registered under this name.
@@ -66,20 +67,12 @@ def _gang(field: str, one: wire.Gang, by: str, now_ns: int) -> Gang:
     if one.gpus_count > GPUS_MAX:
         raise Invalid(f"{field}.gpus_count", f"{one.gpus_count}, expected 0 to {GPUS_MAX}")
     hosts = tuple(sorted({_node(f"{field}.nodes", node) for node in one.nodes}))
-    seconds = _cadence(f"{field}.checkpoint_interval", one.checkpoint_interval)
-    until_ns = _until(f"{field}.expire_time", one, now_ns)
+    seconds = 0.0
+    if one.HasField("checkpoint_interval"):
+        otherwise = "none where it is not known"
+        seconds = _span(f"{field}.checkpoint_interval", one.checkpoint_interval, otherwise)
+    until_ns = _until(f"{field}.ttl", one, now_ns)
     return Gang(one.workload, hosts, one.gpus_count, seconds, until_ns, by, now_ns)
-
-
-def _cadence(field: str, interval: Duration) -> float:
-    if interval == Duration():
-        return 0.0
-    seconds = interval.seconds + interval.nanos / 1e9
-    if not 1.0 <= seconds <= CHECKPOINT_SECONDS_MAX:
-        raise Invalid(
-            field, f"{seconds:g} s, expected 1 s to 7 days, or none where it is not known"
-        )
-    return seconds
 
 
 def out_of(
@@ -94,7 +87,7 @@ def out_of(
         bounded(f"{field}.reason", one.reason, REASON_CHARACTERS_MAX)
         if not one.reason.strip():
             raise Invalid(f"{field}.reason", "why it is out, for whoever looks for room at night")
-        until_ns = _until(f"{field}.expire_time", one, now_ns)
+        until_ns = _until(f"{field}.ttl", one, now_ns)
         told[_node(f"{field}.node", one.node)] = one.reason, until_ns
     back = tuple(_node("returned_nodes", node) for node in request.returned_nodes)
     if both := sorted(told.keys() & set(back)):
@@ -128,12 +121,17 @@ def _unknown(hosts: Iterable[str], members: Members) -> list[str]:
 
 
 def _until(field: str, one: wire.Gang | wire.UnavailableNode, now_ns: int) -> int:
-    if not one.HasField("expire_time"):
+    """Return when it ends unless it is told again. By a span: callers' clocks may be off."""
+    if not one.HasField("ttl"):
         return now_ns + HOUR_NS
-    until_ns = time_ns_of(field, one.expire_time)
-    if not now_ns < until_ns <= now_ns + LASTS_SECONDS_MAX * SECOND_NS:
-        raise Invalid(field, "expected a time that is to come, at most seven days ahead")
-    return until_ns
+    return now_ns + int(_span(field, one.ttl, "none for an hour") * SECOND_NS)
+
+
+def _span(field: str, span: Duration, otherwise: str) -> float:
+    seconds = span.seconds + span.nanos / 1e9
+    if not 1.0 <= seconds <= SECONDS_MAX:
+        raise Invalid(field, f"{seconds:g} s, expected 1 s to 7 days, or {otherwise}")
+    return seconds
 
 
 def _node(field: str, node: str) -> str:

@@ -13,7 +13,7 @@ from gangline.agent.simulated.world.settings import SettingsError
 from .simulated import Plan
 
 #: Each is a module of this package with `section(seed, progress) -> str`, in the page's order.
-SECTIONS = ("simulated",)
+SECTIONS = ("hazard", "captures", "injected", "simulated")
 #: Causes of each class, or quiet spans: more would take days.
 COUNT_MAX = 10_000
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "quality.md"

@@ -6,32 +6,26 @@ python -m bench.quality.injected --seed 20 [--rounds 5] [--only XID]
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from math import sqrt
-from pathlib import Path
 
 from .injected_faults import KINDS, Kind
-from .injected_hosts import prepare
+from .injected_hosts import MEMORY, folder, prepare
 from .injected_stage import APART_SECONDS, LOOK_SECONDS, Stage, Subject
+from .intervals import wilson
+from .markdown import share, table
 
 Progress = Callable[[str, float], None]
 
 #: Fleets, and how many of them at the same time, each under an aggregator of its own: some 40 MB of memory a host.
 ROUNDS, AT_ONCE = 5, 3
-MEMORY = Path("/dev/shm")
-#: A link that runs narrow is believed after 26 s under load, and is read every 10 s: nothing takes longer.
-WATCH_SECONDS = 38.0 + APART_SECONDS
+#: A link that runs narrow is believed after 26 s under load, and is read every 10 s, as is the load: nothing takes longer.
+WATCH_SECONDS = 42.0 + APART_SECONDS
 #: After the aggregator was killed and answers again, so long each host must stand as it stood.
 RESTART_SECONDS = 12.0
-#: Of the normal distribution, for 90 %.
-Z90 = 1.645
 
 METHOD = """\
 Real: the agent's daemon with its samplers, the aggregator, sockets, spools, the store, the API. **Fakes, in which the fault
@@ -74,14 +68,6 @@ def round_of(kinds: Sequence[Kind], seed: int) -> list[Subject]:
         return stage.subjects
 
 
-@contextmanager
-def folder(within: Path | None = None) -> Iterator[Path]:
-    """Give a folder that goes with the context; in memory where this machine has it."""
-    place = within if within and os.access(within, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="gangline-", dir=place) as made:
-        yield Path(made)
-
-
 # The page ----------------------------------------------------------------------------------------
 
 
@@ -98,9 +84,9 @@ def page(subjects: Sequence[Subject], seed: int, count: int) -> str:
         "## Injected\n",
         method,
         ALONE,
-        _table(FAULTS_HEAD, [_fault(each) for each in groups if not each[0].kind.is_control]),
+        table(FAULTS_HEAD, [_fault(each) for each in groups if not each[0].kind.is_control]) + "\n",
         "Negative controls: nothing may be held against these hosts.\n",
-        _table(CONTROLS_HEAD, [_control(each) for each in groups if each[0].kind.is_control]),
+        table(CONTROLS_HEAD, [_control(each) for each in groups if each[0].kind.is_control]) + "\n",
         _advice(subjects),
         _restarts(subjects),
     ]
@@ -108,14 +94,9 @@ def page(subjects: Sequence[Subject], seed: int, count: int) -> str:
 
 
 FAULTS_HEAD = (
-    "injected", "where", "named", "90 %", "as", "seconds, median", "max", "also held against the host",
+    "injected", "where", "named [90 %]", "as", "seconds, median", "max", "also held against the host",
 )  # fmt: skip
-CONTROLS_HEAD = ("control", "where", "named", "90 %", "as what")
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+CONTROLS_HEAD = ("control", "where", "named [90 %]", "as what")
 
 
 def _fault(group: Sequence[Subject]) -> list[str]:
@@ -125,7 +106,7 @@ def _fault(group: Sequence[Subject]) -> list[str]:
     said = "; ".join(named) + ("" if kind.stands else f"; then {_over(group)}")
     middle, most = (f"{statistics.median(delays):.1f}", f"{delays[-1]:.1f}") if delays else ("", "")
     return [
-        kind.name, kind.boundary, *_share(len(delays), len(group)), said, middle, most, _others(group),
+        kind.name, kind.boundary, _share(len(delays), len(group)), said, middle, most, _others(group),
     ]  # fmt: skip
 
 
@@ -137,12 +118,11 @@ def _over(group: Sequence[Subject]) -> str:
 
 def _control(group: Sequence[Subject]) -> list[str]:
     kind, wrong = group[0].kind, sum(bool(each.others) for each in group)
-    return [kind.name, kind.boundary, *_share(wrong, len(group)), _others(group)]
+    return [kind.name, kind.boundary, _share(wrong, len(group)), _others(group)]
 
 
-def _share(hits: int, count: int) -> tuple[str, str]:
-    low, high = wilson(hits, count)
-    return f"{hits} of {count}", f"{100 * low:.0f} to {100 * high:.0f} %"
+def _share(hits: int, count: int) -> str:
+    return share(hits, count, wilson(hits, count))
 
 
 def _others(group: Sequence[Subject]) -> str:
@@ -156,14 +136,14 @@ def _others(group: Sequence[Subject]) -> str:
 def _advice(subjects: Sequence[Subject]) -> str:
     """Say what was advised about hosts with a fault, and about those without."""
     right = Counter(action for s in subjects if not s.kind.is_control for action in s.advised)
-    wrong, its = _share(
+    wrong = _share(
         sum(bool(s.advised) for s in subjects if s.kind.is_control),
         sum(s.kind.is_control for s in subjects),
     )
     actions = ", ".join(f"{name} {count}" for name, count in sorted(right.items())) or "none"
     return (
         f"Advice proposed meanwhile (of a fleet so small one host may be out at a time): {actions} about hosts with a fault; "
-        f"about controls, {wrong} ({its}).\n"
+        f"about controls, {wrong}.\n"
     )
 
 
@@ -172,26 +152,15 @@ def _restarts(subjects: Sequence[Subject]) -> str:
     standing = [s for s in subjects if s.named_seconds is not None and s.kind.stands]
     well = [s for s in subjects if s.kind.is_control]
     changed = [s for s in subjects if s.changed and (s in standing or s in well)]
-    lost, low_high = _share(sum(s in standing for s in changed), len(standing))
-    false, its = _share(sum(s in well for s in changed), len(well))
+    lost = _share(sum(s in standing for s in changed), len(standing))
+    false = _share(sum(s in well for s in changed), len(well))
     again = f"each host is looked at for {RESTART_SECONDS:.0f} s more"
     words = [
         f"Then the aggregator is killed (-9) and started again, and {again}: of faults that stood, "
     ]
-    words[0] += f"{lost} ({low_high}) changed state or reason; of controls, {false} ({its})."
+    words[0] += f"{lost} changed state or reason; of controls, {false}."
     words += [f"- {s.kind.name}: {', '.join(s.changed)}" for s in changed]
     return "\n".join(words) + "\n"
-
-
-def wilson(hits: int, count: int) -> tuple[float, float]:
-    """Return Wilson's 90 % interval of a share."""
-    if not count:
-        return 0.0, 1.0
-    share, spread = hits / count, Z90 * Z90 / count
-    middle = share + spread / 2
-    reach = sqrt(spread * (share * (1 - share) + spread / 4))
-    low, high = (middle - reach) / (1 + spread), (middle + reach) / (1 + spread)
-    return max(0.0, low), min(1.0, high)
 
 
 def main() -> None:
@@ -208,8 +177,8 @@ def main() -> None:
     print(page(found, options.seed, options.rounds))
 
 
-def _say(words: str, share: float) -> None:
-    print(f"{100 * share:3.0f} % {words}", file=sys.stderr, flush=True)
+def _say(words: str, done: float) -> None:
+    print(f"{100 * done:3.0f} % {words}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import shutil
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.agent.sampler.real_agent import RealAgent
@@ -57,6 +59,8 @@ NOT_OF_THE_FOLDER = ("filesystem_60s", "clock_10s", "nvme_60s")
 PORTS = ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")
 #: The process in the folder's /proc that holds every GPU.
 HOLDER = 4242
+#: A host's folder stands there, as its /sys is on no disk either.
+MEMORY = Path("/dev/shm")
 KERNEL, USER = 0, 1
 
 
@@ -173,17 +177,25 @@ def well_gpus(source: random.Random) -> list[Gpu]:
     return devices
 
 
+@contextmanager
+def folder(within: Path | None = None) -> Iterator[Path]:
+    """Give a folder that goes with the context; in memory where this machine has it."""
+    place = within if within and os.access(within, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="gangline-", dir=place) as made:
+        yield Path(made)
+
+
 def prepare() -> None:
     """Make once what all hosts have alike: threads may then make hosts side by side."""
-    with tempfile.TemporaryDirectory() as folder:
-        build(Path(folder))  # what it compiles is kept
+    with folder(MEMORY) as place:
+        build(place)  # what it compiles is kept
     _model()
 
 
 @functools.cache
 def _model() -> list[Gpu]:
-    with tempfile.TemporaryDirectory() as folder:
-        devices = gpus_of(unpack(KIND, Path(folder)))
+    with folder(MEMORY) as place:
+        devices = gpus_of(unpack(KIND, place))
     for gpu in devices:
         gpu.values = {name: _steady(steps, name in AT_WORK) for name, steps in gpu.values.items()}
         gpu.values["margin"] = MARGIN_CELSIUS

@@ -40,7 +40,7 @@ class Named(NamedTuple):
     words: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Subject:
     """A host, what is done to it, and what came of it."""
 

@@ -123,7 +123,10 @@ def _cell(words: str) -> str:
 
 def look_alikes(run: Run) -> str:
     """Return the table of benign classes."""
-    text = "Hosts on which a look-alike stood and no fault did. All that the judge said of them while it stood is here; WATCH keeps nothing off a host."
+    text = (
+        "Hosts on which a look-alike stood and no fault did, and all that the judge said of them while it stood.\n"
+        "WATCH and STALE keep nothing off a host for good; HEALTHY is a finding that costs nothing."
+    )
     return f"{text}\n\n{_struck(run, 'benign')}\n\n{_passing(run)}"
 
 
@@ -140,7 +143,10 @@ def _passing(run: Run) -> str:
                     grave += count * (state in BLAMED)
         times = sum(one.passed[kind] for one in run.scores)
         rows.append([kind, f"{times:,}", _counted(said), str(grave)])
-    text = "And what passes on healthy hosts that are no part of an episode's cause, with what was said while it did, or within a minute:"
+    text = (
+        "And what passes on healthy hosts that are no part of an episode's cause, with what was said while it did, or\n"
+        "within a minute:"
+    )
     return f"{text}\n\n{table(['what', 'times, by host', 'said of how many of them', 'DEGRADED or worse'], rows)}"
 
 
@@ -150,7 +156,10 @@ def _counted(said: Counter[str]) -> str:
 
 def telling(run: Run) -> str:
     """Return the table of what goes wrong in the telling alone."""
-    text = "Nothing is wrong with these hosts, and nothing right can be seen of them. STALE, UNKNOWN and a collector's own finding are right answers; a drain is false."
+    text = (
+        "Nothing is wrong with these hosts, and little can be seen of them. STALE, UNKNOWN and a finding about the collector are right answers; a drain\n"
+        "is false, though a driver that hangs for half an hour may deserve one."
+    )
     return f"{text}\n\n{_struck(run, 'monitoring')}"
 
 

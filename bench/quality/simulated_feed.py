@@ -10,14 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from gangline.agent.simulated.world.places import Place
 from gangline.agent.simulated.world.world import STEP_SECONDS, Delivery, Step
 from gangline.aggregator.advice.advisory import Action, Advisory, Basis
 from gangline.aggregator.advice.advisory import State as AdvisoryState
 from gangline.aggregator.advice.events import Instruction, Publish, Tick
+from gangline.aggregator.advice.gangs import Gangs
 from gangline.aggregator.advice.limits import Limits
 from gangline.aggregator.advice.machine import Machine
 from gangline.aggregator.advice.observing import Observer
+from gangline.aggregator.advice.works import Works
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest import clocks
 from gangline.aggregator.ingest.reading import CATALOGUE
@@ -44,7 +45,7 @@ class Outside(Protocol):
     @property
     def names(self) -> list[str]: ...
     def devices(self, host: int) -> list[telemetry_pb2.Device]: ...
-    def place(self, host: int) -> Place: ...
+    def labels(self, host: int) -> dict[str, str]: ...
     def frames(self, hosts: Sequence[int], begin: float, end: float) -> Iterator[Step]: ...
 
 
@@ -110,7 +111,7 @@ class Aggregator:
         self._clocks: dict[str, clocks.HostClock] = {}
         self._judged: Judgement | None = None
         self._machine = Machine(LIMITS)
-        self._observer = Observer(declared=lambda: self._fleet.declared)
+        self._observer = Observer(lambda: self._fleet.declared, Works(self._fleet, Gangs()))
         self._stands: dict[tuple[str, Cry], Named] = {}
         self._advised: dict[str, tuple[Action, tuple[str, ...]]] = {}
 
@@ -150,7 +151,7 @@ class Aggregator:
                 boot_id=delivery.boot_id,
                 devices=self._world.devices(host),
                 booted_ns=delivery.booted_ns,
-                labels=_labels(self._world.place(host)),
+                labels=self._world.labels(host),
             )
         frame = self._readers[name].read(delivery.frame)
         fleet.observe(name, frame, now_ns)
@@ -211,16 +212,3 @@ def _cries(judged: Judgement) -> Iterator[Cry]:
     for score in judged.hosts.told.values():
         if score.state is State.STALE:
             yield score.host, "host.silent", "host", State.STALE, Reason.STALE_TELEMETRY
-
-
-def _labels(place: Place) -> dict[str, str]:
-    """Return what a host's agent registers with of where it stands."""
-    return {
-        "gangline.rack": place.rack,
-        "gangline.power_domain": place.power_domain,
-        "gangline.cooling_domain": place.cooling_domain,
-        "gangline.leaf": place.leaf,
-        "gangline.spine": place.spine,
-        "gangline.nvlink_domain": place.nvlink_domain,
-        "gangline.rails": " ".join(place.rails),
-    }

@@ -50,7 +50,7 @@ def _in_short(run: Run) -> str:
     middle = float(np.median([one.delay_seconds for one in named])) if named else float("nan")
     return f"""In short, of a fleet that does not exist:
 
-- **Found**: {counted(len(named), len(shown))} of the causes that show at all, half of them within {number(middle)} s. Not detected: {", ".join(missed) or "no class"}.
+- **Found**: {counted(len(named), len(shown))} of the causes drawn that show at all, as many of a rare class as of a common one; half of them within {number(middle)} s. Not detected: {", ".join(missed) or "no class"}.
 - **Victims blamed**: in {counted(sum(one.victims_blamed > 0 for one in gangs), len(gangs))} of the causes for which others had to wait.
 - **False drains**: {drains} seen, which is {drains_estimated(run)} a 1,000 node-days; the budget is 1.
 - **Shared causes**: {counted(sum(one.shared == 1 for one in shared), len(shared))} ended in exactly one advisory for what the hosts share."""

@@ -83,12 +83,10 @@ def baselines(run: Run) -> str:
             *(_healthy(run, name, looks) for name in (JUDGE, *names)),
         ]
     )
-    text = (
-        "Whether anything at all was said of a culprit while the cause stood (for the judge: by the right reason, and as DEGRADED or worse). "
-        "*Policy table alone*: codes and states that driver or kernel name. *Fixed limits*: each GPU by itself against limits such as those of DCGM's health "
-        "watches. *Slow clock*: a busy GPU below 0.9 of the fleet's median clock. The last row: of healthy hosts, elsewhere in the fleet, each looked at "
-        "for some ten minutes, how many were named (the judge: DEGRADED or worse)."
-    )
+    text = """Whether anything at all was said of a culprit while the cause stood (for the judge: by the right reason; and as DEGRADED or worse, whatever the
+reason). *Policy table alone*: codes and states that driver or kernel name. *Fixed limits*: each GPU by itself against limits such as those of DCGM's
+health watches; one that is broken all the time is luck when it begins anew. *Slow clock*: a busy GPU below 0.9 of the fleet's median clock. The last
+row is their price: of healthy hosts elsewhere, each looked at for some ten minutes, how many were named (the judge: DEGRADED or worse)."""
     return f"{text}\n\n{table(['class', 'judge', 'judge, DEGRADED or worse', *names], rows)}"
 
 
@@ -112,10 +110,8 @@ def shared_causes(run: Run) -> str:
         "class", "causes", "hosts each", "hosts named", "one advisory for the cause", "of the right domain",
         "advisories for single hosts", "of them drains",
     ]  # fmt: skip
-    text = (
-        "Of causes that struck several hosts at once. One such cause should be one advisory, for what the hosts share. `congestion` is of a "
-        "job, which no domain is: there the right answer is none for any single host."
-    )
+    text = """Of causes that struck several hosts at once. One such cause should be one advisory, for what the hosts share. `congestion` is of a job, which no
+domain is: there the right answer is none for any single host."""
     return f"{text}\n\n{table(head, rows)}"
 
 

@@ -252,18 +252,18 @@ class AckAdvisoryRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., new_state: _Optional[_Union[AdvisoryState, str]] = ..., actor: _Optional[str] = ..., note: _Optional[str] = ..., defer_until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Gang(_message.Message):
-    __slots__ = ("workload", "nodes", "gpus_count", "checkpoint_interval", "expire_time")
+    __slots__ = ("workload", "nodes", "gpus_count", "checkpoint_interval", "ttl")
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     GPUS_COUNT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
-    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
     workload: str
     nodes: _containers.RepeatedScalarFieldContainer[str]
     gpus_count: int
     checkpoint_interval: _duration_pb2.Duration
-    expire_time: _timestamp_pb2.Timestamp
-    def __init__(self, workload: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., gpus_count: _Optional[int] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    ttl: _duration_pb2.Duration
+    def __init__(self, workload: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., gpus_count: _Optional[int] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ReportGangsRequest(_message.Message):
     __slots__ = ("actor", "gangs", "ended_workloads")
@@ -284,18 +284,20 @@ class ReportGangsResponse(_message.Message):
     def __init__(self, gangs_count: _Optional[int] = ..., unknown_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class UnavailableNode(_message.Message):
-    __slots__ = ("node", "reason", "expire_time", "actor", "since_time")
+    __slots__ = ("node", "reason", "ttl", "actor", "since_time", "expire_time")
     NODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     SINCE_TIME_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
     node: str
     reason: str
-    expire_time: _timestamp_pb2.Timestamp
+    ttl: _duration_pb2.Duration
     actor: str
     since_time: _timestamp_pb2.Timestamp
-    def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., actor: _Optional[str] = ..., since_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    expire_time: _timestamp_pb2.Timestamp
+    def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., actor: _Optional[str] = ..., since_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ReportUnavailableNodesRequest(_message.Message):
     __slots__ = ("actor", "nodes", "returned_nodes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,8 @@ import pytest
 from gangline.agent.framing import dictionary
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.server import Aggregator
+from gangline.aggregator.service.query import QueryService
+from gangline.aggregator.store import storefile
 from gangline.aggregator.store.opsfile import OpsFile
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
@@ -189,11 +192,46 @@ class Lab:
             return connection.execute(query).fetchall()
 
 
+_WRITE = OpsFile.write
+
+
 @pytest.fixture(scope="module")
 def without_snapshots() -> Iterator[None]:
-    """For where the operators' file is not what is looked at: to write it is half the cost of a store's life."""
+    """For where the operators' file is not what is looked at: to write it is half the cost of a store's life, and that it
+    failed is a line in the log."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OpsFile, "write", lambda *_: None)
+        yield
+
+
+@pytest.fixture
+def with_snapshots(without_snapshots: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the one that does look at it among others that do not."""
+    monkeypatch.setattr(OpsFile, "write", _WRITE)
+
+
+@pytest.fixture(scope="session")
+def made_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new store as it is made, before anything else has been done to it."""
+    path = tmp_path_factory.mktemp("made") / storefile.FILE
+    storefile._make(path)
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stores_are_copied(made_store: Path) -> Iterator[None]:
+    """A new store is a copy of one that was made: all migrations, each on disk before the next, for each of hundreds are
+    another's test (`test_opening.py`, `test_store.py` and `tests/upgrade`, where they are made)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storefile, "_make", lambda path: shutil.copyfile(made_store, path))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def queries_start_cold() -> Iterator[None]:
+    """Who asks nothing needs no process that is ready for it; the first question starts one. In `query/` it is ready."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(QueryService, "start", lambda _: None)
         yield
 
 

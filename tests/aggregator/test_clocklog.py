@@ -20,6 +20,8 @@ from gangline.aggregator.ingest.clocklog import (
 from gangline.aggregator.ingest.clocks import WINDOW_SECONDS, HostClock
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 SECOND = 1_000_000_000
 START = 1_000_000 * SECOND
 
@@ -79,6 +81,7 @@ def test_what_could_not_be_written_is_written_later() -> None:
     assert len(log.due([heard])) == 1
 
 
+@pytest.mark.usefixtures("with_snapshots")
 def test_a_clock_is_stored_and_shown(
     lab: Any, make_agent: Any, until: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

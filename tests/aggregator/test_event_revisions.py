@@ -22,6 +22,8 @@ from gangline.aggregator.store.journal import StoredEvent, encode
 from gangline.aggregator.store.store import Store
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 
 def storm(revision: int, count: int, event_id: str = "storm", **more: Any) -> wire.HealthEvent:
     fields: dict[str, Any] = {
@@ -40,6 +42,7 @@ async def report(agent: Any, *events: wire.HealthEvent) -> wire.ReportEventsResp
     return answer
 
 
+@pytest.mark.usefixtures("with_snapshots")
 def test_a_later_revision_replaces_the_row_and_an_earlier_one_never_does(lab: Any) -> None:
     """800,000 lines of one incident: one row, with the count as it stands; the last word wins."""
 

@@ -16,6 +16,8 @@ from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import TABLES
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 HOUR_NS = 3600 * 10**9
 GPU = [signal.column for signal in TABLES["gpu_1s"]]
 
@@ -35,6 +37,7 @@ def late(agent: Any, sequence: int, ago_ns: int, power: float) -> wire.Telemetry
     return wire.TelemetryBatch(sequence=sequence, frame=data, backlog=True)
 
 
+@pytest.mark.usefixtures("with_snapshots")
 def test_the_past_is_stored_as_the_past_and_the_present_stands(lab: Any, make_agent: Any) -> None:
     """The hour of an outage came in, and for its length every dashboard and score was of an hour ago."""
     agent = make_agent(booted_ns=time.time_ns() - 2 * HOUR_NS)

@@ -22,6 +22,8 @@ from gangline.fingerprints.wire import telemetry_pb2 as wire
 from tests.aggregator.conftest import Agent, Connection
 from tests.processes import GUARD_SECONDS
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 AT_ONCE = {"backlog_frames_per_second": 10_000}
 
 

@@ -20,6 +20,8 @@ from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from tests.processes import GUARD_SECONDS
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 20)), max_size=60)
 
 

@@ -21,6 +21,8 @@ from gangline.fingerprints.catalogue import TABLES
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 from tests.aggregator.world import SECOND_NS, World, gpu_of
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 
 def restarted(world: World, away_seconds: int = 30) -> None:
     """Let the world's aggregator begin anew after *away_seconds*, with what its store knew."""
@@ -248,6 +250,7 @@ def test_an_xid_that_was_cleared_does_not_come_back_with_a_restart(
     ]
 
 
+@pytest.mark.usefixtures("with_snapshots")
 def test_worst_leaves_out_simulated_hosts_that_ended(lab: Any, make_agent: Any) -> None:
     """`FROM ops.worst()` a day after `gangline run`: 32 STALE hosts that never were."""
 

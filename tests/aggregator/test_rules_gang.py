@@ -15,6 +15,7 @@ from gangline.aggregator.advice.costs import Workload
 from gangline.aggregator.advice.policy import asked
 from gangline.aggregator.fleet import grouped
 from gangline.aggregator.judgement.rules import gang
+from gangline.aggregator.judgement.symptoms import Rule
 from gangline.aggregator.query import fences
 from gangline.aggregator.verdicts import HostScore, Reason, State
 from gangline.fingerprints.policy_table import builtin
@@ -341,7 +342,7 @@ def test_medians_of_groups_are_those_of_each_group(members: list[tuple[int, floa
 
 def test_every_rule_here_has_words_for_what_ends_it() -> None:
     """A state that says not what clears it stays until somebody restarts something."""
-    rules = [one for one in vars(gang).values() if isinstance(one, gang.Rule)]
+    rules = [one for one in vars(gang).values() if isinstance(one, Rule)]
     assert len(rules) == 6 and all(one.clears for one in rules)
 
 

@@ -101,6 +101,26 @@ def test_symptoms_of_one_device_are_one_fault() -> None:
     assert [e.log_hazard_delta for e in host.evidence] == [pytest.approx(math.log(1000.0)), 0.0]
 
 
+def test_a_link_is_a_part_of_its_gpu_and_a_driver_hangs_once() -> None:
+    """XID 74 and its link that is down counted as two faults, 1,500 times; a call that hung, once for each of five collectors."""
+    held = [seen(State.SUSPECT, 50.0, "GPU-1"), seen(State.SUSPECT, 30.0, "GPU-1/link0")]
+    held += [
+        seen(State.WATCH, 2.0, "GPU-2/link0"),
+        seen(State.WATCH, 3.0, "/srv"),
+        seen(State.WATCH, 4.0, "/"),
+    ]
+    host = score_host(subject(), held)
+    factors = {e.device: math.exp(e.log_hazard_delta) for e in host.evidence}
+    assert {name: round(factor) for name, factor in factors.items()} == {
+        "GPU-1": 50, "GPU-1/link0": 1, "GPU-2/link0": 2, "/srv": 3, "/": 4,
+    }  # fmt: skip
+    hung = [seen(State.UNHEALTHY, 10.0, f"gpu_{pace}") for pace in ("1s", "10s")]
+    hung = [one._replace(symptom=replace(one.symptom, driver="driver of gpu")) for one in hung]
+    assert score_host(subject(), hung).hazard_per_hour == pytest.approx(
+        10 * base_hazard_per_hour(8)
+    )
+
+
 def test_a_host_that_is_not_heard_has_wide_bounds() -> None:
     """Missing is not zero and not healthy: the interval says that we do not know."""
     heard, unheard = score_host(subject(), []), score_host(subject(heard=False), [])

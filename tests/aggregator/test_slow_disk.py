@@ -25,6 +25,8 @@ from gangline.fingerprints import frames
 from tests.aggregator.conftest import Agent
 from tests.processes import GUARD_SECONDS
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 QUEUE_BYTES = 1 << 20
 
 

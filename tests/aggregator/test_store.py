@@ -23,6 +23,12 @@ from tests.processes import GUARD_SECONDS
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")
 
+
+@pytest.fixture(scope="module", autouse=True)
+def stores_are_copied() -> None:
+    """Here they are made, as in service."""
+
+
 NOW_NS = 1_795_168_800 * 1_000_000_000  # 2026-11-20 10:00 UTC
 
 

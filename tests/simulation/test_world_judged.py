@@ -58,8 +58,11 @@ def test_hosts_say_where_they_stand() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["thermal", "power_brake", "hbm", "gsp_hang", "gpu_lost", "pcie_width"]
-)
+    "name",
+    [
+        "thermal", "power_brake", "hbm", "gsp_hang", "gpu_lost", "pcie_width", "storage_stall",
+    ],
+)  # fmt: skip
 def test_the_culprit_is_named_and_its_victims_are_not(name: str) -> None:
     """Frames, tables, units and flags of the world are those that judgement reads; else it sees nothing."""
     episode = next(e for e in eventful(PARADE, 1) if e.class_name == name)

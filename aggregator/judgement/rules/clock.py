@@ -9,6 +9,7 @@ own past too, and what they share is found as one cause (`advice/causes.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,12 +40,12 @@ HELD_SHARE = 0.05
 #: Power within this share of the limit is at the limit.
 AT_LIMIT_SHARE = 0.95
 
-_CLEARS = "its SM clock stays within {:.0f} % of its peers', and of its own past, for 60 s"
+_CLEARS = "its SM clock stays within {:.0f} % of {} for 60 s"
 THERMAL = Rule(
     "gpu.thermal",
     State.DEGRADED,
     Reason.THERMAL_THROTTLE,
-    _CLEARS.format(10),
+    _CLEARS.format(10, "its peers'"),
     enter_seconds=4.0,
     hazard_factor=3.0,
 )
@@ -52,7 +53,7 @@ POWER = Rule(
     "gpu.power",
     State.DEGRADED,
     Reason.POWER_CAP,
-    _CLEARS.format(10),
+    _CLEARS.format(10, "its peers'"),
     enter_seconds=6.0,
     hazard_factor=1.5,
 )
@@ -67,7 +68,7 @@ STRAGGLER = Rule(
     "gpu.straggler",
     State.DEGRADED,
     Reason.STRAGGLER,
-    _CLEARS.format(10),
+    _CLEARS.format(10, "its peers'"),
     enter_seconds=20.0,
     hazard_factor=1.5,
 )
@@ -156,10 +157,20 @@ def _power_words(present: Present, row: int, flags: int) -> str:
     return f"held down by its power limit ({power:.0f} W of {limit:.0f} W)"
 
 
+class _Measure(NamedTuple):
+    """What a GPU's clock is held against: its peers', or its own past."""
+
+    relative: float
+    usual_hertz: float
+    whose: str
+    normal: str
+    clearing: str
+
+
 def _symptom(present: Present, rule: Rule, row: int, cause: str) -> Symptom:
     host, device = present.name("gpu_1s", row)
-    limit = present.threshold(SLOW_BELOW)
-    relative, usual, whose, normal = _measure(present, row)
+    limit, measure = present.threshold(SLOW_BELOW), _measure(present, row)
+    relative, usual = measure.relative, measure.usual_hertz
     columns = (
         "sm_clock_hertz, temperature_celsius, power_watts, clock_event_reasons_flags, "
         "violation_thermal_nanoseconds, violation_power_nanoseconds"
@@ -170,21 +181,22 @@ def _symptom(present: Present, rule: Rule, row: int, cause: str) -> Symptom:
         device=device,
         signal="gpu.sm_clock_hertz",
         value=float(relative * usual),
-        normal=f"above {limit * usual / 1e9:.2f} GHz ({100 * limit:.0f} % of {normal})",
-        words=f"{short(device)} SM clock at {100 * relative:.0f} % of {whose}, {cause}",
+        normal=f"above {limit * usual / 1e9:.2f} GHz ({100 * limit:.0f} % of {measure.normal})",
+        words=f"{short(device)} SM clock at {100 * relative:.0f} % of {measure.whose}, {cause}",
         sql=present.sql("gpu_1s", row, columns, 60),
         speed=min(relative, 1.0),
-        clears="" if rule is SETTING else _CLEARS.format(100 * (1 - limit)),
+        clears="" if rule is SETTING else _CLEARS.format(100 * (1 - limit), measure.clearing),
     )
 
 
-def _measure(present: Present, row: int) -> tuple[float, float, str, str]:
-    """Return a GPU's clock over what is usual, that in Hz, whose it is, and what it is: its peers' or its own."""
+def _measure(present: Present, row: int) -> _Measure:
     speeds, before = present.speeds, float(present.speeds_before[row])
     relative, limit = float(speeds.relative[row]), present.threshold(SLOW_BELOW)
     if not relative < limit and before < limit:
         past = float(present.fleet.activity.past[row])
-        return before, past, "what it was", "its own mean in this job while nothing held it"
-    alike = alike_in(present.fleet, speeds, row)
-    peers = f"{speeds.peers[row]} peers"
-    return relative, speeds.median_hertz[row], f"its {peers}", f"the median of {peers}: {alike}"
+        normal = "its own mean in this job while nothing held it"
+        return _Measure(before, past, "what it was", normal, "what it was")
+    peers, alike = f"{speeds.peers[row]} peers", alike_in(present.fleet, speeds, row)
+    median = float(speeds.median_hertz[row])
+    normal = f"the median of {peers}: {alike}"
+    return _Measure(relative, median, f"its {peers}", normal, "its peers'")

@@ -39,7 +39,7 @@ class RealAgent(Process):
         (folder / "memory").mkdir()
         given: dict[str, object] = {
             "host": "here", "aggregator": "127.0.0.1:9", "sys_root": root.sys, "proc_root": root.proc,
-            "nvml_library": build(folder / "nvml"), "spool_folder": folder / "spool",
+            "nvml_library": settings.get("nvml_library") or build(folder / "nvml"), "spool_folder": folder / "spool",
             "spool_head_folder": folder / "memory", "events_folder": folder / "events",
             "state_folder": folder / "state", "run_folder": folder / "run",
             "collectors_off": '["inventory"]', "metrics_listen": f"unix:{folder / 'metrics'}",

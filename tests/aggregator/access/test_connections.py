@@ -19,6 +19,8 @@ from gangline.fingerprints.wire import permit_pb2
 from tests.aggregator.access.secured import Secured, bearer, permits
 from tests.processes import GUARD_SECONDS
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 LIMITS = Limits(per_caller_max=2, unknown_max=3, unknown_per_address_max=2, login_seconds_max=10.0)
 ALICE = Caller(Role.OPERATOR, "alice", way="token 1", proof=(1, 1))
 BOB = Caller(Role.OPERATOR, "bob", way="token 2", proof=(1, 1))

@@ -67,6 +67,11 @@ def test_an_operator_lists_shows_accepts_and_is_refused(
     replayed = say("what-if", "gpu.xid 95", "--days", "30")
     assert "1 episodes; 1 advisories, 0 cases held back" in replayed and "h2" in replayed
     assert "nothing" in say("what-if", "gpu.xid 79")
+    out = say("out", "h1", "h9", "--reason", "burn-in", "--hours", "2")
+    assert out.startswith("1 hosts are out by your word") and "no agent has registered as h9" in out
+    listed = say("list")
+    assert "out by others' word: 1 hosts" in listed and ": burn-in" in listed
+    assert say("back", "h1").startswith("0 hosts are out") and "burn-in" not in say("list")
     assert "days" in say("what-if", "gpu.xid 95", "--days", "999", code=1)
 
 
@@ -99,3 +104,11 @@ def test_a_rejection_needs_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["advise", "reject", "a1"])
     assert "--reason" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("hours", ["nan", "-1", "1e9", "x"])
+def test_how_long_is_a_number_of_hours(hours: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trace was all that an operator got."""
+    with pytest.raises(SystemExit):
+        cli.main(["advise", "out", "h1", "--reason", "x", "--hours", hours])
+    assert "expected hours from 0.01 to 168" in capsys.readouterr().err

@@ -12,14 +12,19 @@ from typing import Any
 import grpc
 import pytest
 
+from gangline.aggregator.advice import rows
 from gangline.aggregator.advice.advisory import Action, Basis, State
 from gangline.aggregator.advice.events import Acked
+from gangline.aggregator.judgement.experience import Experience, Outcomes
+from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.storefile import ops_script
 from gangline.fingerprints.wire import advisory_pb2, outcome_pb2
 from tests.aggregator.advice.served import book_of, dead_gpu, observe, served
 from tests.aggregator.world import START_NS
 from tests.processes import GUARD_SECONDS
+
+pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 
 @pytest.fixture
@@ -214,3 +219,17 @@ def test_outcomes_are_kept_once_and_say_what_was_regretted(store: Store) -> None
     assert (outcomes, interruptions) == (1, 1) and 0 < factor < 2
     again = book_of(store, dead_gpu())  # after a restart
     assert again.outcomes.factor == pytest.approx(factor)
+
+
+def test_what_is_expected_is_what_scores_said_without_outcomes(store: Store) -> None:
+    """Each outcome raised the hazards, by which the next ones were expected, which lowered them again: for ever."""
+    world = dead_gpu()
+    told = Experience(outcomes=Outcomes(9, 0.0))
+    plain = judge(world.fleet, world.now_ns, world.snapshot)
+    scaled = judge(world.fleet, world.now_ns, world.snapshot, experience=told)
+    assert scaled.hosts[0].hazard_per_hour == pytest.approx(10 * plain.hosts[0].hazard_per_hour)
+    store.submit_scores(scaled, scaled.hosts)
+    store.in_transaction(lambda connection: None)
+    hour = (0, "h0", world.now_ns - 3600 * 10**9, world.now_ns)
+    found = store.in_transaction(lambda connection: rows.expected(connection, [hour]))
+    assert found == {0: pytest.approx(plain.hosts[0].hazard_per_hour)}

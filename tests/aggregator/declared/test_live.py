@@ -23,6 +23,8 @@ from gangline.aggregator.store.storefile import migrations
 from gangline.aggregator.verdicts import OURSELVES
 from gangline.fingerprints.wire import telemetry_pb2
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 NOW_NS = 1_795_168_800 * 10**9  # 2026-11-20 10:00 UTC
 STEP_NS = 31 * 10**9
 RACK = '[[place]]\nhosts = ["h1"]\nrack = "{}"\n'

@@ -2,7 +2,7 @@
 
     python killing.py SCENARIO FOLDER [all]
 
-Without `all` the second merge, whose steps are those of the first, is let live. Each life is a process of its own, forked before any thread runs. Prints a JSON object: the steps, and per
+Without `all` the second merge, whose steps are those of the first, is let live, and so is a migration before its COMMIT. Each life is a process of its own, forked before any thread runs. Prints a JSON object: the steps, and per
 step what was wrong after it (nothing, if all is well).
 """
 
@@ -230,6 +230,8 @@ def migrate(base: Path) -> dict[str, Any]:
     steps = again(lambda: act(-1))
     wrong = {}
     for at, name in enumerate(steps):
+        if name not in ("BEGIN", "COMMIT", "CHECKPOINT") and "all" not in sys.argv:
+            continue  # nothing of it is on disk before its COMMIT; `tests/upgrade` kills there too
         killed = again(lambda at=at: act(at))  # type: ignore[misc]
         wrong[f"{at} {name}"] = life(look) if killed == signal.SIGKILL else [f"lived: {killed}"]
     return {"steps": steps, "wrong": {name: words for name, words in wrong.items() if words}}

@@ -19,6 +19,8 @@ from gangline.aggregator.history.packing import PackerError, Packing
 from gangline.aggregator.history.ranges import Range
 from tests.processes import GUARD_SECONDS
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 READINGS = "SELECT host, device, time, power_watts FROM readings.gpu_1s ORDER BY ALL"
 SUMS = (
     "SELECT sum(readings_count), sum(violation_power_nanoseconds_increase) FROM rollups.gpu_1s_1m"

@@ -1,0 +1,62 @@
+"""Whose the processes are, as a world's agents tell it: judging compares hosts of one job, and of no other."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from gangline.agent.simulated.parts import GPUS, build
+from gangline.agent.simulated.world.ranks import Ranks
+
+MACHINES = build(4, np.random.default_rng(1))
+JOBS: Any = [SimpleNamespace(hosts=np.array([0, 2])), SimpleNamespace(hosts=np.array([1, 2, 3]))]
+
+
+def told(ranks: Ranks, jobs: list[int], silent: int = -1, booted: int = -1) -> list[str]:
+    """Return what is told of a moment, a line a host: the others of a slot's job are of no matter."""
+    where = np.arange(2)
+    moment: Any = SimpleNamespace(
+        jobs=np.array([*jobs, 9]), silent=where == silent, booted=where == booted, seconds=5.0
+    )
+    found = [(host, event.attributes) for host, event in ranks.step(moment)]
+    lines = [
+        f"{host} {said['state']} {said['job_id']} of {said['world_size']}" for host, said in found
+    ]
+    assert all(lines.count(line) == GPUS for line in lines)
+    return list(dict.fromkeys(lines))
+
+
+def test_a_job_is_told_when_it_begins_and_when_it_ends() -> None:
+    """A job that was never told to have ended would hold its hosts for an hour."""
+    ranks = Ranks(MACHINES, JOBS, np.array([2, 0]))
+    assert told(ranks, [-1, -1]) == []
+    assert told(ranks, [0, 0]) == ["2 running 1 of 16", "0 running 1 of 16"]
+    assert told(ranks, [0, 0]) == []
+    assert told(ranks, [1, -1]) == ["2 ended 1 of 16", "2 running 2 of 24", "0 ended 1 of 16"]
+
+
+def test_what_a_silent_host_missed_it_tells_once_it_is_heard() -> None:
+    """Frames come late, and so do events: none is lost."""
+    ranks = Ranks(MACHINES, JOBS, np.array([2, 0]))
+    assert told(ranks, [0, 0], silent=0) == ["0 running 1 of 16"]
+    assert told(ranks, [0, 0]) == ["2 running 1 of 16"]
+
+
+def test_a_boot_ends_what_ran() -> None:
+    """Nothing of before it is told to end: nobody is there to tell."""
+    ranks = Ranks(MACHINES, JOBS, np.array([2, 0]))
+    told(ranks, [0, 0])
+    assert told(ranks, [-1, 0], booted=0) == []
+    assert told(ranks, [1, 0]) == ["2 running 2 of 24"]
+
+
+def test_ranks_are_by_host_and_gpu() -> None:
+    """Two hosts that both tell of rank 0 would be one too many."""
+    ranks = Ranks(MACHINES, JOBS, np.array([2, 0]))
+    moment: Any = SimpleNamespace(
+        jobs=np.array([0, 0]), silent=np.zeros(2, bool), booted=np.zeros(2, bool), seconds=5.0
+    )
+    found = sorted(int(event.attributes["rank"]) for _, event in ranks.step(moment))
+    assert found == list(range(2 * GPUS))
