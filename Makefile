@@ -36,7 +36,7 @@ bench: .venv/ready-dev
 	$(BIN)/python -m bench --seed $(SEED)
 
 # How good judging is: real, injected, simulated; into docs/quality.md. PER_CLASS=2 is quicker, and says less; QUIET=5000 says more.
-evaluate: SEED = 20
+evaluate: SEED = 21
 evaluate: .venv/ready-dev
 	$(BIN)/python -m bench.quality --seed $(SEED) $(if $(PER_CLASS),--per-class $(PER_CLASS)) $(if $(QUIET),--quiet $(QUIET))
 

@@ -33,7 +33,7 @@ BENCHES = {
     "operator_sql": "operators' views and macros over 80,000 GPUs against hand-written SQL, and the operators' file",
     "segments": "readings in Parquet against the live file: bytes and CPU a row, and commits beside an export",
     "judging": "judging 10,000 hosts each second against a core, and against one numpy pass over the same arrays",
-    "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes",
+    "score_nodes": "ScoreNodes over 10,000 hosts against an echo of as many bytes: idle, judged, with ingest; 100 watchers",
 }
 
 

@@ -21,7 +21,6 @@ from bench.quality.simulated_run import Run
 from bench.quality.simulated_score import score
 from bench.quality.simulated_truth import Truth, node_days
 from gangline.agent.simulated.world import World
-from gangline.agent.simulated.world.places import Place
 from gangline.agent.simulated.world.world import Step
 from gangline.aggregator.advice.advisory import Action, Basis
 from gangline.aggregator.verdicts import Reason, State
@@ -43,8 +42,8 @@ class OutsideOnly:
     def devices(self, host: int) -> list[telemetry_pb2.Device]:
         return self._one.devices(host)
 
-    def place(self, host: int) -> Place:
-        return self._one.place(host)
+    def labels(self, host: int) -> dict[str, str]:
+        return self._one.labels(host)
 
     def frames(self, hosts: Sequence[int], begin: float, end: float) -> Iterator[Step]:
         return self._one.frames(hosts, begin, end)

@@ -155,7 +155,8 @@ def patient(one: Asked, evidence: Evidence, seconds: float) -> Asked:
 
 
 def _by_state(host: HostScore, evidence: Evidence) -> Asked | None:
-    if host.state not in OTHERWISE:
+    """Return what the state of *host* asks for, of the evidence that put it there alone: what is milder beside it has no such right."""
+    if host.state not in OTHERWISE or evidence is not next(iter(host.evidence), evidence):
         return None
     action, basis = OTHERWISE[host.state]
     if evidence.reason in (Reason.POWER_CAP, Reason.THERMAL_THROTTLE, Reason.STALE_TELEMETRY):

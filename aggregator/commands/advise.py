@@ -26,6 +26,8 @@ PAGE_SIZE = 1000
 #: Of a column of a table; the words have what is left, unless it is less than this.
 CELL_CHARACTERS_MAX, WORDS_CHARACTERS_MIN = 32, 24
 RIGHT = ("waiting", "acting")
+#: What is called for and not advised: so much is listed.
+HELD_BACK_TOLD_MAX = 10
 
 
 def main(arguments: list[str]) -> int:
@@ -64,6 +66,8 @@ def _list(stub: Any, options: argparse.Namespace) -> wire.ListAdvisoriesResponse
             timeout=DEADLINE_SECONDS,
         )
         whole.advisories.extend(page.advisories)
+        whole.held_back.extend(page.held_back)
+        whole.held_back_count += page.held_back_count  # with the first page
         whole.unavailable_nodes.extend(page.unavailable_nodes)
         whole.unavailable_nodes_count = page.unavailable_nodes_count
         whole.withheld_reason, token = page.withheld_reason, page.next_page_token
@@ -121,7 +125,7 @@ def _listed(answer: wire.ListAdvisoriesResponse) -> str:
         [f"no advice is given for now: {answer.withheld_reason}"] if answer.withheld_reason else []
     )
     if not answer.advisories:
-        return "\n".join([*lines, "nothing is advised", *advise_out.listed(answer)])
+        return "\n".join([*lines, "nothing is advised", *_beside(answer)])
     rows = [("name", "subject", "action", "state", "waiting", "acting", "why")]
     rows += [
         (
@@ -135,9 +139,25 @@ def _listed(answer: wire.ListAdvisoriesResponse) -> str:
     return "\n".join(
         [
             *lines, "", "costs are GPU-hours; `gangline advise show NAME` shows the sums",
-            *advise_out.listed(answer),
+            *_beside(answer),
         ]
     )  # fmt: skip
+
+
+def _beside(answer: wire.ListAdvisoriesResponse) -> list[str]:
+    """Return lines on what is not advised and why, and on who is out by others' word."""
+    lines: list[str] = []
+    if answer.held_back_count:
+        width = width_of(sys.stdout)
+        lines += ["", f"called for, and not advised: {answer.held_back_count}"]
+        for one in answer.held_back[:HELD_BACK_TOLD_MAX]:
+            what = f"{one.node.removeprefix('nodes/')}  {wire.Action.Name(one.action)}: {one.reason_text}"
+            lines += [cut(what, width), cut(f"    held back: {one.held_back_text}", width)]
+    if answer.held_back_count > HELD_BACK_TOLD_MAX:
+        lines.append(
+            "... `gangline sql \"FROM ops.advice_history WHERE kind = 'HeldBack'\"` has all"
+        )
+    return [*lines, *advise_out.listed(answer)]
 
 
 def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,9 +56,10 @@ class Columns(NamedTuple):
     def followed_by(self, now: Columns, changed: Flags) -> Columns:
         """Return *now*, but for nodes known here that have not *changed*."""
         known = self.score.size
-        mixed = [column.copy() for column in now]
+        mixed: list[NDArray[Any]] = [column.copy() for column in now]
         unchanged = ~changed[:known]
-        for column, before in zip(mixed, self, strict=True):
+        known_before: tuple[NDArray[Any], ...] = self
+        for column, before in zip(mixed, known_before, strict=True):
             column[:known][unchanged] = before[unchanged]
         return Columns._make(mixed)
 

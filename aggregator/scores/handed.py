@@ -77,6 +77,7 @@ def snapshot_file(snapshot: Judgement) -> int:
     """Return a descriptor of *snapshot*, without its names and what only judging needs. Raises OSError."""
     told = replace(snapshot, hosts=(), sources=(), holds={}, before=Before(), faults=Faults())
     names = {id(snapshot.names): _HOSTS, id(snapshot.gpus.names): _GPUS}
+    names.pop(id(()), None)  # Python has but one empty tuple, for all that is none
     return _file(
         [_pickled(told, names), _pickled((snapshot.hosts, tuple(snapshot.sources)), names)]
     )

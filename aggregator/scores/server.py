@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from ...ext import process
 from ...fingerprints.settings import SettingsError
@@ -72,6 +73,8 @@ class ScoreServer:
         server = make_server(config, self._door, self._calls)
         add_ScoreServiceServicer_to_server(ScoreService(self), server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = SCORE, health.SERVICE_NAME, reflection.SERVICE_NAME
+        reflection.enable_server_reflection(names, server)
         port = self._door.bind(server, f"{at.address}:{at.port}")
         self._door.listens([port])
         await self._say_serving(health_pb2.HealthCheckResponse.NOT_SERVING)

@@ -9,7 +9,7 @@ from typing import Any
 from ...fingerprints.wire import advisory_pb2
 from ...fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceServicer
 from ..access.caller import caller
-from ..advice.advisory import Advisory, State
+from ..advice.advisory import Advisory, State, gravity
 from ..advice.book import Book
 from ..advice.events import Acked
 from ..advice.feed import WATCHERS_MAX, Change
@@ -29,6 +29,8 @@ NOTE_CHARACTERS_MAX = 500
 EPISODES_MAX = 1000
 #: Nodes that others took out: so many are told one by one.
 UNAVAILABLE_MAX = 1000
+#: What is called for and not proposed: so much is told one by one.
+HELD_BACK_MAX = 1000
 
 
 class AdvisoryService(AdvisoryServiceServicer):
@@ -71,6 +73,7 @@ class AdvisoryService(AdvisoryServiceServicer):
             )
         node = node_of(request.node) if request.node else ""
         before = _page(request.page_token)
+        held_back = [] if request.page_token or self._book.shadow else self._held_back(node)
         found = [
             one for one in self._book.all_known()
             if (one.is_open or request.show_ended) and (not node or node in one.hosts)
@@ -85,7 +88,27 @@ class AdvisoryService(AdvisoryServiceServicer):
             withheld_reason=self._withheld(),
             unavailable_nodes=[] if request.page_token else self._unavailable(node),
             unavailable_nodes_count=len(self._book.machine.memory.absent),
+            held_back=held_back[:HELD_BACK_MAX],
+            held_back_count=len(held_back),
         )
+
+    def _held_back(self, node: str) -> list[advisory_pb2.HeldBack]:
+        """Return what is called for and not proposed, the gravest first; on *node* where it is named."""
+        memory = self._book.machine.memory
+        cases = [
+            (memory.cases[key].case, told)
+            for key, told in memory.held_back.items()
+            if key in memory.cases
+        ]
+        cases.sort(key=lambda one: (-gravity(one[0].action), one[0].host, one[0].key))
+        return [
+            advisory_pb2.HeldBack(
+                node=f"nodes/{case.host}", action=_enum(case.action),
+                reason_text=case.words, held_back_text=told.words,
+            )
+            for case, told in cases
+            if node in ("", case.host)
+        ]  # fmt: skip
 
     def _unavailable(self, node: str) -> list[advisory_pb2.UnavailableNode]:
         """Return who is out by others' word; of one host where *node* names it."""

@@ -70,6 +70,8 @@ def _method(run: Run) -> str:
 
 *All of this is simulated*: the world of [simulation](simulation.md), scenario `{run.scenario}` ({run.hosts:,} hosts, {run.days:g} days), seed {run.seed}.
 A judge that is good here has been shown to read the signatures of that page, and no more. Rules and limits were developed on seeds 1 to 9.
+Seed 20 was looked at first (2026-11-21): 21 false drains, 1.49 [0.862, 28.9] a 1,000 node-days, so over the budget. 20 of them were one error: evidence
+milder than the worst of its host was given what its host's state asks for. It was mended on seed 4, and what is published since is of seed 21.
 
 - **Fed** is the aggregator itself, in process: frames as on the wire every {STEP_SECONDS:g} s -> fleet -> judge -> advice, in shadow: nobody accepts
   anything. Up to {run.per_class} causes of each class, drawn by the seed, with their gangs and racks from three minutes before to ten minutes after the

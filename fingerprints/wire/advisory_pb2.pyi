@@ -170,18 +170,34 @@ class ListAdvisoriesRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., show_ended: _Optional[bool] = ..., node: _Optional[str] = ...) -> None: ...
 
 class ListAdvisoriesResponse(_message.Message):
-    __slots__ = ("advisories", "next_page_token", "withheld_reason", "unavailable_nodes", "unavailable_nodes_count")
+    __slots__ = ("advisories", "next_page_token", "withheld_reason", "unavailable_nodes", "unavailable_nodes_count", "held_back", "held_back_count")
     ADVISORIES_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     WITHHELD_REASON_FIELD_NUMBER: _ClassVar[int]
     UNAVAILABLE_NODES_FIELD_NUMBER: _ClassVar[int]
     UNAVAILABLE_NODES_COUNT_FIELD_NUMBER: _ClassVar[int]
+    HELD_BACK_FIELD_NUMBER: _ClassVar[int]
+    HELD_BACK_COUNT_FIELD_NUMBER: _ClassVar[int]
     advisories: _containers.RepeatedCompositeFieldContainer[Advisory]
     next_page_token: str
     withheld_reason: str
     unavailable_nodes: _containers.RepeatedCompositeFieldContainer[UnavailableNode]
     unavailable_nodes_count: int
-    def __init__(self, advisories: _Optional[_Iterable[_Union[Advisory, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., withheld_reason: _Optional[str] = ..., unavailable_nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., unavailable_nodes_count: _Optional[int] = ...) -> None: ...
+    held_back: _containers.RepeatedCompositeFieldContainer[HeldBack]
+    held_back_count: int
+    def __init__(self, advisories: _Optional[_Iterable[_Union[Advisory, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., withheld_reason: _Optional[str] = ..., unavailable_nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., unavailable_nodes_count: _Optional[int] = ..., held_back: _Optional[_Iterable[_Union[HeldBack, _Mapping]]] = ..., held_back_count: _Optional[int] = ...) -> None: ...
+
+class HeldBack(_message.Message):
+    __slots__ = ("node", "action", "reason_text", "held_back_text")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    REASON_TEXT_FIELD_NUMBER: _ClassVar[int]
+    HELD_BACK_TEXT_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    action: Action
+    reason_text: str
+    held_back_text: str
+    def __init__(self, node: _Optional[str] = ..., action: _Optional[_Union[Action, str]] = ..., reason_text: _Optional[str] = ..., held_back_text: _Optional[str] = ...) -> None: ...
 
 class GetAdvisoryRequest(_message.Message):
     __slots__ = ("name",)

@@ -340,10 +340,10 @@ def test_hosts_tells_what_stands_against_the_aggregator(
     from gangline.aggregator.commands import hosts
     from gangline.aggregator.commands.client import Client, Listing
 
-    monkeypatch.setattr(Client, "hosts", lambda self: Listing([], 1, "", ["receipts are late"]))
+    monkeypatch.setattr(Client, "hosts", lambda *_: Listing([], 1, "", ["receipts are late"]))
     assert hosts.main([]) == 0
     told = capsys.readouterr()
     assert told.err == "aggregator: receipts are late\n" and "degraded" not in told.out
-    monkeypatch.setattr(Client, "hosts", lambda self: Listing([], 1, ""))
+    monkeypatch.setattr(Client, "hosts", lambda *_: Listing([], 1, ""))
     assert hosts.main([]) == 0
     assert capsys.readouterr().err == ""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from gangline.aggregator.service.packed import packed
 from gangline.fingerprints.wire import score_pb2
@@ -16,7 +19,7 @@ SINGLES = st.lists(st.floats(width=32))
 @given(INDEXES, SINGLES)
 def test_packed_columns_are_the_bytes_of_protobuf(indexes: list[int], singles: list[float]) -> None:
     """A scheduler's own protobuf reads them: one byte off, and each score is another node's."""
-    columns = {
+    columns: dict[str, NDArray[Any]] = {
         "gpu_index": np.array(indexes, dtype=np.int64),
         "gpu_hazard_spread": np.array(singles, dtype=np.float32),
     }

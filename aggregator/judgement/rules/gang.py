@@ -24,6 +24,8 @@ WINDOWS_MIN = 9
 LONG_SHARE_MAX = 0.1
 #: With so large a share of its excess as more work, the workload explains it.
 WORK_SHARE_MAX = 0.5
+#: In a smaller gang nothing says which is the odd one: who waits may spin on its GPUs, and looks busier than the culprit.
+HOSTS_MIN = 3
 #: Hosts of a gang that evidence is shown of.
 HOSTS_SHOWN_MAX = 32
 
@@ -61,6 +63,7 @@ def long_hosts(present: Present) -> Iterator[Symptom]:
     least = present.threshold("gang.slow_ratio")
     found = _settled(present, standing) & (standing.busy >= least)
     found &= standing.busy_often >= present.threshold("gang.identity_ratio")
+    found &= _sizes(standing) >= HOSTS_MIN
     for host in _rows(found & _are_few(standing, found)):
         excess, work = float(standing.busy[host]), float(standing.work[host])
         told = f"computes {100 * excess:.0f} % longer than the others of its job, which wait for it"
@@ -113,15 +116,19 @@ def _settled(present: Present, standing: Standing) -> Flags:
     return np.asarray((known & present.awake)[: standing.gang.size], dtype=bool)
 
 
+def _sizes(standing: Standing, among: Flags | None = None) -> Indexes:
+    """Return for each host how many of its gang there are; *among*: of these."""
+    member = standing.gang >= 0
+    counted = member if among is None else member & among
+    gangs = int(standing.gang.max(initial=-1)) + 1
+    every = np.bincount(standing.gang[counted], minlength=gangs + 1)
+    return np.where(member, every[np.where(member, standing.gang, gangs)], 0)
+
+
 def _are_few(standing: Standing, found: Flags) -> Flags:
     """Say of which hosts few others of their gang are *found* too."""
-    gangs = int(standing.gang.max(initial=-1)) + 1
-    if not gangs:
-        return found
-    alike = np.bincount(standing.gang[found], minlength=gangs)
-    every = np.bincount(standing.gang[standing.gang >= 0], minlength=gangs)
-    few = alike <= np.maximum(1, LONG_SHARE_MAX * every)
-    return np.asarray((standing.gang >= 0) & few[np.maximum(standing.gang, 0)], dtype=bool)
+    few = _sizes(standing, found) <= np.maximum(1, LONG_SHARE_MAX * _sizes(standing))
+    return np.asarray((standing.gang >= 0) & few, dtype=bool)
 
 
 def _rows(found: Flags) -> list[int]:

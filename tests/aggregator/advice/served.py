@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import grpc
 
 from gangline.aggregator.access.caller import LOCAL, answer_for
@@ -23,6 +24,7 @@ from gangline.aggregator.service.advisory import AdvisoryService
 from gangline.aggregator.service.errors import Errors
 from gangline.aggregator.service.outcome import OutcomeService
 from gangline.aggregator.store.store import Store
+from gangline.aggregator.store.storefile import migrations
 from gangline.fingerprints.wire.advisory_pb2_grpc import (
     AdvisoryServiceStub,
     add_AdvisoryServiceServicer_to_server,
@@ -58,6 +60,22 @@ def book_of(store: Store, world: World, *, shadow: bool = False) -> Book:
 def observe(book: Book, world: World) -> None:
     assert world.snapshot is not None
     book.observe(world.snapshot, world.fleet.gpus)
+
+
+class Tables:
+    """A store of nothing but its tables, in memory: a hundredth of the time of one on disk."""
+
+    def __init__(self) -> None:
+        self.connection = duckdb.connect(":memory:")
+        for _, text in migrations():
+            self.connection.execute(text)
+
+    def in_transaction(self, work: Callable[[Any], Any]) -> Any:
+        return work(self.connection)
+
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        yield self.connection
 
 
 class Known(grpc.aio.ServerInterceptor):

@@ -89,6 +89,19 @@ def test_only_a_fatal_row_of_an_unhealthy_host_is_certain() -> None:
         assert asked(host(state, evidence("gpu.xid", 79)), evidence("gpu.xid", 79), GANG) is None
 
 
+def test_what_is_milder_than_its_host_has_no_right_to_what_its_state_asks_for() -> None:
+    """A driver hung, and the readings that were missing for it had the host drained, which the hang itself had not."""
+    worst, milder = (
+        evidence("collector.outcome_state", 4.0),
+        evidence("gpu.unseen_seconds", 20.0, Reason.BLIND),
+    )
+    one = replace(host(State.UNHEALTHY, worst), evidence=(worst, milder))
+    assert asked(one, worst, Workload()) is not None
+    assert asked(one, milder, Workload()) is None
+    alone = asked(host(State.SUSPECT, milder), milder, Workload())
+    assert alone is not None and alone.action is Action.DRAIN_AFTER_JOB
+
+
 def test_a_dead_job_waits_for_no_checkpoint() -> None:
     """The drain at the next checkpoint of a job that had crashed never came."""
     found = evidence("gpu.xid", 95)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,24 +14,23 @@ from gangline.aggregator.advice.observing import Observer
 from gangline.aggregator.hazard.model import HazardModel
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.judgement.rules.returned import FACTORS, factor_after
-from gangline.aggregator.store.store import Store
 from gangline.aggregator.verdicts import HostScore
-from tests.aggregator.advice.served import dead_gpu, observe
-from tests.aggregator.world import START_NS, World, gpu_of
+from tests.aggregator.advice.served import Tables, dead_gpu, observe
+from tests.aggregator.world import World, gpu_of
 
 DAY_NS = 86_400 * 10**9
 LIMITS = Limits(gather_seconds=0.0, verify_seconds=5.0, probation_seconds=2 * 86_400.0)
-TRAINED = HazardModel("a test", False, "all classes", -5.0, (1.1, 0.7, 1.3, 0.3, 0.9, 0.1))
+TRAINED = HazardModel(
+    "a test", False, "all classes", -5.0, (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.0, 0.0)
+)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    one = Store.open(tmp_path, None, lambda: START_NS + 30 * 10**9)
-    yield one
-    one.close()
+def store() -> Tables:
+    return Tables()
 
 
-def book_of(store: Store, world: World) -> Book:
+def book_of(store: Tables, world: World) -> Book:
     return Book(store, LIMITS, Observer(), world.now_ns, shadow=False)
 
 
@@ -48,7 +45,7 @@ def answer(book: Book, world: World, to: State) -> None:
     asyncio.run(book.answer(Acked(world.now_ns, one.name, to, "slurm")))
 
 
-def returned(store: Store) -> tuple[World, Book]:
+def returned(store: Tables) -> tuple[World, Book]:
     """The third host lost a GPU, was drained and reset, was well again, and came back."""
     world = dead_gpu()
     book = book_of(store, world)
@@ -72,7 +69,7 @@ def returned(store: Store) -> tuple[World, Book]:
     return world, book
 
 
-def test_a_host_that_came_back_is_on_probation_until_its_time_is_over(store: Store) -> None:
+def test_a_host_that_came_back_is_on_probation_until_its_time_is_over(store: Tables) -> None:
     """It failed again within the hour, under the next big job: nobody had seen that it was just back."""
     world, book = returned(store)
     host = judged(world, book)
@@ -101,7 +98,7 @@ def test_a_host_that_came_back_is_on_probation_until_its_time_is_over(store: Sto
     assert judged(world, again).state.name == "HEALTHY" and not again.experience.returned
 
 
-def test_a_fault_during_probation_is_told_before_it(store: Store) -> None:
+def test_a_fault_during_probation_is_told_before_it(store: Tables) -> None:
     """It is UNHEALTHY first, and was on probation second."""
     world, book = returned(store)
     world.event(world.hosts[2], 95, gpu_of(world.hosts[2], 1))

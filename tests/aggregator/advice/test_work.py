@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,20 +14,20 @@ from gangline.aggregator.advice.gangs import Gangs
 from gangline.aggregator.advice.limits import Limits
 from gangline.aggregator.advice.observing import Observer
 from gangline.aggregator.advice.works import Works
-from gangline.aggregator.store.store import Store
 from gangline.fingerprints.wire import advisory_pb2 as wire
-from tests.aggregator.advice.served import observe, served
-from tests.aggregator.advice.test_book import asked
-from tests.aggregator.world import START_NS, World, gpu_of
+from tests.aggregator.advice.served import Tables, observe, served
+from tests.aggregator.world import World, gpu_of
 
 GPUS = 2
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    one = Store.open(tmp_path, None, lambda: START_NS + 30 * 10**9)
-    yield one
-    one.close()
+def store() -> Tables:
+    return Tables()
+
+
+def asked(store: Tables, query: str) -> list[tuple[Any, ...]]:
+    return store.connection.execute(query).fetchall()
 
 
 def working(world: World, job: str = "123", state: str = "running", **more: str) -> None:
@@ -47,7 +45,7 @@ def process(world: World, host: Any, gpu: int, job: str, state: str, **more: str
     )  # fmt: skip
 
 
-def book_of(store: Store, world: World, **limits: Any) -> Book:
+def book_of(store: Tables, world: World, **limits: Any) -> Book:
     gangs = Gangs()
     observer = Observer(work=Works(world.fleet, gangs))
     limits = {"gather_seconds": 0.0, "cluster_share_max": 1.0, **limits}
@@ -67,7 +65,7 @@ def advised(book: Book, world: World) -> list[Advisory]:
     return book.feed.open
 
 
-def test_the_price_is_that_of_the_whole_gang(store: Store) -> None:
+def test_the_price_is_that_of_the_whole_gang(store: Tables) -> None:
     """A 4-host job died with one of its hosts, and the advice had priced that host's two GPUs."""
     world = World(hosts=5, gpus=GPUS)
     world.run(10)
@@ -82,7 +80,7 @@ def test_the_price_is_that_of_the_whole_gang(store: Store) -> None:
     assert gang.price.waiting_gpu_hours == pytest.approx(4 * idle.price.waiting_gpu_hours, rel=0.1)
 
 
-def test_a_cadence_by_the_jobs_own_word_lets_it_drain_at_a_checkpoint(store: Store) -> None:
+def test_a_cadence_by_the_jobs_own_word_lets_it_drain_at_a_checkpoint(store: Tables) -> None:
     """The policy says: drain; the job writes a checkpoint every 15 min, and an hour of work was thrown away."""
     world = World(hosts=3, gpus=GPUS)
     world.run(10)
@@ -93,7 +91,7 @@ def test_a_cadence_by_the_jobs_own_word_lets_it_drain_at_a_checkpoint(store: Sto
     assert "checkpoint every 0.25 h (seen)" in one.price.arithmetic
 
 
-def test_a_job_that_is_dead_loses_nothing_more(store: Store) -> None:
+def test_a_job_that_is_dead_loses_nothing_more(store: Tables) -> None:
     """Its processes had ended and held the GPUs; the drain waited for the end of a job that had ended."""
     world = World(hosts=3, gpus=GPUS)
     world.run(10)
@@ -106,7 +104,7 @@ def test_a_job_that_is_dead_loses_nothing_more(store: Store) -> None:
     assert "of restart and lost work" not in one.price.arithmetic
 
 
-def test_no_more_hosts_of_one_job_than_may_be(store: Store) -> None:
+def test_no_more_hosts_of_one_job_than_may_be(store: Tables) -> None:
     """Three hosts of one gang were sick, and all three were proposed: no limit knew that they were one job."""
     world = World(hosts=6, gpus=GPUS)
     world.run(10)
@@ -114,12 +112,12 @@ def test_no_more_hosts_of_one_job_than_may_be(store: Store) -> None:
     sick(world, 0, 2, 4)
     book = book_of(store, world, job_hosts_max=2, shared_unplaced_hosts_min=99)
     assert len(advised(book, world)) == 2
-    ((words,),) = asked(store, "SELECT words FROM ops.advice_history WHERE kind = 'HeldBack'")
+    ((words,),) = asked(store, "SELECT words FROM advice_decisions WHERE kind = 'HeldBack'")
     assert words.startswith("as many hosts of job 123 are out")
 
 
 def test_after_a_restart_a_host_that_has_not_spoken_works_at_what_it_did(
-    store: Store, tmp_path: Path
+    store: Tables,
 ) -> None:
     """Each restart told every scheduler that the gang was gone, and a second later that it was back."""
     world = World(hosts=3, gpus=GPUS)
@@ -137,7 +135,7 @@ def test_after_a_restart_a_host_that_has_not_spoken_works_at_what_it_did(
     assert after.revision == before.revision
 
 
-def test_a_schedulers_word_on_its_gang_counts_most_and_survives_a_restart(store: Store) -> None:
+def test_a_schedulers_word_on_its_gang_counts_most_and_survives_a_restart(store: Tables) -> None:
     """It knows 512 GPUs where agents see two hosts of them, and when the next checkpoint is due."""
 
     async def run() -> None:
@@ -172,7 +170,7 @@ def test_a_schedulers_word_on_its_gang_counts_most_and_survives_a_restart(store:
     assert asked(store, "SELECT * FROM gangs") == []
 
 
-def test_what_a_scheduler_does_not_say_again_ends(store: Store) -> None:
+def test_what_a_scheduler_does_not_say_again_ends(store: Tables) -> None:
     """It was stopped for good, and its gangs stood for ever."""
 
     async def run() -> None:
@@ -219,7 +217,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-def test_what_a_report_may_not_be(store: Store) -> None:
+def test_what_a_report_may_not_be(store: Tables) -> None:
     """Each wrong field is told in words what would be right, and nothing of the request is taken."""
 
     async def run() -> None:
@@ -242,7 +240,7 @@ def test_what_a_report_may_not_be(store: Store) -> None:
     asyncio.run(run())
 
 
-def test_hosts_that_others_took_out_are_counted_shown_and_end(store: Store) -> None:
+def test_hosts_that_others_took_out_are_counted_shown_and_end(store: Tables) -> None:
     """The scheduler had drained a host for burn-in, and advice took the last of the limit on top of it."""
 
     async def run() -> None:
@@ -263,6 +261,11 @@ def test_hosts_that_others_took_out_are_counted_shown_and_end(store: Store) -> N
             await book.flush()
             listed = await stub.ListAdvisories(wire.ListAdvisoriesRequest())
             assert not listed.advisories and listed.unavailable_nodes_count == 1
+            (held,) = listed.held_back
+            assert (held.node, listed.held_back_count) == ("nodes/h2", 1)
+            assert "XID" in held.reason_text and "as may be at once" in held.held_back_text
+            elsewhere = await stub.ListAdvisories(wire.ListAdvisoriesRequest(node="nodes/h1"))
+            assert not elsewhere.held_back
             (out,) = listed.unavailable_nodes
             assert (out.node, out.reason, out.actor) == ("nodes/h1", "burn-in", "slurm")
             other = wire.ReportUnavailableNodesRequest(actor="other", returned_nodes=["nodes/h1"])
@@ -278,7 +281,7 @@ def test_hosts_that_others_took_out_are_counted_shown_and_end(store: Store) -> N
         assert not again.machine.memory.absent and len(again.feed.open) == 1
 
     asyncio.run(run())
-    assert asked(store, "SELECT kind, host FROM ops.advice_history ORDER BY number, kind LIMIT 5") == [
+    assert asked(store, "SELECT kind, host FROM advice_decisions ORDER BY number, kind LIMIT 5") == [
         ("Out", "h1"), ("StillOut", ""), ("HeldBack", "h2"), ("Back", "h1"), ("Publish", "h2"),
     ]  # fmt: skip
     assert asked(store, "SELECT count(*) FROM unavailable") == [(0,)]

@@ -17,6 +17,7 @@ from gangline.aggregator.declared import live
 from gangline.aggregator.declared.live import FINDING, Live
 from gangline.aggregator.declared.model import Place
 from gangline.aggregator.declared.reading import File
+from gangline.aggregator.declared.reading import read as files_read
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.storefile import migrations
@@ -142,7 +143,7 @@ def test_what_is_written_while_we_read_is_not_taken(
     running.step()
     write(folder, RACK.format("r2"))
     running.step()
-    reading = live.read
+    reading = files_read
 
     def torn(paths: list[Path]) -> list[File]:
         found = reading(paths)
@@ -162,7 +163,7 @@ def test_a_start_while_somebody_writes_has_what_was_in_force(
 ) -> None:
     """Configuration management restarts us while it still copies: no window is forgotten for that."""
     running.step()
-    reading = live.read
+    reading = files_read
 
     def torn(paths: list[Path]) -> list[File]:
         write(folder, RACK.format("r3"))

@@ -6,6 +6,7 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -76,7 +77,7 @@ def test_a_good_file_is_taken_as_written() -> None:
     assert not found.window("gpu-001", NOW_NS + 2 * DAY_NS)
     window = found.window("gpu-001", NOW_NS)
     assert window is not None and (window.who, str(window.where)) == ("alice", "a.toml:12")
-    xid = {"signal": "gpu.xid", "device": "GPU-1"}
+    xid: dict[str, Any] = {"signal": "gpu.xid", "device": "GPU-1"}
     assert found.override("gpu-001", "gpu.xid.63", NOW_NS, code=63, **xid)
     assert not found.override("gpu-001", "gpu.xid.79", NOW_NS, code=79, **xid)
     assert not found.override("gpu-011", "gpu.xid.63", NOW_NS, code=63, **xid)
