@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,8 @@ from gangline.fingerprints.block import Block, is_float
 from gangline.fingerprints.catalogue import BY_ID, PERIOD_SECONDS, TABLES, Kind, Pace
 from gangline.fingerprints.catalogue.gpu import SIGNALS
 from tests.agent.gpu_host import INFORMATION, SECOND, HandedClock
-from tests.fake_nvml.build import build
-from tests.fake_nvml.scenario import Gpu, Scenario, gpus
+from tests.fake_nvml.fixtures import Play
+from tests.fake_nvml.scenario import gpus
 
 LANES: list[Callable[[Roots], GpuLane]] = [GpuSecond, GpuTenSeconds, GpuMinute]
 #: What the agent says of its own reading.
@@ -41,26 +41,9 @@ UNPROVEN = {
 #: A wait that is longer than this is a failed test; nothing is timed by it.
 GUARD_SECONDS = 60.0
 
-Play = Callable[..., Scenario]
 Lane = Callable[..., GpuLane]
 #: A lane's class, as the table of collectors calls it.
 LaneKind = Callable[[Roots], GpuLane]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("fake_nvml")))
-
-
-@pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Return a function that writes a scenario and makes the library play it."""
-
-    def write(devices: Iterable[Gpu] = (), *, host: str = "") -> Scenario:
-        monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-        return Scenario(tmp_path / "scenario", devices, host=host)
-
-    return write
 
 
 @pytest.fixture

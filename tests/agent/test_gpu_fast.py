@@ -24,29 +24,16 @@ from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import BY_ID
 from tests.agent.gpu_host import HandedClock
 from tests.fake_nvml.build import build, compiler, header_folder
+from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import with_gpm
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 
 GUARD_SECONDS = 60.0
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("fake_nvml")))
-
-
 def hoppers(count: int = 2) -> list[Gpu]:
     """Return GPUs that have GPM."""
     return [with_gpm(gpu) for gpu in gpus(count)]
-
-
-@pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scenario]:
-    def write(devices: Sequence[Gpu], host: str = "") -> Scenario:
-        monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-        return Scenario(tmp_path / "scenario", devices, host=host)
-
-    return write
 
 
 @pytest.fixture
@@ -98,7 +85,7 @@ def values(block: Block, row: int) -> dict[str, float]:
 
 
 @pytest.fixture
-def lane(roots: Roots, play: Callable[..., Scenario]) -> Iterator[Callable[..., Lane]]:
+def lane(roots: Roots, play: Play) -> Iterator[Callable[..., Lane]]:
     made: list[Lane] = []
 
     def make(devices: Sequence[Gpu] | None = None, host: str = "") -> Lane:
@@ -182,7 +169,7 @@ def test_a_gpu_without_gpm_has_the_rest(lane: Callable[..., Lane]) -> None:
 
 @pytest.mark.parametrize("symbol", nvml_gpm.SYMBOLS)
 def test_a_driver_that_lacks_a_symbol_costs_gpm_alone(
-    symbol: str, roots: Roots, play: Callable[..., Scenario], tmp_path: Path
+    symbol: str, roots: Roots, play: Play, tmp_path: Path
 ) -> None:
     """Drivers before 520 export none of them."""
     play(hoppers())
@@ -340,7 +327,7 @@ def test_without_a_driver_there_is_no_data(tmp_path: Path) -> None:
     fast.rest(SystemClock().boottime_ns() + int(GUARD_SECONDS * 1e9))  # nothing to do: at once
 
 
-def test_it_samples_while_its_sampler_rests(roots: Roots, play: Callable[..., Scenario]) -> None:
+def test_it_samples_while_its_sampler_rests(roots: Roots, play: Play) -> None:
     """With the machine's clock: a sample at each grid point, the one at the end of the rest too."""
     play(hoppers())
     fast, clock = GpuFast(roots), SystemClock()
@@ -353,7 +340,7 @@ def test_it_samples_while_its_sampler_rests(roots: Roots, play: Callable[..., Sc
     fast._session.close()
 
 
-def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Callable[..., Scenario]) -> None:
+def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Play) -> None:
     """The daemon has an order; a sampler that hears it only after its rest cannot let go of a GPU at once."""
     play(hoppers())
     fast, clock = GpuFast(roots), SystemClock()
@@ -371,7 +358,7 @@ def test_a_rest_ends_when_somebody_calls(roots: Roots, play: Callable[..., Scena
 
 
 def test_a_spared_gpu_is_not_asked_and_its_row_is_missing(
-    roots: Roots, play: Callable[..., Scenario], library: str
+    roots: Roots, play: Play, library: str
 ) -> None:
     """The one that hangs must not be asked eight times a second either."""
     devices = hoppers()

@@ -19,7 +19,6 @@ from gangline.agent.collectors.nvlink import C2cLinks, NvLinks
 from gangline.agent.turn import Outcome, Turn, take_turn
 from gangline.fingerprints.catalogue import BY_ID
 from tests.agent.gpu_host import SECOND, GpuHost
-from tests.fake_nvml.build import build
 from tests.fake_nvml.parts_scenario import (
     host_lines,
     mig_device,
@@ -50,11 +49,6 @@ OF_THE_AGENT = {
 }
 LOST = 15
 Cells = dict[tuple[str, str, str], float | int | None]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("fake_nvml")))
 
 
 @pytest.fixture

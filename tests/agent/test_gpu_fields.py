@@ -18,17 +18,11 @@ from gangline.agent.collectors.gpu_fields import (
 from gangline.agent.turn import Outcome
 from gangline.ext import nvml
 from tests.agent.gpu_host import GpuHost
-from tests.fake_nvml.build import build
 from tests.fake_nvml.drivers import CAUSES, COUNTERS_AT, SECOND, Throttling, behave_as, throttling
 from tests.fake_nvml.scenario import gpus
 
 STEPS = 50
 FLAG = 0x40
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("fake_nvml")))
 
 
 @pytest.fixture

@@ -27,11 +27,6 @@ from tests.fake_nvml.build import build
 from tests.fake_nvml.scenario import Gpu, gpus
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("fake_nvml")))
-
-
 @pytest.fixture
 def host(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuHost]:
     made = GpuHost(tmp_path, library, monkeypatch)

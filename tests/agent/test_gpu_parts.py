@@ -36,7 +36,7 @@ from gangline.ext import place
 from gangline.ext.nvml_parts import COMPUTE, GRAPHICS, Fabric, Process
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import BY_ID, TABLES
-from tests.fake_nvml.build import build
+from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import (
     BLACKWELL,
     NO_MEMORY,
@@ -56,23 +56,16 @@ GUARD_SECONDS = 60.0
 
 LaneKind = Callable[[Roots], PartsLane]
 LANES: list[LaneKind] = [NvLinks, C2cLinks, Mig, GpuProcesses, GpuFabric]
-Play = Callable[[Iterable[Gpu]], Scenario]
 Lane = Callable[[LaneKind], PartsLane]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("fake_nvml")))
-
-
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Return a function that writes a scenario and makes the library play it."""
+def play(play: Play) -> Play:
+    """Count MIG devices apart from GPUs."""
 
     def write(devices: Iterable[Gpu]) -> Scenario:
-        monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
         listed = list(devices)
-        return Scenario(tmp_path / "scenario", listed, host=host_lines(listed))
+        return play(listed, host=host_lines(listed))
 
     return write
 

@@ -21,18 +21,12 @@ from gangline.agent.turn import Outcome, Resting, Sparing, Warming
 from gangline.ext import nvml, nvml_gpm, nvml_parts, place
 from gangline.ext.nvml import Rows
 from tests.agent.gpu_host import GpuHost, read
-from tests.fake_nvml.build import build
 from tests.fake_nvml.parts_scenario import with_links
 from tests.fake_nvml.scenario import Gpu, gpus
 from tests.fake_nvml.sick import blocks, crashes, is_lost, talks_garbage
 
 NAMES = ["gpu_1s", "gpu_10s", "gpu_60s", "gpu_fast_1s", "nvlink_10s", "c2c_10s", "mig_10s"]
 NAMES += ["gpu_process_1s", "gpu_fabric_1s", "nvml_events_10s"]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("fake_nvml")))
 
 
 @pytest.fixture

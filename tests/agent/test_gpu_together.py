@@ -20,7 +20,6 @@ from gangline.agent.turn import Collector, Outcome, Sparing, Turn, take_turn
 from gangline.ext import nvml, nvml_gpm, nvml_parts, place
 from gangline.fingerprints.catalogue import PERIOD_SECONDS
 from tests.agent.gpu_host import SECOND, GpuHost, read
-from tests.fake_nvml.build import build
 from tests.fake_nvml.parts_scenario import (
     host_lines,
     mig_device,
@@ -35,11 +34,6 @@ from tests.fake_nvml.scenario import Gpu, gpus
 
 NAMES = ["gpu_1s", "gpu_10s", "gpu_60s", "gpu_fast_1s", "nvlink_10s", "c2c_10s", "mig_10s"]
 NAMES += ["gpu_process_1s", "gpu_fabric_1s", "nvml_events_10s"]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("fake_nvml")))
 
 
 def everything(count: int = 2) -> list[Gpu]:

@@ -247,11 +247,6 @@ def test_a_section_that_fails_or_hangs_costs_only_itself() -> None:
     assert problems == ["GPUs: no answer within 0.1 s", "links: OSError: no such library"]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("fake_nvml")))
-
-
 def test_two_sections_that_hang_cost_no_third() -> None:
     """Each had its ten seconds, one after the other: the child was killed before it had printed anything."""
     free, third = threading.Event(), threading.Event()

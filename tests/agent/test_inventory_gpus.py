@@ -12,7 +12,6 @@ from gangline.agent import inventory
 from gangline.agent.hardware.roots import Roots
 from gangline.agent.inventory.gpus import cuda_version
 from gangline.agent.inventory.platform import fabric, platform, text_or_hex
-from tests.fake_nvml.build import build
 from tests.fake_nvml.parts_scenario import (
     host_lines,
     mig_device,
@@ -22,11 +21,6 @@ from tests.fake_nvml.parts_scenario import (
     with_mig,
 )
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("fake_nvml")))
 
 
 def read(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from gangline.agent.turn import Outcome, take_turn
 from gangline.ext.nvml_gpm import MIG_SYMBOL
 from tests.agent.gpu_host import SECOND, HandedClock, read
 from tests.fake_nvml.build import build
+from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import host_lines, mig_device, with_gpm, with_mig
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 
@@ -22,22 +23,14 @@ COLUMNS = {name for _, _, name in SHARES}
 #: What an instance says at each step: idle, at work.
 IDLE, WORK = (0.0, 0.0, 0.0, 0.01), (0.97, 0.22, 0.51, 0.38)
 
-Play = Callable[[Iterable[Gpu]], Scenario]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("fake_nvml")))
-
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Return a function that writes a scenario and makes the library play it."""
+def play(play: Play) -> Play:
+    """Count MIG devices apart from GPUs."""
 
     def write(devices: Iterable[Gpu]) -> Scenario:
-        monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
         listed = list(devices)
-        return Scenario(tmp_path / "scenario", listed, host=host_lines(listed))
+        return play(listed, host=host_lines(listed))
 
     return write
 

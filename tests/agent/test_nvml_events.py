@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,10 @@ from gangline.fingerprints.catalogue import BY_ID, BY_NAME
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 from tests.agent.gpu_host import SECOND, HandedClock
 from tests.fake_nvml.build import build
+from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import host_lines, with_mig
 from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 from tests.fake_nvml.sick import is_unbound
-
-Play = Callable[..., Scenario]
 
 
 class Told(HandedClock):
@@ -36,11 +35,6 @@ class Told(HandedClock):
 
     def put(self, event: HealthEvent) -> None:
         self.events.append(event)
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("fake_nvml")))
 
 
 @pytest.fixture

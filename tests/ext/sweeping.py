@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Self
 
 from gangline.ext.nvml import READINGS, Nvml, Sweep
 from gangline.fingerprints.nvml_fields import fields_of
-from tests.fake_nvml.scenario import Gpu, Scenario
+from tests.fake_nvml.scenario import Gpu
 
 #: What NVML gives; the rest is what the sweep says of NVML.
 OF_THE_SWEEP = {"calls_failed_errors", "slow_calls_failed_errors", "settings_calls_failed_errors"}
 LIBRARY_READINGS = set(READINGS) - OF_THE_SWEEP - {"lost_state"}
-
-Play = Callable[..., Scenario]
 
 
 class Sweeping:

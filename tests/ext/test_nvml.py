@@ -7,40 +7,18 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from gangline.ext import nvml, place
 from gangline.ext.nvml import Nvml, NvmlError, Sweep
-from tests.ext.sweeping import Play, Sweeping, addresses, missing
-from tests.fake_nvml.build import build
-from tests.fake_nvml.scenario import Gpu, Scenario, gpus
+from tests.ext.sweeping import Sweeping, addresses, missing
+from tests.fake_nvml.fixtures import Play
+from tests.fake_nvml.scenario import gpus
 
 #: A wait that is longer than this is a failed test; nothing is timed by it.
 GUARD_SECONDS = 60.0
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fake_nvml")
-
-
-@pytest.fixture(scope="module")
-def library(folder: Path) -> str:
-    return str(build(folder))
-
-
-@pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Return a function that writes a scenario and makes the library play it."""
-
-    def write(devices: Iterable[Gpu] = (), *, host: str = "") -> Scenario:
-        monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-        return Scenario(tmp_path / "scenario", devices, host=host)
-
-    return write
 
 
 # ---- finding GPUs -----------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from gangline.ext.nvml_parts import (
     bit_error_ratio,
 )
 from tests.fake_nvml.build import build, compiler, header_folder, older_header_folder
+from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.parts_scenario import (
     BLACKWELL,
     NO_MEMORY,
@@ -44,28 +45,16 @@ from tests.fake_nvml.scenario import Gpu, Scenario, gpus
 
 ABI = Path(nvml_parts.__file__).with_name("nvml_parts_abi.pxd")
 
-Play = Callable[[Iterable[Gpu]], Scenario]
 Open = Callable[..., Parts]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fake_nvml")
-
-
-@pytest.fixture(scope="module")
-def library(folder: Path) -> str:
-    return str(build(folder))
-
-
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Return a function that writes a scenario and makes the library play it."""
+def play(play: Play) -> Play:
+    """Count MIG devices apart from GPUs."""
 
     def write(devices: Iterable[Gpu]) -> Scenario:
-        monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
         listed = list(devices)
-        return Scenario(tmp_path / "scenario", listed, host=host_lines(listed))
+        return play(listed, host=host_lines(listed))
 
     return write
 

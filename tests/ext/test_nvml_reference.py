@@ -8,7 +8,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +16,13 @@ import pytest
 
 from gangline.ext import nvml
 from gangline.ext.nvml import Nvml
-from tests.ext.sweeping import LIBRARY_READINGS, Play, Sweeping, addresses
-from tests.fake_nvml.build import build, compiler, header_folder
+from tests.ext.sweeping import LIBRARY_READINGS, Sweeping, addresses
+from tests.fake_nvml.build import compiler, header_folder
+from tests.fake_nvml.fixtures import Play
 from tests.fake_nvml.scenario import Gpu, Scenario, Steps, gpus
 
 ABI = Path(nvml.__file__).with_name("nvml_abi.pxd")
 REFERENCE = Path(__file__).parents[1] / "fake_nvml" / "reference.py"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fake_nvml")
-
-
-@pytest.fixture(scope="module")
-def library(folder: Path) -> str:
-    return str(build(folder))
-
-
-@pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Return a function that writes a scenario and makes the library play it."""
-
-    def write(devices: Iterable[Gpu] = (), *, host: str = "") -> Scenario:
-        monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-        return Scenario(tmp_path / "scenario", devices, host=host)
-
-    return write
 
 
 # ---- the header ---------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,31 +10,10 @@ from gangline.ext import nvml
 from gangline.ext.nvml import READINGS, Nvml, NvmlAbsent, NvmlError
 from gangline.ext.nvml_readings import NAMED, ROWS
 from gangline.fingerprints.nvml_fields import fields_of
-from tests.ext.sweeping import LIBRARY_READINGS, Play, Sweeping, missing
+from tests.ext.sweeping import LIBRARY_READINGS, Sweeping, missing
 from tests.fake_nvml.build import build
-from tests.fake_nvml.scenario import Gpu, Scenario, gpus
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fake_nvml")
-
-
-@pytest.fixture(scope="module")
-def library(folder: Path) -> str:
-    return str(build(folder))
-
-
-@pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Return a function that writes a scenario and makes the library play it."""
-
-    def write(devices: Iterable[Gpu] = (), *, host: str = "") -> Scenario:
-        monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
-        return Scenario(tmp_path / "scenario", devices, host=host)
-
-    return write
-
+from tests.fake_nvml.fixtures import Play
+from tests.fake_nvml.scenario import gpus
 
 # ---- drivers that lack something --------------------------------------------------------------------
 

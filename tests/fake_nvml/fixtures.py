@@ -1,0 +1,46 @@
+"""Fixtures of whoever tests against the stand-in NVML; the conftest of a folder imports what it needs."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gangline.ext import nvml
+
+from .build import build
+from .scenario import Gpu, Scenario
+
+#: Writes a scenario and makes the library play it: `play(gpus(2), host="count 2")`.
+Play = Callable[..., Scenario]
+
+
+@pytest.fixture(autouse=True)
+def accounts() -> Iterator[None]:
+    """No GPU is known from the test before; a clock that is handed in calls more often than a cap by the true one allows."""
+    nvml.forget_accounts()
+    nvml.cap(0)
+    yield
+    nvml.forget_accounts()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where this module's libraries are built."""
+    return tmp_path_factory.mktemp("fake_nvml")
+
+
+@pytest.fixture(scope="module")
+def library(folder: Path) -> str:
+    """Return the path of a library that nothing is missing in."""
+    return str(build(folder))
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Return a function that writes a scenario and makes the library play it."""
+
+    def write(devices: Iterable[Gpu] = (), host: str = "") -> Scenario:
+        monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
+        return Scenario(tmp_path / "scenario", devices, host=host)
+
+    return write
