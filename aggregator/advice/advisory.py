@@ -92,6 +92,8 @@ class State(IntEnum):
     WITHDRAWN = 8
 
 
+#: The reason under which a host stands that is heard of no more.
+SILENCE = "STALE_TELEMETRY"
 ENDED = frozenset({State.DONE, State.FAILED, State.REJECTED, State.EXPIRED, State.WITHDRAWN})
 #: From -> to. Whatever is not here never happens.
 TRANSITIONS: dict[State, frozenset[State]] = {
@@ -156,6 +158,10 @@ class Case:
     count: int = 1
     price: Price = Price()
     hazard_per_hour: float = 0.0
+    gpus: int = 0  # of the host
+    relative_speed: float = 1.0  # of the host; 1.0 where it is not known
+    #: How many hosts stand in each domain of `place`, in the order of its fields; () where nobody counted.
+    among: tuple[int, ...] = ()
 
 
 def gravity(action: Action) -> int:
@@ -216,6 +222,7 @@ class Advisory:
     checkpoint_seconds: float = 0.0
     price: Price = Price()
     hazard_per_hour: float = 0.0
+    since_ns: int = 0  # of a shared cause: when the first of its hosts fell
     owner: str = ""
     lease_until_ns: int = 0
     token: int = 0  # grows with each owner: an executor with an older one does not act

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import budget
-from .advisory import ENDED, TRANSITIONS, Action, Advisory, State, takes_out
+from .advisory import ENDED, SILENCE, TRANSITIONS, Action, Advisory, State, takes_out
 from .desk import Desk, Hold
 from .events import Acked, Act, Clear, Refused
 from .limits import seconds_ns
@@ -168,7 +168,7 @@ def _done(desk: Desk, one: Advisory, event: Acked) -> None:
             desk.drop(hold, words)
         return
     if not takes_out(one.action):
-        mute_all(desk, one, desk.limits.again_seconds)
+        mute_all(desk, one, again_seconds(desk, one))
         return
     if hold is not None and hold.name == one.name:
         hold.confirmed, hold.unsure, hold.earlier = True, False, ""
@@ -226,6 +226,12 @@ def _defer(desk: Desk, one: Advisory, event: Acked) -> None:
     words = f"put off by {event.actor}" + (f": {event.words}" if event.words else "")
     expires = until + seconds_ns(desk.limits.proposal_seconds)
     desk.put(one, words, state=State.DEFERRED, deferred_until_ns=until, expires_ns=expires)
+
+
+def again_seconds(desk: Desk, one: Advisory) -> float:
+    """Return for how long *one*, which is over while its case stands, is not proposed again: a silent host, for a day."""
+    asked_once = one.host and one.reason == SILENCE
+    return desk.limits.rejected_seconds if asked_once else desk.limits.again_seconds
 
 
 def mute_all(desk: Desk, one: Advisory, seconds: float) -> None:

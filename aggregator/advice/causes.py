@@ -3,33 +3,62 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-from .advisory import Place, Scope
+from .advisory import SILENCE, Case, Place, Scope
 from .desk import Standing
 from .limits import Limits, seconds_ns
 
-#: Reason -> (what is shared, in words; the domains that may share it, narrowest first).
-SHARED: dict[str, tuple[str, tuple[Scope, ...]]] = {
-    "POWER_CAP": ("power", (Scope.RACK, Scope.POWER_DOMAIN)),
-    "THERMAL_THROTTLE": ("cooling", (Scope.RACK, Scope.COOLING_DOMAIN)),
-    "RAIL_DOWN": ("network", (Scope.LEAF, Scope.RACK, Scope.SPINE)),
-    "FABRIC": ("network", (Scope.LEAF, Scope.RACK, Scope.SPINE)),
-    "NVLINK_ERRORS": ("NVLink", (Scope.NVLINK_DOMAIN, Scope.RACK)),
-    "STORAGE": ("storage", (Scope.FLEET,)),
-}
-#: Of all others: what a rack, its power and its leaf have in common.
-OTHERWISE = (Scope.RACK, Scope.POWER_DOMAIN, Scope.LEAF)
+
+class Sharing(NamedTuple):
+    """What hosts may share: in words, what became of them, where to look, and the domains, narrowest first."""
+
+    kind: str
+    fell: str
+    look: str
+    domains: tuple[Scope, ...]
+
+
+#: What a rack, its power and its leaf have in common.
+_ANY = (Scope.RACK, Scope.POWER_DOMAIN, Scope.LEAF)
+_NETWORK = (Scope.LEAF, Scope.RACK, Scope.SPINE)
+SHARED: dict[str, Sharing] = {
+    SILENCE: Sharing(
+        "silence", "fell silent", "its power, its switch, or the way from there to us",
+        (*_ANY, Scope.SPINE, Scope.FLEET),
+    ),
+    "POWER_CAP": Sharing(
+        "power", "were held down by their power", "its feed, its power supplies, who caps it",
+        (Scope.RACK, Scope.POWER_DOMAIN),
+    ),
+    "THERMAL_THROTTLE": Sharing(
+        "cooling", "became too hot", "its coolant, its fans, the air before it",
+        (Scope.RACK, Scope.COOLING_DOMAIN),
+    ),
+    "RAIL_DOWN": Sharing("network", "lost a link", "its switch and that one's cables", _NETWORK),
+    "FABRIC": Sharing("network", "had trouble on the fabric", "its switch and that one's cables", _NETWORK),
+    "NVLINK_ERRORS": Sharing(
+        "NVLink", "had trouble on NVLink", "its NVLink switches", (Scope.NVLINK_DOMAIN, Scope.RACK)
+    ),
+    "STORAGE": Sharing("storage", "had trouble with storage", "the storage that all use", (Scope.FLEET,)),
+}  # fmt: skip
 #: Where nobody has said how hosts stand together.
 UNPLACED = "(no topology declared)"
+#: Two things at once anywhere in a fleet are often two: it is the fleet's where it explains so many times as many hosts.
+FLEET_RATIO = 2
+_FIELDS = {one.name.replace("_", "-"): at for at, one in enumerate(fields(Place))}
 
 
-def kind_of(reason: str) -> str:
+def sharing(reason: str) -> Sharing:
     """Return what hosts would share that stand under *reason*."""
-    return SHARED[reason][0] if reason in SHARED else reason.lower().replace("_", " ")
+    kind = reason.lower().replace("_", " ")
+    return SHARED.get(reason) or Sharing(
+        kind, f"had the same trouble, {kind}", "what they share", _ANY
+    )
 
 
 class Domain(NamedTuple):
@@ -44,21 +73,21 @@ class Domain(NamedTuple):
 @lru_cache(maxsize=65_536)
 def domains_of(place: Place, reason: str) -> tuple[Domain, ...]:
     """Return the domains that may have caused a case under *reason* in *place*, narrowest first."""
-    names = {
-        Scope.RACK: place.rack,
-        Scope.POWER_DOMAIN: place.power_domain,
-        Scope.COOLING_DOMAIN: place.cooling_domain,
-        Scope.LEAF: place.leaf,
-        Scope.SPINE: place.spine,
-        Scope.NVLINK_DOMAIN: place.nvlink_domain,
-        Scope.FLEET: "all",
-    }
-    wanted = SHARED[reason][1] if reason in SHARED else OTHERWISE
-    found = [(scope, names[scope]) for scope in wanted if names[scope]]
+    what = sharing(reason)
+    found = [(scope, _name_of(place, scope)) for scope in what.domains]
+    found = [(scope, name) for scope, name in found if name]
     if not found:
         found.append((Scope.FLEET, UNPLACED))
-    kind = kind_of(reason)
-    return tuple(Domain(scope, name, kind, f"{scope} {name} {kind}") for scope, name in found)
+    return tuple(
+        Domain(scope, name, what.kind, f"{scope} {name} {what.kind}") for scope, name in found
+    )
+
+
+def _name_of(place: Place, scope: Scope) -> str:
+    if scope is Scope.FLEET:
+        return "all"
+    name: str = getattr(place, scope.value.replace("-", "_"))
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +112,24 @@ def found(
         for domain in domains_of(one.case.place, one.case.reason):
             groups[domain].append(one)
     best: Cause | None = None
-    for domain, members in groups.items():
-        unplaced = domain.scope is Scope.FLEET
-        least = limits.shared_unplaced_hosts_min if unplaced else limits.shared_hosts_min
+    for domain, members in sorted(groups.items(), key=lambda item: item[0].scope is Scope.FLEET):
+        least = _least(domain.scope, limits)
         if len(members) < least or muted(domain.subject):
             continue
         together = _together(members, seconds_ns(limits.shared_seconds))
         hosts = tuple(sorted({one.case.host for one in together}))
-        if len(hosts) >= least and (best is None or len(hosts) > len(best.hosts)):
+        before = len(best.hosts) if best else 0
+        if domain.scope is Scope.FLEET:
+            before = max(FLEET_RATIO * before - 1, 0)
+        if len(hosts) >= least and len(hosts) > before:
             keys = tuple(sorted(one.case.key for one in together))
             since = min(one.case.since_ns for one in together)
             best = Cause(domain, since, keys, hosts)
     return best
+
+
+def _least(scope: Scope, limits: Limits) -> int:
+    return limits.shared_unplaced_hosts_min if scope is Scope.FLEET else limits.shared_hosts_min
 
 
 def _together(members: list[Standing], span_ns: int) -> list[Standing]:
@@ -111,8 +146,48 @@ def _together(members: list[Standing], span_ns: int) -> list[Standing]:
 
 
 def belongs(standing: Standing, subject: str, since_ns: int, limits: Limits) -> bool:
-    """Say whether *standing* is one more of the cause *subject* that began then."""
+    """Say whether *standing* is one more of the cause *subject* that began then: with it, or after it."""
     case = standing.case
     if all(domain.subject != subject for domain in domains_of(case.place, case.reason)):
         return False
-    return abs(case.since_ns - since_ns) <= seconds_ns(limits.shared_join_seconds)
+    after_ns = case.since_ns - since_ns
+    return -seconds_ns(limits.shared_seconds) <= after_ns <= seconds_ns(limits.shared_join_seconds)
+
+
+def words_of(
+    cases: Sequence[Case], hosts: int, scope: Scope, since_ns: int, fleet_hosts: int, limits: Limits
+) -> str:
+    """Return what *cases* of one cause say together: how many of how many, of what, since when, where to look.
+
+    *hosts*: all that fell, those that are well again too. *fleet_hosts*: how many there are.
+    """
+    first = min(cases, key=lambda one: (one.since_ns, one.key))
+    what = sharing(first.reason)
+    whole = _counted(cases, scope, fleet_hosts)
+    of = f" of {whole}" if whole >= hosts else ""
+    where = _where(first.place, scope, what)
+    late = max(one.since_ns for one in cases) - since_ns
+    span = (
+        "within" if late <= seconds_ns(limits.shared_seconds) else "one after the other, the first"
+    )
+    at = f"{datetime.fromtimestamp(since_ns // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    when = f"{span} {limits.shared_seconds:g} s, at {at}" if span == "within" else f"{span} at {at}"
+    told = "" if first.reason == SILENCE else f"; {first.host}: {first.words}"
+    return (
+        f"{hosts}{of} hosts {where} {what.fell} {when}: one fault of what they share, not one each. "
+        f"Look there ({what.look}) before at any of them{told}"
+    )
+
+
+def _counted(cases: Sequence[Case], scope: Scope, fleet_hosts: int) -> int:
+    """Return how many hosts stand in the domain; 0: nobody counted."""
+    if scope is Scope.FLEET:
+        return fleet_hosts
+    at = _FIELDS[scope.value]
+    return max((one.among[at] for one in cases if len(one.among) > at), default=0)
+
+
+def _where(place: Place, scope: Scope, what: Sharing) -> str:
+    if scope is Scope.FLEET:
+        return "of the fleet" if Scope.FLEET in what.domains else "whose racks nobody declared"
+    return f"of {scope.value.replace('-', ' ')} {_name_of(place, scope)}"

@@ -9,10 +9,12 @@ is out. All times are hours but where a name says seconds.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
 
-from .advisory import Action, Basis, Price
+from .advisory import SILENCE, Action, Basis, Case, Price
 from .limits import HOUR_NS
 
 
@@ -133,9 +135,67 @@ def price(
     wait, wait_words = waiting(fault, work, assumed)
     act, act_words = acting(action, then, fault, work, assumed)
     act_by, by_words = 0, "within the horizon waiting never costs as much"
-    if wait > act:
+    if act <= 0:
+        by_words = "acting costs no GPU-hours, so the sooner the better"
+    elif wait > act:
         hours = assumed.horizon_hours * act / wait
         act_by = now_ns + int(hours * HOUR_NS)
         by_words = f"waiting costs as much after {hours:.2f} h: {act:,.1f} / {wait:,.1f} x {assumed.horizon_hours:g} h"
     certain = " (a fault, not a forecast)" if basis is not Basis.STATISTICAL else ""
     return Price(wait, act, act_by, f"{wait_words}{certain}. {act_words}. {by_words}.")
+
+
+#: Of a shared cause the sums of so many jobs are shown; of the others what they come to.
+JOBS_SHOWN_MAX = 3
+LOOKING = "Acting 0.0 GPU-hours: looking takes no host out of service."
+
+
+def together(cases: Sequence[Case], assumed: Assumed = ASSUMED) -> Price:
+    """Return what waiting costs on all hosts of *cases*, which have one cause; looking for it costs nothing.
+
+    A job counts once, whatever number of its hosts it is: at the sum of their hazards and the pace of its slowest.
+    """
+    hosts = list({one.host: one for one in cases}.values())
+    gpus = sum(one.gpus for one in hosts)
+    if hosts and all(one.reason == SILENCE for one in hosts):
+        lost = gpus * assumed.horizon_hours
+        works = f"none of the {len(hosts)} hosts works" if len(hosts) > 1 else "it does not work"
+        sums = f"{gpus} GPUs x {assumed.horizon_hours:g} h, if {works}"
+        return Price(lost, arithmetic=f"waiting {lost:,.1f} GPU-hours = {sums}. {LOOKING}")
+    jobs: dict[str, list[Case]] = defaultdict(list)
+    for one in hosts:
+        jobs[one.job].append(one)
+    alone = jobs.pop("", [])
+    parts = sorted((_of_job(job, each, assumed) for job, each in jobs.items()), reverse=True)
+    if alone:
+        parts.append(_of_idle(alone, assumed))
+    lost = sum(part for part, _ in parts)
+    shown = [f"{part:,.1f} ({words})" for part, words in parts[:JOBS_SHOWN_MAX]]
+    if rest := [part for part, _ in parts[JOBS_SHOWN_MAX:]]:
+        shown.append(f"{sum(rest):,.1f} (of {len(rest)} more)")
+    return Price(lost, arithmetic=f"waiting {lost:,.1f} GPU-hours = {' + '.join(shown)}. {LOOKING}")
+
+
+def _of_job(job: str, hosts: Sequence[Case], assumed: Assumed) -> tuple[float, str]:
+    """Return what the job loses by all of *hosts*, with the sum in words."""
+    fault = Fault(
+        sum(one.hazard_per_hour for one in hosts),
+        min(one.relative_speed for one in hosts),
+        sum(one.gpus for one in hosts),
+    )
+    checkpoint_seconds = max(one.checkpoint_seconds for one in hosts)
+    work = Workload(job, max(one.gang_gpus for one in hosts), 0.0, checkpoint_seconds)
+    lost, words = waiting(fault, work, assumed)
+    return lost, f"job {job} on {len(hosts)} of them: {words.partition(' = ')[2]}"
+
+
+def _of_idle(hosts: Sequence[Case], assumed: Assumed) -> tuple[float, str]:
+    """Return what hosts lose of which no job is known, each with its own GPUs."""
+    each = [
+        waiting(Fault(one.hazard_per_hour, one.relative_speed, one.gpus), Workload(), assumed)[0]
+        for one in hosts
+    ]
+    gpus = sum(one.gpus for one in hosts)
+    share = sum(each) / max(gpus * assumed.horizon_hours, 1e-9)
+    words = f"{gpus} GPUs x {assumed.horizon_hours:g} h x {100 * share:.1f} % lost"
+    return sum(each), f"{len(hosts)} hosts of which no job is known: {words}"

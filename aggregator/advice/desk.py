@@ -216,6 +216,11 @@ class Desk:
         if self.memory.held_back.pop(key, None) is not None:
             self.touched = True
 
+    def into(self, one: Standing, name: str) -> None:
+        """Let the advisory *name* be about the case *one*, too."""
+        one.advisory, one.changed, self.touched = name, False, True
+        self.no_longer_held_back(one.case.key)
+
     def clear(self, hold: Hold, words: str) -> None:
         """Have what *hold* set taken away, and nothing else; the host is back, and watched."""
         self.say(Clear(hold.name, hold.host, hold.owner, words))

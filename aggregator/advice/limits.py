@@ -28,6 +28,8 @@ class Limits:
     lease_seconds: float = 600.0  # an owner that is silent for longer has lost it
     hold_seconds: float = 7200.0  # what we set lasts so long; it is renewed while its cause stands
     gather_seconds: float = 3.0  # a new case waits so long for others of the same cause
+    #: A host that is silent alone may be booting, or its agent is: so long nobody is sent to it.
+    silent_seconds: float = 1800.0
     shared_seconds: float = 2.0  # so close they begin
     shared_hosts_min: int = 3
     shared_unplaced_hosts_min: int = 8  # where nobody has said which rack they stand in

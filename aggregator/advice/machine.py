@@ -19,6 +19,7 @@ from dataclasses import replace
 from .absent import put_back, taken_out
 from .advisory import Case, State, lawful
 from .answers import ack
+from .composing import material
 from .desk import Desk, Memory, Standing, Taken
 from .events import (
     Acked,
@@ -38,7 +39,7 @@ from .events import (
 )
 from .limits import Limits
 from .passing import pass_time, trim, withdraw_empty
-from .proposing import material, propose
+from .proposing import propose
 
 
 class Machine:
@@ -108,7 +109,7 @@ class Machine:
 
 
 def _seen(desk: Desk, case: Case) -> None:
-    """Keep *case*; what is news of one that went into a host's advisory is weighed again."""
+    """Keep *case*; what is news of one that went into an advisory is weighed again."""
     before = desk.memory.cases.get(case.key)
     if before is None:
         desk.memory.cases[case.key] = Standing(case, desk.now_ns)
@@ -118,9 +119,7 @@ def _seen(desk: Desk, case: Case) -> None:
         return
     before.case = case
     desk.touched = True
-    into = desk.memory.advisories.get(before.advisory)
-    if into is not None and into.host:
-        before.changed = True
+    before.changed = before.advisory in desk.memory.advisories
 
 
 def _gone(desk: Desk, key: str, words: str) -> None:

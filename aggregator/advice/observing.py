@@ -12,11 +12,13 @@ from ..judgement.hosts import Hosts
 from ..judgement.judge import Judgement
 from ..verdicts import Evidence, HostScore
 from . import policy
-from .advisory import NOWHERE, Action, Basis, Case, Place, lawful
+from .advisory import Action, Basis, Case, lawful
+from .composing import PRICE_STEP_RATIO
 from .costs import Fault, Workload, price
 from .desk import SILENT, Memory
 from .events import Available, CaseGone, CaseSeen, Event, FleetSize, Frozen, Unavailable, Well
-from .proposing import PRICE_STEP_RATIO
+from .places import Places, Stand
+from .silence import is_asked, key_of, silence
 
 State = verdicts.State
 MAINTENANCE = "maintenance"
@@ -34,62 +36,64 @@ def no_work(host: HostScore, judged: Judgement) -> Workload | None:
     return None
 
 
-def place_of(declared: Declared | None, host: str) -> Place:
-    """Return where *host* stands; "" where nobody has said."""
-    if declared is None:
-        return NOWHERE
-    told = declared.place(host)
-    return Place(*(getattr(told, name) for name in Place.__dataclass_fields__))
-
-
 class Observer:
-    """Compares a judgement with what the machine remembers. It remembers nothing itself."""
+    """Compares a judgement with what the machine remembers. Of its own it has only how many hosts stand where."""
 
     def __init__(
         self, declared: Callable[[], Declared | None] = lambda: None,
         work: Working = no_work,
     ) -> None:  # fmt: skip
-        self._declared, self._work = declared, work
+        self._declared, self._work, self._places = declared, work, Places()
 
     def events(self, memory: Memory, judged: Judgement, gpus: Codes) -> Iterator[Event]:
         """Yield what is new. *gpus*: of each host, by node index."""
-        now_ns, declared = judged.computed_ns, self._declared()
+        now_ns = judged.computed_ns
         assert isinstance(
             judged.hosts, Hosts
         )  # as `judge` makes them: the well are not made one by one
+        self._places.take(self._declared(), judged.hosts.subjects.names)
         hosts = [one for _, one in sorted(judged.hosts.told.items()) if judged.lists(one)]
         listed_count = judged.hosts.listed_count(now_ns)
         if memory.hosts != listed_count:
             yield FleetSize(now_ns, listed_count)
-        if bool(memory.frozen) != bool(judged.degraded_reason):
+        if _in_kind(memory.frozen) != _in_kind(judged.degraded_reason):
             yield Frozen(now_ns, judged.degraded_reason)
-        yield from self._absences(memory, hosts, declared, judged)
+        yield from self._absences(memory, hosts, judged)
+        before: dict[str, list[Case]] = {}
+        for one in memory.cases.values():
+            before.setdefault(one.case.host, []).append(one.case)
         standing: set[str] = set()
         for host in hosts:
+            known, count = before.get(host.host, []), max(int(gpus[host.node_index]), 1)
             if host.state in UNSEEN:
-                standing.update(
-                    key for key, one in memory.cases.items() if one.case.host == host.host
-                )
-            elif host.state not in QUIET:
-                place = place_of(declared, host.host)
-                fault = Fault(
-                    host.hazard_per_hour, host.relative_speed, max(int(gpus[host.node_index]), 1)
-                )
-                work = self._work(host, judged) or _as_before(memory, host.host)
-                for case in _cases(memory, host, fault, place, work, now_ns):
-                    standing.add(case.key)
-                    if _is_news(memory, case):
-                        yield CaseSeen(now_ns, case)
+                standing.update(one.key for one in known if one.key != key_of(host.host))
+            if host.state in QUIET and host.state is not State.STALE:
+                continue
+            for case in self._cases_of(memory, host, judged, known, count):
+                standing.add(case.key)
+                if _is_news(memory, case):
+                    yield CaseSeen(now_ns, case)
         for key in [key for key in memory.cases if key not in standing]:
             yield CaseGone(now_ns, key, "judging does not find it any more")
         yield from _wellness(memory, judged.hosts, now_ns, standing)
 
+    def _cases_of(
+        self, memory: Memory, host: HostScore, judged: Judgement, known: Sequence[Case], gpus: int
+    ) -> Iterator[Case]:
+        """Yield what is wrong with *host*: of one that is silent, that it is. *known*: its cases so far."""
+        silent = host.state is State.STALE
+        if silent and not is_asked(memory, host, judged):
+            return
+        stand = self._places.of(host.host)
+        work = self._work(host, judged) or _as_before(known)
+        if silent:
+            yield silence(memory, host, stand, work, gpus, judged.before.restarted_ns)
+            return
+        fault = Fault(host.hazard_per_hour, host.relative_speed, gpus)
+        yield from _cases(memory, host, fault, stand, work, judged.computed_ns)
+
     def _absences(
-        self,
-        memory: Memory,
-        hosts: Sequence[HostScore],
-        declared: Declared | None,
-        judged: Judgement,
+        self, memory: Memory, hosts: Sequence[HostScore], judged: Judgement
     ) -> Iterator[Event]:
         """Yield who is out, and not by us, and who is back."""
         now_ns, reasons = judged.computed_ns, {State.MAINTENANCE: MAINTENANCE, State.STALE: SILENT}
@@ -99,13 +103,18 @@ class Observer:
             if before is None or before.by != by:
                 work = self._work(one, judged)
                 job = work.job if work else ""
-                yield Unavailable(now_ns, host, by, place_of(declared, host), job)
+                yield Unavailable(now_ns, host, by, self._places.of(host)[0], job)
         for host in [host for host in memory.taken if host not in out]:
             yield Available(now_ns, host)
 
 
+def _in_kind(words: str) -> str:
+    """Return *words* without the numbers in them, which change each second."""
+    return "".join(one for one in words if not one.isdecimal())
+
+
 def _cases(
-    memory: Memory, host: HostScore, fault: Fault, place: Place, work: Workload, now_ns: int
+    memory: Memory, host: HostScore, fault: Fault, stand: Stand, work: Workload, now_ns: int
 ) -> Iterator[Case]:
     """Yield what is wrong with *host* and calls for something; of each key the first, which is the strongest."""
     seen = set[str]()
@@ -120,17 +129,16 @@ def _cases(
         before = memory.cases.get(key)
         stood = (now_ns - before.seen_ns) / 1e9 if before else 0.0
         asked = policy.patient(asked, evidence, stood)
-        new = _case(key, host, evidence, asked, work, place)
+        new = _case(key, host, evidence, asked, work, stand, fault)
         if before is not None and _alike(before.case, new):
             yield before.case
         else:
             yield _priced(new, fault, work, now_ns)
 
 
-def _as_before(memory: Memory, host: str) -> Workload:
-    """Return what ran on *host* when its cases were last told: after a restart it has not spoken yet."""
-    cases = (one.case for one in memory.cases.values() if one.case.host == host)
-    one = next(cases, None)
+def _as_before(known: Sequence[Case]) -> Workload:
+    """Return what ran on a host when its cases were last told: after a restart it has not spoken yet."""
+    one = next(iter(known), None)
     if one is None:
         return Workload()
     dead = one.basis is Basis.DEAD_JOB
@@ -138,8 +146,9 @@ def _as_before(memory: Memory, host: str) -> Workload:
 
 
 def _case(
-    key: str, host: HostScore, evidence: Evidence, asked: policy.Asked, work: Workload, place: Place
-) -> Case:
+    key: str, host: HostScore, evidence: Evidence, asked: policy.Asked, work: Workload,
+    stand: Stand, fault: Fault,
+) -> Case:  # fmt: skip
     certain = asked.basis in (Basis.DETERMINISTIC, Basis.DEAD_JOB)
     words = f"{evidence.words}; policy: {asked.words}"
     return lawful(
@@ -147,10 +156,12 @@ def _case(
             key=key, host=host.host, reason=evidence.reason.name, basis=asked.basis,
             action=asked.action, scope=asked.scope, words=words[:CASE_WORDS_CHARACTERS_MAX],
             since_ns=evidence.observed_ns, then=asked.then,
-            devices=(evidence.device,) if evidence.device else (), place=place, job=work.job,
+            devices=(evidence.device,) if evidence.device else (), place=stand.place, job=work.job,
             checkpoint_seconds=work.checkpoint_seconds, gang_gpus=work.gang_gpus,
             confidence=1.0 if certain else 1.0 - host.score_upper,
-            hazard_per_hour=host.hazard_per_hour,
+            hazard_per_hour=host.hazard_per_hour, gpus=fault.gpus,
+            relative_speed=min(fault.relative_speed, 1.0) if fault.relative_speed > 0 else 1.0,
+            among=stand.among,
         )
     )  # fmt: skip
 
@@ -168,7 +179,17 @@ def _priced(case: Case, fault: Fault, work: Workload, now_ns: int) -> Case:
 
 def _alike(before: Case, now: Case) -> bool:
     """Say whether *now* is what *before* was, but for later readings: then it is not priced anew."""
-    same = ("then", "scope", "basis", "reason", "devices", "job", "checkpoint_seconds", "place")
+    same = (
+        "then",
+        "scope",
+        "basis",
+        "reason",
+        "devices",
+        "job",
+        "checkpoint_seconds",
+        "place",
+        "gpus",
+    )
     if any(getattr(before, name) != getattr(now, name) for name in same):
         return False
     lowered = before.action is Action.AVOID and now.action is Action.DRAIN_AFTER_JOB
@@ -176,6 +197,7 @@ def _alike(before: Case, now: Case) -> bool:
         (before.action is now.action or lowered)
         and _near(before.gang_gpus, now.gang_gpus)
         and _near(before.hazard_per_hour, now.hazard_per_hour)
+        and _near(before.relative_speed, now.relative_speed)
     )
 
 

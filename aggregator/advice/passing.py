@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from . import absent, budget
 from .advisory import Action, Advisory, State, takes_out
-from .answers import mute_all
+from .answers import again_seconds, mute_all
+from .composing import composed
 from .desk import Desk, Hold
 from .events import Breaker, Renew
 from .limits import HOUR_NS, seconds_ns
-from .proposing import composed, verified, verify_ns
+from .proposing import verified, verify_ns
+from .sharing import retell
 
 
 def pass_time(desk: Desk) -> None:
@@ -52,7 +54,7 @@ def _lapse(desk: Desk, one: Advisory) -> None:
 def _expire(desk: Desk, one: Advisory) -> None:
     desk.put(one, "nobody answered in time", state=State.EXPIRED)
     if one.action is not Action.RETURN_TO_SERVICE:
-        mute_all(desk, one, desk.limits.again_seconds)
+        mute_all(desk, one, again_seconds(desk, one))
 
 
 def _again(desk: Desk, one: Advisory) -> None:
@@ -138,8 +140,10 @@ def trim(desk: Desk) -> None:
         if not left or len(left) == len(one.cases):
             continue
         words = f"{len(one.cases) - len(left)} of its {len(one.cases)} cases are gone"
-        if one.host and one.state is not State.ACCEPTED:
-            desk.put(one, words, **composed(left))
+        if not one.host:
+            retell(desk, one, words)
+        elif one.state is not State.ACCEPTED:
+            desk.put(one, words, **composed([each.case for each in left]))
         else:
             desk.put(one, words, cases=tuple(sorted(each.case.key for each in left)))
 

@@ -12,10 +12,11 @@ import duckdb
 from ..store.records import table, time_us
 from .advisory import Advisory
 from .desk import Absent, Memory
-from .events import Back, Event, Instruction, Out, Publish, StillOut, event_of, made, plain, to_json
+from .events import Back, Event, Instruction, Out, Publish, StillOut
 from .gangs import Gang
 from .limits import HOUR_NS, Limits
 from .machine import Machine
+from .stored import event_of, made, plain, to_json
 
 Connection = duckdb.DuckDBPyConnection
 #: After so many stored events the memory is stored whole, so that a restart replays no more than these.

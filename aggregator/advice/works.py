@@ -13,7 +13,7 @@ from ..verdicts import HostScore
 from .costs import Workload
 from .events import Member
 from .gangs import Gang, Gangs
-from .observing import place_of
+from .places import place_of
 
 JOB_CHARACTERS_MAX = 256
 

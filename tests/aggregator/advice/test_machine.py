@@ -107,30 +107,6 @@ def test_a_dead_gpu_is_proposed_accepted_done_verified_and_returned() -> None:
     assert back.host == "h1" and back.until_ns == world.now_ns + 7 * 86_400 * SECOND_NS
 
 
-def test_eight_hosts_of_a_rack_that_brake_at_once_are_one_power_fault() -> None:
-    """A rack's power supply dipped, and eight hosts were drained for it."""
-    world = World()
-    for number in range(8):
-        world.now_ns += SECOND_NS // 4
-        world.see(f"h{number}", "POWER_CAP", basis=Basis.STATISTICAL)
-    (one,) = told(world.later(3), Publish)
-    assert (one.advisory.subject, one.advisory.action) == ("rack r0 power", Action.INSPECT)
-    assert one.advisory.hosts == tuple(f"h{n}" for n in range(8))
-    assert world.later(600) == []
-
-
-def test_one_late_host_joins_its_cause() -> None:
-    """The ninth came a minute later, and got an advisory of its own."""
-    world = World()
-    for number in range(4):
-        world.see(f"h{number}", "POWER_CAP")
-    world.later(3)
-    world.now_ns += 60 * SECOND_NS
-    world.see("h5", "POWER_CAP")
-    (one,) = told(world.later(3), Publish)
-    assert one.advisory.name == "a1" and "h5" in one.advisory.hosts
-
-
 def test_a_storm_is_one_advisory_told_a_few_times() -> None:
     """One incident wrote 800,000 lines."""
     world, all_told = World(), list[Instruction]()

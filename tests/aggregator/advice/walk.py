@@ -13,7 +13,16 @@ import sys
 import time
 from dataclasses import replace
 
-from gangline.aggregator.advice.advisory import Action, Basis, Case, Place, Price, Scope, State
+from gangline.aggregator.advice.advisory import (
+    SILENCE,
+    Action,
+    Basis,
+    Case,
+    Place,
+    Price,
+    Scope,
+    State,
+)
 from gangline.aggregator.advice.desk import Memory
 from gangline.aggregator.advice.events import (
     Acked,
@@ -30,13 +39,10 @@ from gangline.aggregator.advice.events import (
     Tick,
     Unavailable,
     Well,
-    event_of,
-    made,
-    plain,
-    to_json,
 )
 from gangline.aggregator.advice.limits import SECOND_NS, Limits, seconds_ns
 from gangline.aggregator.advice.machine import Machine
+from gangline.aggregator.advice.stored import event_of, made, plain, to_json
 
 from .invariants import Watcher
 
@@ -46,10 +52,18 @@ LIMITS = Limits(
     breaker_seconds=60.0, breaker_seconds_max=600.0, failures_max=2, proposal_seconds=300.0,
     lease_seconds=60.0, hold_seconds=600.0, verify_seconds=10.0, probation_seconds=900.0,
     again_seconds=120.0, rejected_seconds=400.0, flap_seconds=20.0, defer_seconds=40.0,
-    ended_seconds=900.0, ended_max=50, open_max=12,
+    ended_seconds=900.0, ended_max=50, open_max=12, silent_seconds=30.0,
 )  # fmt: skip
 HOSTS, RACK_HOSTS = 40, 8
-REASONS = ("XID_FATAL", "POWER_CAP", "THERMAL_THROTTLE", "ECC_TREND", "RAIL_DOWN", "STORAGE")
+REASONS = (
+    "XID_FATAL",
+    "POWER_CAP",
+    "THERMAL_THROTTLE",
+    "ECC_TREND",
+    "RAIL_DOWN",
+    "STORAGE",
+    SILENCE,
+)
 START_NS = 1_700_000_000 * SECOND_NS
 #: A machine is stored whole and goes on as another after about so many steps.
 RESTART_STEPS = 500

@@ -1,0 +1,103 @@
+"""One advisory for what hosts share: cases that fall together go into it, and out of it as they end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import causes, costs
+from .advisory import Action, Advisory, Basis, Case, Scope, State
+from .composing import NAMED_MAX, composed, lead
+from .desk import Desk, Standing
+
+
+def share(desk: Desk, waiting: Sequence[Standing]) -> None:
+    """Put cases of one cause into its advisory."""
+    memory = desk.memory
+    for known in [a for a in memory.advisories.values() if not a.host]:
+        since_ns = known.since_ns or known.proposed_ns
+        joined = [
+            one
+            for one in waiting
+            if not one.advisory and causes.belongs(one, known.subject, since_ns, desk.limits)
+        ]
+        changed = [one for one in waiting if one.changed and one.advisory == known.name]
+        for one in (*joined, *changed):
+            desk.into(one, known.name)
+        if joined or changed:
+            retell(desk, known, _joined(joined), [one.case.host for one in joined])
+
+    def muted(subject: str) -> bool:
+        return desk.is_muted(subject, Action.INSPECT)
+
+    while cause := causes.found(_candidates(desk), desk.limits, muted):
+        members = [memory.cases[key] for key in cause.keys]
+        alone = {one.advisory for one in members if one.advisory}
+        new = _new(desk, cause, [one.case for one in members])
+        for one in members:
+            desk.into(one, new.name)
+        for name in sorted(alone):
+            _leave(desk, memory.advisories[name], new)
+
+
+def _candidates(desk: Desk) -> list[Standing]:
+    """Return what may be of a cause: whatever has no advisory, or one of its own that nobody accepted."""
+    advisories = desk.memory.advisories
+    return [
+        one
+        for one in desk.memory.cases.values()
+        if not one.advisory
+        or ((a := advisories.get(one.advisory)) and a.host and a.state is not State.ACCEPTED)
+    ]
+
+
+def _new(desk: Desk, cause: causes.Cause, cases: Sequence[Case]) -> Advisory:
+    scope = cause.domain.scope
+    fields = _of_cause(desk, cases, cause.hosts, scope, cause.since_ns)
+    first = lead(cases)
+    return desk.put(
+        Advisory(
+            name=desk.next_name(), subject=cause.domain.subject, action=Action.INSPECT, scope=scope,
+            basis=Basis.SHARED_CAUSE, reason=first.reason, state=State.PROPOSED, state_words="",
+            proposed_ns=desk.now_ns, expires_ns=desk.after(desk.limits.proposal_seconds),
+            changed_ns=desk.now_ns, place=first.place, since_ns=cause.since_ns, **fields,
+        ),
+        fields["words"],
+    )  # fmt: skip
+
+
+def _of_cause(
+    desk: Desk, cases: Sequence[Case], hosts: tuple[str, ...], scope: Scope, since_ns: int
+) -> dict[str, Any]:
+    """Return what an advisory for a cause says of its *cases*. *hosts*: all that fell."""
+    words = causes.words_of(cases, len(hosts), scope, since_ns, desk.memory.hosts, desk.limits)
+    return {
+        "hosts": hosts, "cases": tuple(sorted(one.key for one in cases)), "words": words,
+        "count": sum(one.count for one in cases), "price": costs.together(cases),
+    }  # fmt: skip
+
+
+def _leave(desk: Desk, alone: Advisory, cause: Advisory) -> None:
+    """Take the cases that went into that of their cause out of a host's own advisory; withdraw it with the last."""
+    rest = [one.case for one in desk.memory.cases.values() if one.advisory == alone.name]
+    words = f"not this host's own fault: {cause.name}"
+    if rest:
+        desk.put(alone, words, **composed(rest))
+    else:
+        desk.put(alone, words, state=State.WITHDRAWN)
+
+
+def _joined(joined: Sequence[Standing]) -> str:
+    hosts = sorted({one.case.host for one in joined})
+    if not hosts:
+        return "its hosts are not as they were"
+    more = f" and {len(hosts) - NAMED_MAX} more" if len(hosts) > NAMED_MAX else ""
+    return f"of the same cause: {', '.join(hosts[:NAMED_MAX])}{more}"
+
+
+def retell(desk: Desk, cause: Advisory, why: str, joined: Sequence[str] = ()) -> None:
+    """Tell *cause* anew as its cases are by now, with the hosts that *joined*."""
+    cases = [one.case for one in desk.memory.cases.values() if one.advisory == cause.name]
+    hosts = tuple(sorted({*cause.hosts, *joined}))
+    since_ns = cause.since_ns or cause.proposed_ns
+    desk.put(cause, why, **_of_cause(desk, cases, hosts, cause.scope, since_ns))

@@ -1,0 +1,196 @@
+"""Racks that go dark, hosts that are silent alone, and all the silence that is nobody's fault: from frames to advice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from gangline.aggregator.advice.advisory import Action, Advisory, Basis, State
+from gangline.aggregator.advice.events import Member, Publish, TakenOut, Tick
+from gangline.aggregator.advice.limits import HOUR_NS, Limits
+from gangline.aggregator.advice.machine import Machine
+from gangline.aggregator.advice.observing import Observer
+from gangline.aggregator.advice.places import Places
+from gangline.aggregator.declared.model import NOTHING, Place
+from gangline.aggregator.declared.reading import File, parse
+from gangline.aggregator.judgement.judge import judge
+from gangline.aggregator.judgement.restart import Before
+from tests.aggregator.world import SECOND_NS, World
+
+OTHERS = 194
+
+
+class Fleet:
+    """Six hosts of rack r7 (of 2 GPUs each) that are told of by hand, and others of other racks, always heard."""
+
+    def __init__(self, others: int = OTHERS, racked: bool = True) -> None:
+        self.world, self.machine = World(hosts=6, gpus=2), Machine(Limits())
+        self.told: list[Advisory] = []
+        fleet = self.world.fleet
+        for number in range(others):
+            fleet.restore(f"o{number:03d}", simulated=False, gpus=8, heard_ns=self.world.now_ns)
+        fleet.first_ns[6:] = self.world.now_ns - HOUR_NS
+        names = [*(f"h{n}" for n in range(6)), *(f"o{n:03d}" for n in range(others))]
+        places = {
+            name: Place(rack=f"r{7 + at // 6}", leaf=f"l{at // 30}")
+            for at, name in enumerate(names)
+        }
+        fleet.declared = replace(
+            NOTHING, places=MappingProxyType(places if racked else {}), places_version=1
+        )
+        self.observer = Observer(lambda: fleet.declared)
+        self.run(10)
+
+    @property
+    def open(self) -> list[Advisory]:
+        return list(self.machine.memory.advisories.values())
+
+    def run(self, seconds: int, step: int = 1) -> None:
+        """Let time pass, judge and advise each *step*."""
+        world = self.world
+        for _ in range(0, seconds, step):
+            world.now_ns += (step - 1) * SECOND_NS
+            world.fleet.heard_ns[6:] = world.now_ns + SECOND_NS
+            self.advise()
+
+    def advise(self) -> None:
+        judged = self.world.run(1)
+        for event in [*self.observer.events(self.machine.memory, judged, self.world.fleet.gpus)]:
+            self.machine.step(event)
+        told = self.machine.step(Tick(judged.computed_ns))
+        self.told += [one.advisory for one in told if isinstance(one, Publish)]
+
+    def hush(self, *hosts: int, silent: bool = True) -> None:
+        for host in hosts:
+            self.world.hosts[host].silent = silent
+
+
+def test_a_dark_rack_is_one_advisory_for_the_rack_and_none_for_its_hosts() -> None:
+    """At 3 a.m. six hosts were STALE, nobody was told, and each was looked at by itself."""
+    fleet = Fleet()
+    fleet.hush(*range(6))
+    fleet.run(25)
+    (one,) = fleet.open
+    assert (one.subject, one.action, one.basis) == (
+        "rack r7 silence", Action.INSPECT, Basis.SHARED_CAUSE,
+    )  # fmt: skip
+    assert one.hosts == ("h0", "h1", "h2", "h3", "h4", "h5")
+    assert one.words.startswith(
+        "6 of 6 hosts of rack r7 fell silent within 2 s, at 2023-11-14 22:13:30 UTC: one fault of what they share"
+    )
+    assert "its power, its switch" in one.words
+    assert one.price.waiting_gpu_hours == 12 * 8
+    assert "96.0 GPU-hours = 12 GPUs x 8 h, if none of the 6 hosts works" in one.price.arithmetic
+    fleet.hush(*range(6), silent=False)
+    fleet.run(10)
+    assert fleet.open == [] and fleet.told[-1].state is State.WITHDRAWN
+
+
+def test_a_part_of_a_rack_is_told_as_a_part_and_who_follows_joins() -> None:
+    """Of a rack of six four lost their feed, the fifth a minute later."""
+    fleet = Fleet()
+    fleet.hush(0, 1, 2, 3)
+    fleet.run(60)
+    (one,) = fleet.open
+    assert one.words.startswith("4 of 6 hosts of rack r7 fell silent within 2 s, at ")
+    fleet.hush(4)
+    fleet.run(20)
+    (one,) = fleet.open
+    assert one.words.startswith(
+        "5 of 6 hosts of rack r7 fell silent one after the other, the first at "
+    )
+    assert "10 GPUs x 8 h" in one.price.arithmetic
+
+
+def test_more_than_a_twentieth_of_the_fleet_is_our_outage_for_a_quarter_of_an_hour() -> None:
+    """Rule 5 before all else: nothing is proposed, with its words; what is silent for longer is told then."""
+    fleet = Fleet(others=54)
+    fleet.hush(*range(6))
+    fleet.run(800, step=5)
+    assert fleet.open == [] and fleet.told == []
+    assert "6 of 60 hosts fell silent within a minute" in fleet.machine.memory.frozen
+    fleet.run(120, step=5)
+    assert not fleet.machine.memory.frozen
+    (one,) = fleet.open
+    assert one.subject == "rack r7 silence"
+
+
+def test_a_host_that_is_silent_alone_is_looked_at_after_half_an_hour_once() -> None:
+    """It boots, or its agent is upgraded: no advice. It is still away after that: a look, and nobody drains it."""
+    fleet = Fleet()
+    fleet.hush(2)
+    fleet.run(1790, step=10)
+    assert fleet.open == []
+    fleet.run(40, step=10)
+    (one,) = fleet.open
+    assert (one.subject, one.action, one.scope.value) == ("host h2", Action.INSPECT, "host")
+    assert "nothing was heard of it since" in one.words and "may work all the same" in one.words
+    fleet.run(26 * 3600, step=600)
+    assert {each.name for each in fleet.told} == {"a1"}, "asked again, and again"
+
+
+def test_without_a_topology_eight_hosts_are_few() -> None:
+    """Six of two hundred somewhere: nobody knows what they share."""
+    fleet = Fleet(racked=False)
+    fleet.hush(*range(6))
+    fleet.run(60)
+    assert fleet.open == []
+
+
+WINDOW = b"""[[place]]
+hosts = ["h[0-5]"]
+rack = "r7"
+[[maintenance]]
+racks = ["r7"]
+begin = 2023-11-14T22:00:00Z
+end = 2023-11-14T23:00:00Z
+who = "alice"
+why = "a new power feed"
+"""
+
+
+def test_a_rack_that_is_switched_off_on_purpose_is_no_news() -> None:
+    """A planned power cut woke the on-call: in its window, and by a scheduler's word."""
+    fleet = Fleet()
+    fleet.world.fleet.declared = parse([File("a.toml", WINDOW)], fleet.world.now_ns)
+    fleet.hush(*range(6))
+    fleet.run(60)
+    assert fleet.open == []
+    fleet = Fleet()
+    members = tuple(Member(f"h{n}") for n in range(6))
+    until = fleet.world.now_ns + HOUR_NS
+    fleet.machine.step(TakenOut(fleet.world.now_ns, "slurm", "kernel update", until, members))
+    fleet.hush(*range(6))
+    fleet.run(60)
+    assert fleet.open == []
+
+
+def test_hosts_that_have_not_found_us_again_are_not_dark() -> None:
+    """We were restarted, and whose agents waited longest to try again were told to be a dark rack."""
+    fleet = Fleet()
+    world = fleet.world
+    scores = dict(enumerate(world.snapshot.hosts)) if world.snapshot else {}
+    fleet.hush(*range(6))
+    world.fleet.first_ns[:6] = 0
+    began = world.now_ns + SECOND_NS
+    world.fleet.heard_ns[:] = world.now_ns
+    world.snapshot = judge(world.fleet, began, None, Before(began, scores))
+    fleet.run(890, step=5)
+    assert fleet.open == []
+    fleet.run(60, step=5)
+    (one,) = fleet.open
+    assert one.subject == "rack r7 silence", "silent for a quarter of an hour: they are"
+
+
+@pytest.mark.parametrize("hosts", [1, 5])
+def test_hosts_in_a_domain_are_counted_anew_when_places_change(hosts: int) -> None:
+    """The words said 4 of 12 of a rack of 4."""
+    names = [f"h{n}" for n in range(hosts)]
+    places, declared = Places(), replace(NOTHING, places={n: Place(rack="r1") for n in names})
+    places.take(declared, names)
+    assert places.of("h0").among[0] == hosts and places.of("other").among == ()
+    moved = replace(declared, places={**declared.places, "h0": Place(rack="r2")}, places_version=9)
+    places.take(moved, names)
+    assert places.of("h0").among[0] == 1
