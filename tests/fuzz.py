@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from tests.fuzzing import (
     access,
+    advice,
     answers,
     declared,
     fleet,
@@ -56,6 +57,7 @@ TARGETS: dict[str, Callable[[random.Random], str]] = {
     **samplers.TARGETS,
     **answers.TARGETS,
     **access.TARGETS,
+    **advice.TARGETS,
     **questions.TARGETS,
     **stores.TARGETS,
     **declared.TARGETS,

@@ -1,7 +1,7 @@
 """The machine in service: a judgement in, rows written, then, and only then, the world is told.
 
 Nothing is published that is not on disk: after a crash the machine stands where the world saw it. While the disk
-takes nothing no advice comes, and no answer to any is taken.
+takes nothing no advice comes, and whoever answers or tells is refused: what was taken even so counts once it is written.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: Decisions that wait for the disk; from then on nothing is decided, which is advice withheld, not lost.
 DECISIONS_WAITING_MAX = 50_000
+#: Ids of outcomes that are known: one that is older and told again counts again.
+OUTCOMES_KNOWN_MAX = 100_000
 
 #: Why an answer was refused -> what is raised.
 REFUSALS: dict[str, Callable[[str], Refusal]] = {
@@ -92,13 +94,14 @@ class Book:
                 self.gangs.tell(one)
             restored = rows.restored(connection, limits)
             outcomes = Outcomes(*rows.calibration(connection))
-            return *restored, rows.outcome_names(connection), outcomes
+            names = rows.outcome_names(connection, OUTCOMES_KNOWN_MAX)
+            return *restored, dict.fromkeys(names), outcomes
 
         self._store, self._observer, self.shadow = store, observer, shadow
         self.gangs = Gangs() if gangs is None else gangs
         self._limits = limits
         self._machine: Machine
-        self._outcomes: set[str]
+        self._outcomes: dict[str, None]  # the oldest first
         #: What they have shown so far.
         self.outcomes: Outcomes
         read_back = store.in_transaction(read)
@@ -117,9 +120,19 @@ class Book:
         memory = self._machine.memory
         return self._number, memory.now_ns, rows.memory_text(memory)
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether so much waits for the disk that no more is taken."""
+        waiting = self._batch
+        return len(waiting.decisions) + len(waiting.outcomes) > DECISIONS_WAITING_MAX
+
+    def _check_room(self) -> None:
+        if self._is_full:
+            raise NotReady("the disk takes nothing, and no more can wait for it; try again later")
+
     def observe(self, judged: Judgement, gpus: Codes) -> None:
         """Tell the machine of a judgement, and of the time."""
-        if len(self._batch.decisions) > DECISIONS_WAITING_MAX:
+        if self._is_full:
             return
         self._batch.gangs |= dict.fromkeys(self.gangs.expire(judged.computed_ns))
         for event in [*self._observer.events(self._machine.memory, judged, gpus)]:
@@ -170,6 +183,7 @@ class Book:
             raise OutOfDate(
                 "advice is in shadow mode (advice_shadow): nothing of it is to be answered"
             )
+        self._check_room()
         told = self._give(answer)
         for one in told:
             if isinstance(one, Refused):
@@ -182,6 +196,7 @@ class Book:
 
     async def told_out(self, out: Sequence[TakenOut], back: PutBack) -> None:
         """Count hosts as out, or in service again, as somebody tells. Raises TooMuch, NotReady."""
+        self._check_room()
         absent = self._machine.memory.absent
         new = {one.host for event in out for one in event.members} - absent.keys()
         if len(absent) + len(new) > HOSTS_MAX:
@@ -225,11 +240,14 @@ class Book:
 
     async def take_outcomes(self, told: Iterable[Happened]) -> int:
         """Keep what happened; of each id the first. Returns how many were new. Raises NotReady."""
+        self._check_room()
         new = 0
         for one in told:
             if one.outcome in self._outcomes:
                 continue
-            self._outcomes.add(one.outcome)
+            self._outcomes[one.outcome] = None
+            if len(self._outcomes) > OUTCOMES_KNOWN_MAX:
+                del self._outcomes[next(iter(self._outcomes))]
             self._batch.outcomes.append(one.row)
             new += 1
             if one.expected is not None:
@@ -248,7 +266,8 @@ class Book:
     def what_if(self, rule: str, days: int, now_ns: int) -> whatif.Report:
         """Return what *rule* would have done. Blocks: for a thread of its own. Raises Invalid."""
         with self._store.reading() as connection:
-            return whatif.evaluated(connection, rule, days, self._limits, now_ns)
+            place = self._observer.place
+            return whatif.evaluated(connection, rule, days, self._limits, now_ns, place)
 
     def known(self, name: str) -> Advisory | None:
         """Return the advisory *name*, open or ended a while ago; None in shadow mode."""

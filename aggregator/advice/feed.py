@@ -69,19 +69,18 @@ class Feed:
     ) -> AsyncIterator[Change]:
         """Yield what came after *number*, then what comes; for None, or what is forgotten, first all that is open."""
         missed = None if number is None else self.after(number)
-        at = self.last
         if missed is None:
-            for one in self.open:
-                yield Change(at, one)
-            yield Change(at, None)
+            at = self.last
+            for change in self._all():
+                yield change
         else:
             at = number or 0
         while True:
             news = self._news
             fresh = self.after(at)
-            for change in (
-                fresh if fresh is not None else [Change(self.last, one) for one in self.open]
-            ):
+            if fresh is None:  # it read so slowly that changes are forgotten: anew
+                at, fresh = self.last, self._all()
+            for change in fresh:
                 at = change.number
                 yield change
             if self.last != at:
@@ -90,3 +89,7 @@ class Feed:
                 await asyncio.wait_for(news.wait(), bookmark_seconds)
             except TimeoutError:
                 yield Change(at, None)
+
+    def _all(self) -> list[Change]:
+        """Return all that is open, with the bookmark that ends it."""
+        return [*(Change(self.last, one) for one in self.open), Change(self.last, None)]

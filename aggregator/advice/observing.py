@@ -12,12 +12,12 @@ from ..judgement.hosts import Hosts
 from ..judgement.judge import Judgement
 from ..verdicts import Evidence, HostScore
 from . import policy
-from .advisory import Action, Basis, Case, lawful
+from .advisory import Action, Basis, Case, Place, lawful
 from .composing import PRICE_STEP_RATIO
 from .costs import Fault, Workload, price
 from .desk import SILENT, Memory
 from .events import Available, CaseGone, CaseSeen, Event, FleetSize, Frozen, Unavailable, Well
-from .places import Places, Stand
+from .places import Places, Stand, place_of
 from .silence import is_asked, key_of, silence
 
 State = verdicts.State
@@ -44,6 +44,10 @@ class Observer:
         work: Working = no_work,
     ) -> None:  # fmt: skip
         self._declared, self._work, self._places = declared, work, Places()
+
+    def place(self, host: str) -> Place:
+        """Return where *host* stands."""
+        return place_of(self._declared(), host)
 
     def events(self, memory: Memory, judged: Judgement, gpus: Codes) -> Iterator[Event]:
         """Yield what is new. *gpus*: of each host, by node index."""

@@ -165,6 +165,14 @@ def _by_state(host: HostScore, evidence: Evidence) -> Asked | None:
     return Asked(evidence.signal, action, None, Scope.HOST, basis, words)
 
 
+def evidence_of_rule(rule: str) -> tuple[list[str], list[str]]:
+    """Return the signals and the reasons that evidence of *rule* may bear: a code, a row, a reason, a signal."""
+    about = [row.about for row in builtin().rows if row.name == rule]
+    hung = [HUNG] if rule.endswith("_hung") else []
+    heat = [Reason.THERMAL_THROTTLE.name] if rule == "gpu_thermal" else []
+    return [rule, rule.rpartition(" ")[0], *about, *hung], [rule, *heat]
+
+
 def _row(evidence: Evidence) -> Row | Xid | None:
     """Return the policy's row for *evidence*, where it has one only."""
     tables = {"gpu.xid": xid_rows, "nvswitch.sxid": sxid_rows}

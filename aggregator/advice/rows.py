@@ -241,9 +241,9 @@ def expected(
         connection.unregister("told")
 
 
-def outcome_names(connection: Connection) -> set[str]:
-    """Return the ids of the newest outcomes, so that one that is told again is taken once."""
+def outcome_names(connection: Connection, count: int) -> list[str]:
+    """Return the ids of the newest *count* outcomes, oldest first, so that one that is told again is taken once."""
     rows = connection.execute(
-        "SELECT outcome FROM outcomes WHERE outcome <> '' ORDER BY time DESC LIMIT 100000"
+        "SELECT outcome FROM outcomes WHERE outcome <> '' ORDER BY time DESC LIMIT ?", [count]
     ).fetchall()
-    return {name for (name,) in rows}
+    return [name for (name,) in reversed(rows)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 
@@ -12,7 +12,7 @@ from ..refusals import Invalid
 from ..store.known import evidence_of, time_ns
 from ..verdicts import Evidence, HostScore, Reason, State
 from . import policy
-from .advisory import Action, Case, lawful
+from .advisory import Action, Case, Place, lawful
 from .advisory import State as AdvisoryState
 from .costs import Fault, Workload, price
 from .events import Acked, CaseGone, CaseSeen, Event, FleetSize, HeldBack, Publish, Tick, Well
@@ -23,8 +23,8 @@ from .machine import Machine
 GAP_SECONDS = 900.0
 DAYS_MAX = 366
 RULE_CHARACTERS_MAX = 80
-#: Pieces of evidence that are read; beyond, the newest count.
-ROWS_MAX = 500_000
+#: Pieces of a rule's evidence that are read; beyond, the newest count, and the report says since when.
+ROWS_MAX, ROWS_AT_ONCE = 500_000, 5000
 #: A drain was right where the host was found faulty within so many days.
 FOLLOWED_DAYS = 7
 DAY_NS = 86_400 * SECOND_NS
@@ -40,34 +40,70 @@ class Episode:
     faulty_ns: int = 0  # when it was next UNHEALTHY, within seven days of its begin; 0: it was not
 
 
+class Advised(NamedTuple):
+    """An advisory that would have been proposed."""
+
+    at_ns: int
+    hosts: tuple[str, ...]
+    subject: str
+    action: str
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What would have come of a rule. `advised`: by (host, action), when."""
+    """What would have come of a rule. `from_ns`: since then its evidence was read."""
 
     episodes: tuple[Episode, ...]
-    advised: tuple[tuple[int, str, str], ...]
+    advised: tuple[Advised, ...]
     held_back: int
     at_once_max: int
     from_ns: int
 
+    def is_advised(self, one: Episode) -> bool:
+        """Say whether advice about the host of *one* would have been given while it lasted."""
+        end_ns = one.last_ns + seconds_ns(GAP_SECONDS)
+        return any(
+            one.first_ns <= each.at_ns <= end_ns and one.case.host in each.hosts
+            for each in self.advised
+        )
 
+
+#: Of the newest so many rows, the oldest first.
 _QUERY = """
-SELECT e.*, s.state AS host_state, s.hazard_per_hour AS host_hazard,
-       s.relative_speed AS host_speed, s.score_upper AS host_upper
-FROM evidence AS e JOIN scores AS s USING (host, time, version)
-WHERE e.time > make_timestamp($since) AND (e.log_hazard_delta > 0 OR e.relative_speed_factor < 1)
-ORDER BY e.time DESC LIMIT {rows}
+FROM (
+    SELECT e.*, s.state AS host_state, s.hazard_per_hour AS host_hazard,
+           s.relative_speed AS host_speed, s.score_upper AS host_upper
+    FROM evidence AS e JOIN scores AS s USING (host, time, version)
+    WHERE e.time > make_timestamp($since) AND (e.log_hazard_delta > 0 OR e.relative_speed_factor < 1)
+        AND (list_contains($signals, e.signal) OR list_contains($reasons, e.reason))
+    ORDER BY e.time DESC LIMIT $rows
+) ORDER BY time, host, device
 """
+#: When hosts were UNHEALTHY: the first and the last moment of each hour.
 _FAULTY = """
-SELECT host, epoch_us(time) FROM scores
-WHERE state = 'UNHEALTHY' AND time > make_timestamp($since) ORDER BY time
+SELECT host, epoch_us(min(time)), epoch_us(max(time)) FROM scores
+WHERE state = 'UNHEALTHY' AND time > make_timestamp($since) AND list_contains($hosts, host)
+GROUP BY host, time_bucket(INTERVAL 1 HOUR, time)
 """
+
+
+class Sighting(NamedTuple):
+    """One stored piece of evidence as a case, and as the case that it is once it has lasted."""
+
+    case: Case
+    lasting: Case
+    at_ns: int
 
 
 def evaluated(
-    connection: duckdb.DuckDBPyConnection, rule: str, days: int, limits: Limits, now_ns: int
+    connection: duckdb.DuckDBPyConnection,
+    rule: str,
+    days: int,
+    limits: Limits,
+    now_ns: int,
+    place: Callable[[str], Place],
 ) -> Report:
-    """Return what *rule* would have done in the last *days*. Raises Invalid.
+    """Return what *rule* would have done in the last *days*, with hosts standing where they do now. Raises Invalid.
 
     *rule*: a code (`gpu.xid 95`), a row of the policy (`gpu_thermal`), a reason, or a signal.
     """
@@ -76,21 +112,36 @@ def evaluated(
     if not 0 < len(rule) <= RULE_CHARACTERS_MAX or not rule.isprintable():
         raise Invalid("rule", f"expected 1 to {RULE_CHARACTERS_MAX} characters, as 'gpu.xid 95'")
     since = {"since": (now_ns - days * DAY_NS) // 1000}
-    cursor = connection.execute(_QUERY.format(rows=ROWS_MAX), since)
-    names = [column[0] for column in cursor.description or ()]
-    cases = [
-        one
-        for row in cursor.fetchall()
-        if (one := _case(dict(zip(names, row, strict=True)), rule)) is not None
-    ]
-    faulty = connection.execute(_FAULTY, since).fetchall()
-    hosts = connection.execute("SELECT count(*) FROM hosts").fetchone()
-    episodes = _episodes(cases[::-1], faulty)
-    return _replayed(episodes, limits, int(hosts[0]) if hosts else 0, now_ns - days * DAY_NS)
+    signals, reasons = policy.evidence_of_rule(rule)
+    asked = {**since, "signals": signals, "reasons": reasons, "rows": ROWS_MAX}
+    read = _Rows(connection.execute(_QUERY, asked))
+    episodes = _episodes(one for row in read if (one := _sighting(row, rule, place)) is not None)
+    hosts = {"hosts": sorted({one.case.host for one in episodes})}
+    faulty = connection.execute(_FAULTY, {**since, **hosts}).fetchall()
+    count = connection.execute("SELECT count(*) FROM hosts").fetchone()
+    from_ns = read.oldest_ns if read.count >= ROWS_MAX else now_ns - days * DAY_NS
+    return _replayed(_followed(episodes, faulty), limits, int(count[0]) if count else 0, from_ns)
 
 
-def _case(row: dict[str, Any], rule: str) -> tuple[Case, int] | None:
-    """Return the case that a stored piece of evidence made, and when; None where the rule says nothing of it."""
+class _Rows:
+    """Rows of an answer as dictionaries, a few at a time; counts them."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+        self._names = [column[0] for column in cursor.description or ()]
+        self.count = self.oldest_ns = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while rows := self._cursor.fetchmany(ROWS_AT_ONCE):
+            for values in rows:
+                row = dict(zip(self._names, values, strict=True))
+                self.oldest_ns = self.oldest_ns or time_ns(row["time"])
+                self.count += 1
+                yield row
+
+
+def _sighting(row: dict[str, Any], rule: str, place: Callable[[str], Place]) -> Sighting | None:
+    """Return what a stored piece of evidence was; None where the rule says nothing of it."""
     state = State.__members__.get(row.pop("host_state"), State.UNKNOWN)
     hazard, speed = row.pop("host_hazard") or 0.0, row.pop("host_speed")
     upper = row.pop("host_upper") or 1.0
@@ -103,37 +154,54 @@ def _case(row: dict[str, Any], rule: str) -> tuple[Case, int] | None:
     if asked is None or rule not in (asked.rule, evidence.reason.name, evidence.signal):
         return None
     at_ns = time_ns(row["time"])
-    key = f"{host.host}/{asked.rule}/{evidence.device}"
-    case = Case(
-        key, host.host, evidence.reason.name, asked.basis, asked.action, asked.scope,
-        evidence.words, at_ns, then=asked.then, hazard_per_hour=hazard,
-    )  # fmt: skip
-    case = lawful(case)
-    fault = Fault(hazard, host.relative_speed, 8)
-    cost = price(case.action, case.then, fault, Workload(), at_ns, case.basis)
-    return replace(case, price=cost), at_ns
+
+    def case(asked: policy.Asked) -> Case:
+        key = f"{host.host}/{asked.rule}/{evidence.device}"
+        made = lawful(
+            Case(
+                key, host.host, evidence.reason.name, asked.basis, asked.action, asked.scope,
+                evidence.words, at_ns, then=asked.then, hazard_per_hour=hazard, place=place(host.host),
+            )
+        )  # fmt: skip
+        fault = Fault(hazard, host.relative_speed, 8)
+        cost = price(made.action, made.then, fault, Workload(), at_ns, made.basis)
+        return replace(made, price=cost)
+
+    first = policy.patient(asked, evidence, 0.0)
+    young = case(first)
+    return Sighting(young, young if first == asked else case(asked), at_ns)
 
 
-def _episodes(
-    cases: Sequence[tuple[Case, int]], faulty: Sequence[tuple[str, int]]
-) -> tuple[Episode, ...]:
-    """Return *cases*, oldest first, put together where no more than a gap lies between."""
-    open_: dict[str, Episode] = {}
+def _episodes(sightings: Iterable[Sighting]) -> list[Episode]:
+    """Return *sightings*, oldest first, put together where no more than a gap lies between."""
+    open_: dict[str, tuple[Sighting, int]] = {}
     done: list[Episode] = []
-    for case, at_ns in cases:
-        before = open_.get(case.key)
-        if before is not None and at_ns - before.last_ns <= seconds_ns(GAP_SECONDS):
-            open_[case.key] = replace(before, last_ns=at_ns)
-            continue
-        if before is not None:
-            done.append(before)
-        open_[case.key] = Episode(case, at_ns, at_ns)
-    bad: dict[str, list[int]] = {}
-    for host, at_us in faulty:
-        bad.setdefault(host, []).append(at_us * 1000)
+    for one in sightings:
+        key = one.case.key
+        if key in open_ and one.at_ns - open_[key][1] > seconds_ns(GAP_SECONDS):
+            done.append(_episode(*open_.pop(key)))
+        first, _ = open_.get(key, (one, 0))
+        open_[key] = first, one.at_ns
+    done += [_episode(*each) for each in open_.values()]
+    return sorted(done, key=lambda one: (one.first_ns, one.case.key))
+
+
+def _episode(first: Sighting, last_ns: int) -> Episode:
+    lasted = last_ns - first.at_ns >= seconds_ns(policy.HUNG_SECONDS_MIN)
+    return Episode(first.lasting if lasted else first.case, first.at_ns, last_ns)
+
+
+def _followed(
+    episodes: Sequence[Episode], faulty: Iterable[tuple[str, int, int]]
+) -> tuple[Episode, ...]:
+    """Return *episodes* with when their hosts were next UNHEALTHY."""
+    bad: dict[str, set[int]] = {}
+    for host, *moments in faulty:
+        bad.setdefault(host, set()).update(at_us * 1000 for at_us in moments)
+    ordered = {host: sorted(moments) for host, moments in bad.items()}
     return tuple(
-        replace(one, faulty_ns=_next(bad.get(one.case.host, ()), one.first_ns))
-        for one in sorted([*done, *open_.values()], key=lambda one: (one.first_ns, one.case.key))
+        replace(one, faulty_ns=_next(ordered.get(one.case.host, ()), one.first_ns))
+        for one in episodes
     )
 
 
@@ -145,7 +213,7 @@ def _next(moments: Sequence[int], after_ns: int) -> int:
 def _replayed(episodes: tuple[Episode, ...], limits: Limits, hosts: int, from_ns: int) -> Report:
     """Give the episodes to a machine whose advice is always accepted and done at once."""
     machine = Machine(limits)
-    advised: list[tuple[int, str, str]] = []
+    advised: list[Advised] = []
     held: set[str] = set()
     most = 0
     for event in _events(episodes, hosts, from_ns, limits):
@@ -158,7 +226,7 @@ def _replayed(episodes: tuple[Episode, ...], limits: Limits, hosts: int, from_ns
                     continue
                 a = one.advisory
                 if a.revision == 1 and a.action is not Action.RETURN_TO_SERVICE:
-                    advised.append((event.now_ns, a.subject, a.action.name))
+                    advised.append(Advised(event.now_ns, a.hosts, a.subject, a.action.name))
                 done = (AdvisoryState.ACCEPTED, AdvisoryState.DONE)
                 answers += [Acked(event.now_ns, a.name, to, "what-if") for to in done]
         most = max(most, len(machine.memory.holds))

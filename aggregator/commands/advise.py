@@ -226,9 +226,10 @@ def _replayed(answer: wire.EvaluateRuleResponse) -> str:
         f"price: acting {answer.acting_gpu_hours:,.1f}, waiting {answer.waiting_gpu_hours:,.1f} "
         "GPU-hours, with 8 GPUs a host and no job known"
     )
+    since = f"since {_at(answer.from_time)}: " if answer.HasField("from_time") else ""
     lines = [
-        f"{answer.episodes_count} episodes; {answer.advised_count} advisories, {limits}",
-        f"{answer.followed_count} of {answer.episodes_count} hosts were UNHEALTHY within the 7 days after",
+        f"{since}{answer.episodes_count} episodes; {answer.advised_count} advisories, {limits}",
+        f"after {answer.followed_count} of {answer.episodes_count} episodes the host was UNHEALTHY within 7 days",
         price,
         "",
     ]

@@ -137,25 +137,8 @@ class AdvisoryService(AdvisoryServiceServicer):
         self, request: advisory_pb2.AckAdvisoryRequest, context: Any
     ) -> advisory_pb2.Advisory:
         """Take an answer. Raises Invalid, NotFound, Changed, OutOfDate, NotAllowed, NotReady."""
-        bounded("etag", request.etag, ETAG_CHARACTERS_MAX)
-        bounded("actor", request.actor, ACTOR_CHARACTERS_MAX)
-        bounded("note", request.note, NOTE_CHARACTERS_MAX)
-        if not request.actor:
-            raise Invalid("actor", f"who answers, in 1 to {ACTOR_CHARACTERS_MAX} characters")
-        try:
-            to = State(request.new_state)
-        except ValueError:
-            raise Invalid(
-                "new_state", f"{request.new_state}: ACCEPTED, REJECTED, DEFERRED, DONE or FAILED"
-            ) from None
-        name = name_of(request.name)
-        until = time_ns_of("defer_until_time", request.defer_until_time)
-        answered = await self._book.answer(
-            Acked(
-                self._wall_ns(), name, to, signed(caller(context), request.actor), request.note,
-                request.etag, until,
-            )
-        )  # fmt: skip
+        actor = signed(caller(context), request.actor)
+        answered = await self._book.answer(acked_of(request, actor, self._wall_ns()))
         return message(answered)
 
     async def ReportGangs(
@@ -203,25 +186,42 @@ class AdvisoryService(AdvisoryServiceServicer):
 
 
 def _evaluated(report: Report) -> advisory_pb2.EvaluateRuleResponse:
-    advised = {(at_ns, subject) for at_ns, subject, _ in report.advised}
-    subjects = {subject for _, subject in advised}
     costs = [one.case.price for one in report.episodes]
     return advisory_pb2.EvaluateRuleResponse(
         episodes=[
             advisory_pb2.RuleEpisode(
                 node=f"nodes/{one.case.host}", start_time=timestamp(one.first_ns),
                 end_time=timestamp(one.last_ns), action=_enum(one.case.action),
-                advised=f"host {one.case.host}" in subjects, words=one.case.words,
+                advised=report.is_advised(one), words=one.case.words,
                 followed_by_fault=one.faulty_ns > 0,
             )
             for one in report.episodes[-EPISODES_MAX:]
         ],
         episodes_count=len(report.episodes), advised_count=len(report.advised),
         held_back_count=report.held_back, nodes_at_once_max=report.at_once_max,
+        from_time=timestamp(report.from_ns),
         followed_count=sum(one.faulty_ns > 0 for one in report.episodes),
         acting_gpu_hours=sum(one.acting_gpu_hours for one in costs),
         waiting_gpu_hours=sum(one.waiting_gpu_hours for one in costs),
     )  # fmt: skip
+
+
+def acked_of(request: advisory_pb2.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked:
+    """Return an answer as the machine takes it. *actor*: with its login. Raises Invalid."""
+    bounded("etag", request.etag, ETAG_CHARACTERS_MAX)
+    bounded("actor", request.actor, ACTOR_CHARACTERS_MAX)
+    bounded("note", request.note, NOTE_CHARACTERS_MAX)
+    if not request.actor.strip():
+        raise Invalid("actor", f"who answers, in 1 to {ACTOR_CHARACTERS_MAX} characters")
+    try:
+        to = State(request.new_state)
+    except ValueError:
+        raise Invalid(
+            "new_state", f"{request.new_state}: ACCEPTED, REJECTED, DEFERRED, DONE or FAILED"
+        ) from None
+    name = name_of(request.name)
+    until_ns = time_ns_of("defer_until_time", request.defer_until_time)
+    return Acked(now_ns, name, to, actor, request.note, request.etag, until_ns)
 
 
 def number_of(name: str) -> int:

@@ -27,6 +27,8 @@ WORKLOAD_CHARACTERS_MAX = 256
 END_REASON_CHARACTERS_MAX = 200
 LOST_GPU_HOURS_MAX = 1e9
 SECONDS_MAX = 366 * 86_400
+#: By so much a caller's clock may be ahead of ours.
+AHEAD_SECONDS_MAX = 600
 
 
 class OutcomeService(OutcomeServiceServicer):
@@ -47,7 +49,7 @@ class OutcomeService(OutcomeServiceServicer):
                 "outcomes", f"more than {NODES_OF_ALL_MAX} nodes in all; tell them in parts"
             )
         for at, one in enumerate(told):
-            _check(at, one)
+            check(at, one, self._wall_ns())
         spans = [
             (at, node_of(node), *_span(one)) for at, one in enumerate(told) for node in one.nodes
         ]
@@ -71,16 +73,16 @@ class OutcomeService(OutcomeServiceServicer):
         return Happened(one.outcome_id, one.interrupted, expected, row)
 
 
-def _check(at: int, one: outcome_pb2.Outcome) -> None:
+def check(at: int, one: outcome_pb2.Outcome, now_ns: int) -> None:
     """Raise Invalid with the field's place among all."""
     try:
-        _check_one(one)
+        _check_one(one, now_ns)
     except Invalid as error:
         field, _, words = str(error).partition(": ")
         raise Invalid(f"outcomes[{at}].{field}", words) from None
 
 
-def _check_one(one: outcome_pb2.Outcome) -> None:
+def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:
     if not one.outcome_id:
         raise Invalid("outcome_id", f"expected 1 to {ID_CHARACTERS_MAX} characters of yours")
     bounded("outcome_id", one.outcome_id, ID_CHARACTERS_MAX)
@@ -95,7 +97,10 @@ def _check_one(one: outcome_pb2.Outcome) -> None:
         node_of(node)
     if one.advisory:
         name_of(one.advisory)
-    _span(one)
+    _, ended = _span(one)
+    if ended > now_ns + AHEAD_SECONDS_MAX * SECOND_NS:
+        ahead = (ended - now_ns) / HOUR_NS
+        raise Invalid("end_time", f"{ahead:,.1f} h ahead of our clock; tell it when it has ended")
 
 
 def _span(one: outcome_pb2.Outcome) -> tuple[int, int]:

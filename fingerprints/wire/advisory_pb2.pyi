@@ -214,7 +214,7 @@ class EvaluateRuleRequest(_message.Message):
     def __init__(self, rule: _Optional[str] = ..., days: _Optional[int] = ...) -> None: ...
 
 class EvaluateRuleResponse(_message.Message):
-    __slots__ = ("episodes", "episodes_count", "advised_count", "held_back_count", "nodes_at_once_max", "followed_count", "acting_gpu_hours", "waiting_gpu_hours")
+    __slots__ = ("episodes", "episodes_count", "advised_count", "held_back_count", "nodes_at_once_max", "followed_count", "acting_gpu_hours", "waiting_gpu_hours", "from_time")
     EPISODES_FIELD_NUMBER: _ClassVar[int]
     EPISODES_COUNT_FIELD_NUMBER: _ClassVar[int]
     ADVISED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +223,7 @@ class EvaluateRuleResponse(_message.Message):
     FOLLOWED_COUNT_FIELD_NUMBER: _ClassVar[int]
     ACTING_GPU_HOURS_FIELD_NUMBER: _ClassVar[int]
     WAITING_GPU_HOURS_FIELD_NUMBER: _ClassVar[int]
+    FROM_TIME_FIELD_NUMBER: _ClassVar[int]
     episodes: _containers.RepeatedCompositeFieldContainer[RuleEpisode]
     episodes_count: int
     advised_count: int
@@ -231,7 +232,8 @@ class EvaluateRuleResponse(_message.Message):
     followed_count: int
     acting_gpu_hours: float
     waiting_gpu_hours: float
-    def __init__(self, episodes: _Optional[_Iterable[_Union[RuleEpisode, _Mapping]]] = ..., episodes_count: _Optional[int] = ..., advised_count: _Optional[int] = ..., held_back_count: _Optional[int] = ..., nodes_at_once_max: _Optional[int] = ..., followed_count: _Optional[int] = ..., acting_gpu_hours: _Optional[float] = ..., waiting_gpu_hours: _Optional[float] = ...) -> None: ...
+    from_time: _timestamp_pb2.Timestamp
+    def __init__(self, episodes: _Optional[_Iterable[_Union[RuleEpisode, _Mapping]]] = ..., episodes_count: _Optional[int] = ..., advised_count: _Optional[int] = ..., held_back_count: _Optional[int] = ..., nodes_at_once_max: _Optional[int] = ..., followed_count: _Optional[int] = ..., acting_gpu_hours: _Optional[float] = ..., waiting_gpu_hours: _Optional[float] = ..., from_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RuleEpisode(_message.Message):
     __slots__ = ("node", "start_time", "end_time", "action", "advised", "followed_by_fault", "words")

@@ -1,0 +1,159 @@
+"""What must not grow, spin or be believed, whoever calls: feeds, outcomes, a disk that takes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from gangline.aggregator.advice import book as books
+from gangline.aggregator.advice.advisory import Action, Advisory, Basis, Scope, State
+from gangline.aggregator.advice.events import Acked, Frozen
+from gangline.aggregator.advice.feed import Feed
+from gangline.aggregator.advice.gangs import Gangs
+from gangline.aggregator.advice.limits import SECOND_NS
+from gangline.aggregator.advice.observing import Observer
+from gangline.aggregator.refusals import NotReady
+from gangline.fingerprints.wire import outcome_pb2
+from tests.aggregator.advice.served import LIMITS, Tables, book_of, dead_gpu, observe, served
+from tests.aggregator.world import World
+
+
+def advisory(number: int, state: State) -> Advisory:
+    return Advisory(
+        f"a{number}", "host h1", ("h1",), Action.AVOID, Scope.HOST, Basis.STATISTICAL, "PCIE", "", state,
+        "", 0, 0, 0,
+    )  # fmt: skip
+
+
+def test_a_watcher_that_fell_behind_does_not_spin() -> None:
+    """All that it had missed was forgotten, and nothing was open any more: the loop turned for ever, and nobody was served."""
+
+    async def run() -> None:
+        feed = Feed(1, changes_max=2)
+        changes = feed.watch(None)
+        assert (await anext(changes)).advisory is None
+        for number in range(1, 6):
+            feed.publish(advisory(number, State.WITHDRAWN))
+        bookmark = await anext(changes)
+        assert (bookmark.number, bookmark.advisory) == (5, None)
+        feed.publish(advisory(6, State.PROPOSED))
+        told = await anext(changes)
+        assert told.advisory is not None and told.advisory.name == "a6"
+        for number in range(7, 12):
+            feed.publish(advisory(number, State.WITHDRAWN))
+        again = [await anext(changes) for _ in range(2)]
+        assert [one.advisory and one.advisory.name for one in again] == ["a6", None]
+
+    asyncio.run(run())
+
+
+class Full(Tables):
+    """A disk that takes nothing from now on."""
+
+    full = False
+
+    def in_transaction(self, work: Callable[[Any], Any]) -> Any:
+        if self.full:
+            raise OSError("no space left")
+        return super().in_transaction(work)
+
+
+def test_a_disk_that_takes_nothing_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight executors tried again each second, for a night."""
+    monkeypatch.setattr(books, "DECISIONS_WAITING_MAX", 3)
+
+    async def run() -> None:
+        world, store = dead_gpu(), Full()
+        book: Any = book_of(store, world)  # type: ignore[arg-type]
+        observe(book, world)
+        await book.flush()
+        store.full = True
+        words = set()
+        for _ in range(50):
+            with pytest.raises(NotReady) as told:
+                await book.answer(Acked(world.now_ns, "a1", State.ACCEPTED, "slurm"))
+            words.add(str(told.value))
+        assert any("no more can wait" in one for one in words)
+        assert len(book._batch.decisions) < 12
+        store.full = False
+        await book.flush()
+        assert (
+            await book.answer(Acked(world.now_ns, "a1", State.DONE, "slurm"))
+        ).state is State.DONE
+
+    asyncio.run(run())
+
+
+def outcome(world: World, number: int = 1, ahead_seconds: int = 0) -> outcome_pb2.Outcome:
+    one = outcome_pb2.Outcome(outcome_id=f"job-{number}", workload="w", nodes=["nodes/h2"])
+    one.start_time.FromSeconds(world.now_ns // SECOND_NS - 7200)
+    one.end_time.FromSeconds(world.now_ns // SECOND_NS + ahead_seconds)
+    return one
+
+
+def test_outcomes_that_are_known_are_so_many_and_the_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each id was remembered for as long as the aggregator ran."""
+    monkeypatch.setattr(books, "OUTCOMES_KNOWN_MAX", 3)
+
+    async def run() -> None:
+        world, store = dead_gpu(), Tables()
+        book = book_of(store, world)  # type: ignore[arg-type]
+        async with served(book, world) as (_, stub):
+            for number in range(6):
+                told = outcome_pb2.ReportOutcomesRequest(outcomes=[outcome(world, number)])
+                assert (await stub.ReportOutcomes(told)).accepted_count == 1
+                world.now_ns += SECOND_NS
+            assert (await stub.ReportOutcomes(told)).known_count == 1
+        assert list(book._outcomes) == ["job-3", "job-4", "job-5"]
+        assert list(book_of(store, world)._outcomes) == ["job-3", "job-4", "job-5"]  # type: ignore[arg-type]
+
+    asyncio.run(run())
+
+
+def test_an_outcome_of_the_future_is_refused() -> None:
+    """A job that had run until 2242 had been expected to fail many times: every hazard became a tenth."""
+
+    async def run() -> None:
+        world = dead_gpu()
+        book = book_of(Tables(), world)  # type: ignore[arg-type]
+        async with served(book, world) as (_, stub):
+            request = outcome_pb2.ReportOutcomesRequest(outcomes=[outcome(world, 1, 7200)])
+            with pytest.raises(
+                grpc.aio.AioRpcError, match=r"outcomes\[0\].end_time: 2.0 h ahead of our clock"
+            ):
+                await stub.ReportOutcomes(request)
+            request = outcome_pb2.ReportOutcomesRequest(outcomes=[outcome(world, 1, 300)])
+            assert (await stub.ReportOutcomes(request)).accepted_count == 1
+
+    asyncio.run(run())
+
+
+def test_why_nothing_is_advised_is_what_is_so_now() -> None:
+    """An hour after a restart `gangline advise list` still gave the restart as the reason; an outage of ours had followed."""
+    world = dead_gpu()
+    snapshot = world.snapshot
+    assert snapshot is not None
+    observer, book = Observer(), books.Book(
+        Tables(), LIMITS, Observer(), world.now_ns, shadow=False, gangs=Gangs()
+    )  # fmt: skip
+
+    def frozen(words: str) -> list[str]:
+        judged = replace(snapshot, degraded_reason=words)
+        told = [*observer.events(book.machine.memory, judged, world.fleet.gpus)]
+        for one in told:
+            book.machine.step(one)
+        return [one.words for one in told if isinstance(one, Frozen)]
+
+    assert frozen("restarted at 10:00:00 UTC: 3 of 4 hosts") == [
+        "restarted at 10:00:00 UTC: 3 of 4 hosts"
+    ]
+    assert frozen("restarted at 10:00:00 UTC: 2 of 4 hosts") == []
+    assert frozen("4 of 4 hosts fell silent") == ["4 of 4 hosts fell silent"]
+    assert frozen("") == [""]

@@ -1,0 +1,128 @@
+"""What a rule would have done: over stored evidence, by the policy, the limits and the places of now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gangline.aggregator.advice import policy, whatif
+from gangline.aggregator.advice.advisory import NOWHERE, Place
+from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS, Limits
+from gangline.aggregator.advice.whatif import DAY_NS, Report, evaluated
+from gangline.aggregator.store.records import time_us
+from gangline.fingerprints.policy_table import builtin
+from tests.aggregator.advice.served import Tables
+
+NOW = 1_760_000_000 * SECOND_NS
+PLENTY = Limits(cluster_share_max=1.0, hosts_per_hour_max=1000, rack_hosts_max=2)
+
+
+class Stored:
+    """A store with the evidence that a test writes, of ten hosts."""
+
+    def __init__(self) -> None:
+        self.connection = Tables().connection
+        self.write("INSERT INTO hosts BY NAME SELECT 'h' || range AS host FROM range(10)", {})
+
+    def write(self, statement: str, values: dict[str, Any]) -> None:
+        self.connection.execute(statement, values)
+
+    def saw(
+        self, host: str, hours_ago: float, signal: str = "gpu.xid", value: float = 95.0,
+        reason: str = "XID_FATAL", state: str = "UNHEALTHY", device: str = "GPU-1",
+    ) -> None:  # fmt: skip
+        """Store a score with one piece of evidence."""
+        at = time_us(NOW - int(hours_ago * HOUR_NS))
+        self.write(
+            "INSERT INTO evidence BY NAME SELECT make_timestamp($at) AS time, $host AS host, 1 AS version, "
+            "$signal AS signal, $device AS device, $value AS value, '' AS unit, '' AS normal, 2.0 AS log_hazard_delta, "
+            "1.0 AS relative_speed_factor, -0.5 AS score_delta, $reason AS reason, 'it is so' AS words, "
+            "make_timestamp($at) AS observed, '' AS sql",
+            {"at": at, "host": host, "signal": signal, "device": device, "value": value, "reason": reason},
+        )  # fmt: skip
+        self.write(
+            "INSERT INTO scores BY NAME SELECT make_timestamp($at) AS time, $host AS host, 1 AS version, "
+            "$state AS state, 0.1 AS hazard_per_hour, 1.0 AS relative_speed, 0.5 AS score_upper",
+            {"at": at, "host": host, "state": state},
+        )
+
+    def asked(self, rule: str, limits: Limits = PLENTY, racked: bool = False) -> Report:
+        place = (lambda host: Place(rack="r1")) if racked else (lambda host: NOWHERE)
+        return evaluated(self.connection, rule, 30, limits, NOW, place)
+
+
+def test_other_rules_do_not_crowd_a_rule_out_and_a_cut_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half a million rows of a chatty rule were three days, and the month before them had had no XID at all."""
+    stored = Stored()
+    stored.saw("h1", 500.0)
+    for hour in range(5):
+        stored.saw(
+            "h2",
+            float(hour),
+            signal="host.pressure_cpu_some_ratio",
+            reason="HOST_CPU",
+            state="WATCH",
+        )
+    monkeypatch.setattr(whatif, "ROWS_MAX", 3)
+    report = stored.asked("gpu.xid 95")
+    assert [one.case.host for one in report.episodes] == [
+        "h1"
+    ] and report.from_ns == NOW - 30 * DAY_NS
+    for hour in range(3):
+        stored.saw(f"h{3 + hour}", 100.0 - hour)
+    report = stored.asked("gpu.xid 95")
+    assert [one.case.host for one in report.episodes] == ["h3", "h4", "h5"]
+    assert report.from_ns == NOW - 100 * HOUR_NS
+
+
+def test_limits_of_a_rack_count_as_they_would() -> None:
+    """It would have drained a whole rack, said the report; advice would have drained two of it."""
+    stored = Stored()
+    for number in range(4):
+        stored.saw(f"h{number}", 10.0 - number / 10)
+    assert len(stored.asked("gpu.xid 95").advised) == 4
+    report = stored.asked("gpu.xid 95", racked=True)
+    assert (len(report.advised), report.held_back, report.at_once_max) == (2, 2, 2)
+
+
+def test_an_episode_is_advised_by_what_was_advised_in_it() -> None:
+    """A host was advised about in the fourth week, and the report said so of its first week, too."""
+    stored = Stored()
+    for hours in (200.0, 100.0):
+        stored.saw("h1", hours)
+        stored.saw("h2", hours + 0.01)
+    report = stored.asked("gpu.xid 95", Limits(cluster_share_max=0.1, hosts_per_hour_max=1000))
+    told = {(one.case.host, one.first_ns): report.is_advised(one) for one in report.episodes}
+    assert sorted(told.values()) == [False, False, True, True]
+
+
+def test_a_call_that_hung_for_minutes_would_have_been_avoided_only() -> None:
+    """What-if drained a host for each of them; advice drains none that returns within a quarter of an hour."""
+    stored = Stored()
+    for hours in (50.0, 49.9):
+        stored.saw("h1", hours, signal=policy.HUNG, value=9.0, reason="DRIVER_HUNG")
+    for minutes in range(0, 25, 5):
+        stored.saw("h2", 40.0 - minutes / 60, signal=policy.HUNG, value=9.0, reason="DRIVER_HUNG")
+    actions = {one.case.host: one.case.action.name for one in stored.asked("gpu_hung").episodes}
+    assert actions["h1"] == "AVOID" and actions["h2"] != "AVOID"
+
+
+def test_what_followed_is_told_though_the_score_stood_for_days() -> None:
+    """Millions of rows of hosts that had been UNHEALTHY for a year were read for one rule."""
+    stored = Stored()
+    for host, hours in (("h1", 299.5), ("h2", 100.0)):
+        stored.saw(host, 300.0, signal="odd", reason="ECC_TREND", state="SUSPECT")
+        stored.saw(host, hours, signal="other", reason="PCIE")
+    found = {one.case.host: one.faulty_ns for one in stored.asked("ECC_TREND").episodes}
+    assert found == {"h1": NOW - int(299.5 * HOUR_NS), "h2": 0}
+
+
+@pytest.mark.parametrize("row", [one.name for one in builtin().rows if one.action])
+def test_every_row_of_the_policy_can_be_asked_for(row: str) -> None:
+    """The query read what bears the row's name, and no evidence does."""
+    signals, reasons = policy.evidence_of_rule(row)
+    (about,) = {one.about for one in builtin().rows if one.name == row}
+    assert about in signals and row in reasons

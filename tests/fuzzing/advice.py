@@ -1,0 +1,250 @@
+"""What schedulers and people tell of advice, damaged: gangs, hosts that are out, outcomes, answers, rules."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from gangline.aggregator.advice.advisory import Action, Basis, Case, Place, Scope, State
+from gangline.aggregator.advice.events import (
+    Acked,
+    Act,
+    CaseSeen,
+    FleetSize,
+    Member,
+    Publish,
+    Refused,
+    Tick,
+)
+from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS, Limits
+from gangline.aggregator.advice.machine import Machine
+from gangline.aggregator.refusals import Invalid
+from gangline.aggregator.service import outcome, reports
+from gangline.aggregator.service.advisory import acked_of
+from gangline.fingerprints.wire import advisory_pb2 as wire
+from gangline.fingerprints.wire import outcome_pb2
+from tests.fuzzing.damage import ACCEPTED, REFUSED, flipped
+
+NOW_NS = 1_760_000_000 * SECOND_NS
+WEEK_NS = 7 * 24 * HOUR_NS
+#: In place of a text, and of a number of seconds.
+TEXTS = (
+    "",
+    " ",
+    "a\nb",
+    "x" * 129,
+    "x" * 501,
+    "nodes/",
+    "nodes/h 1",
+    "h1",
+    "nodes/" + "h" * 300,
+    "\x1b[31m",
+    "\U0001f525",
+)
+SECONDS = (0, 1, -1, 604_800, 604_801, 2**33, -(2**62), 2**62)
+
+M = TypeVar("M", bound=Message)
+
+
+def member(host: str) -> Member | None:
+    """Return the one host that there is."""
+    return Member(host, Place(rack="r1"), "job") if host == "h1" else None
+
+
+def received(request: M, source: random.Random) -> M:
+    """Return *request* as it comes off the wire, its bytes damaged now and then. Raises DecodeError."""
+    data = request.SerializeToString()
+    return type(request).FromString(flipped(data, source) if source.random() < 0.4 else data)
+
+
+def refused(work: Callable[[], object]) -> bool:
+    """Say whether *work* was refused; its words are short, and name a field."""
+    try:
+        work()
+    except (Invalid, DecodeError) as error:
+        assert isinstance(error, DecodeError) or (": " in str(error) and len(str(error)) < 700)
+        return True
+    return False
+
+
+def fuzz_gangs(source: random.Random) -> str:
+    """ReportGangs: gangs within every limit, or Invalid."""
+    request = wire.ReportGangsRequest(actor="slurm", ended_workloads=["old"])
+    gang = request.gangs.add(workload="w", nodes=["nodes/h1", "nodes/h2"], gpus_count=16)
+    gang.checkpoint_interval.FromSeconds(1800)
+    for _ in range(source.randrange(3)):
+        text = source.choice(TEXTS)
+        match source.randrange(6):
+            case 0:
+                gang.workload = text
+            case 1:
+                gang.nodes.extend([text] * source.choice((1, 10_000)))
+            case 2:
+                gang.gpus_count = source.choice((0, 1_000_000, 1_000_001, 2**32 - 1))
+            case 3:
+                gang.ttl.seconds, gang.ttl.nanos = (
+                    source.choice(SECONDS),
+                    source.choice((0, -1, 2**31 - 1)),
+                )
+            case 4:
+                gang.checkpoint_interval.seconds = source.choice(SECONDS)
+            case _:
+                request.ended_workloads.extend([text] * source.choice((1, 10_001)))
+    found: list[Any] = []
+
+    def work() -> None:
+        one = received(request, source)
+        found.append(reports.gangs_of(one, reports.actor_of(one.actor), member, NOW_NS))
+
+    if refused(work):
+        return REFUSED
+    gangs, unknown = found[0]
+    assert len(unknown) <= reports.UNKNOWN_MAX
+    for one in gangs:
+        assert 0 < len(one.workload) <= 256 and one.workload.isprintable() and one.hosts
+        assert NOW_NS < one.until_ns <= NOW_NS + WEEK_NS
+        assert one.checkpoint_seconds == 0 or 1 <= one.checkpoint_seconds <= reports.SECONDS_MAX
+    return ACCEPTED
+
+
+def fuzz_unavailable(source: random.Random) -> str:
+    """ReportUnavailableNodes: hosts that there are, for a week at most and with a reason, or Invalid."""
+    request = wire.ReportUnavailableNodesRequest(actor="slurm", returned_nodes=["nodes/h3"])
+    node = request.nodes.add(node="nodes/h1", reason="burn-in")
+    for _ in range(source.randrange(3)):
+        text = source.choice(TEXTS)
+        match source.randrange(5):
+            case 0:
+                node.node = text
+            case 1:
+                node.reason = text
+            case 2:
+                node.ttl.seconds, node.ttl.nanos = (
+                    source.choice(SECONDS),
+                    source.choice((0, -1, 2**31 - 1)),
+                )
+            case 3:
+                request.returned_nodes.append(source.choice((text, "nodes/h1")))
+            case _:
+                request.actor = text
+    found: list[reports.Out] = []
+
+    def work() -> None:
+        one = received(request, source)
+        found.append(reports.out_of(one, reports.actor_of(one.actor), member, NOW_NS))
+
+    if refused(work):
+        return REFUSED
+    for event in found[0].taken:
+        assert event.words.strip() and NOW_NS < event.until_ns <= NOW_NS + WEEK_NS
+        assert {one.host for one in event.members} == {"h1"} and "h1" not in found[0].back.hosts
+    return ACCEPTED
+
+
+def fuzz_outcomes(source: random.Random) -> str:
+    """ReportOutcomes: what has ended, on hosts with names, at a finite loss, or Invalid."""
+    one = outcome_pb2.Outcome(
+        outcome_id="job-7", advisory="advisories/a1", workload="w", nodes=["nodes/h1"], blamed_node="nodes/h1",
+        lost_gpu_hours=5.0,
+    )  # fmt: skip
+    one.start_time.seconds, one.end_time.seconds = NOW_NS // SECOND_NS - 3600, NOW_NS // SECOND_NS
+    for _ in range(source.randrange(3)):
+        text = source.choice(TEXTS)
+        match source.randrange(6):
+            case 0:
+                one.outcome_id, one.end_reason = text, source.choice(TEXTS)
+            case 1:
+                one.nodes.extend([text] * source.choice((1, 4096)))
+            case 2:
+                one.lost_gpu_hours = source.choice((float("nan"), float("inf"), -1.0, 1e9, 1e10))
+            case 3:
+                one.end_time.seconds = NOW_NS // SECOND_NS + source.choice(SECONDS)
+            case 4:
+                one.start_time.seconds, one.start_time.nanos = (
+                    source.choice(SECONDS),
+                    source.choice((0, -1)),
+                )
+            case _:
+                one.advisory = source.choice(
+                    (text, "advisories/", "advisories/b1", "advisories/a" + "9" * 40)
+                )
+    found: list[outcome_pb2.Outcome] = []
+
+    def work() -> None:
+        told = received(one, source)
+        outcome.check(0, told, NOW_NS)
+        found.append(told)
+
+    if refused(work):
+        return REFUSED
+    (told,) = found
+    assert (
+        told.nodes
+        and isfinite(told.lost_gpu_hours)
+        and told.end_time.seconds > told.start_time.seconds
+    )
+    assert told.end_time.seconds * SECOND_NS <= NOW_NS + HOUR_NS
+    return ACCEPTED
+
+
+def fuzz_answers(source: random.Random) -> str:
+    """AckAdvisory, against a machine with one proposal: a change with words, or a refusal, and never both."""
+    machine = Machine(Limits(gather_seconds=0.0))
+    machine.step(FleetSize(NOW_NS, 100))
+    case = Case(
+        "h1/x", "h1", "XID_FATAL", Basis.DETERMINISTIC, Action.EVICT_NOW, Scope.GPU, "x", NOW_NS
+    )
+    machine.step(CaseSeen(NOW_NS, case))
+    machine.step(Tick(NOW_NS))
+    (proposed,) = machine.memory.advisories.values()
+    states: list[Any] = [2, 2, 5, 6]
+    request = wire.AckAdvisoryRequest(
+        name="advisories/a1",
+        etag=proposed.etag,
+        new_state=source.choice(states),
+        actor="x",
+        note="why",
+    )
+    for _ in range(source.randrange(3)):
+        text = source.choice(TEXTS)
+        match source.randrange(5):
+            case 0:
+                request.name = source.choice((text, "advisories/a2", "advisories/a01", "a1"))
+            case 1:
+                request.etag = source.choice((text, "a1-0"))
+            case 2:
+                request.actor, request.note = text, source.choice(TEXTS)
+            case 3:
+                request.new_state = source.choice([*states, 0, 1, 3, 4, 7, 8, 99])
+            case _:
+                request.defer_until_time.seconds = source.choice(SECONDS)
+    found: list[Acked] = []
+
+    def work() -> None:
+        one = received(request, source)
+        found.append(acked_of(one, one.actor, NOW_NS))
+
+    if refused(work):
+        return REFUSED
+    told = list(machine.step(found[0]))
+    no = [one for one in told if isinstance(one, Refused)]
+    assert told and all(one.words for one in told) and len(no) in (0, len(told))
+    if no:
+        return REFUSED
+    (after,) = (one.advisory for one in told if isinstance(one, Publish))
+    assert after.state is found[0].to and after.revision == proposed.revision + 1
+    assert (after.state is State.ACCEPTED) is any(isinstance(one, Act) for one in told)
+    assert after.deferred_until_ns <= NOW_NS + WEEK_NS
+    return ACCEPTED
+
+
+TARGETS: dict[str, Callable[[random.Random], str]] = {
+    "advice-gangs": fuzz_gangs,
+    "advice-unavailable": fuzz_unavailable,
+    "advice-outcomes": fuzz_outcomes,
+    "advice-answers": fuzz_answers,
+}
