@@ -147,7 +147,7 @@ def price(
 
 #: Of a shared cause the sums of so many jobs are shown; of the others what they come to.
 JOBS_SHOWN_MAX = 3
-LOOKING = "Acting 0.0 GPU-hours: looking takes no host out of service."
+LOOKING = "acting 0.0 GPU-hours: looking takes no host out of service."
 
 
 def together(cases: Sequence[Case], assumed: Assumed = ASSUMED) -> Price:

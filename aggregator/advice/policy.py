@@ -6,10 +6,13 @@ decided anew: a row whose words mean nothing to this table is refused by a test.
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
+from ...fingerprints.catalogue import BY_NAME
 from ...fingerprints.policy import Row
 from ...fingerprints.policy_table import builtin
 from ...fingerprints.xid import Xid
@@ -116,6 +119,7 @@ HUNG = "probe.hung_seconds"
 #: What is told of calls that do not return. Of most that do not, the GPU goes on and they return within minutes (median
 #: 4 min: assumed); what is behind the others has a code of its own (XID 119) before long.
 HANGS = frozenset({HUNG, "collector.outcome_state"})
+_CODE = re.compile(r"(?:gpu\.|nvswitch\.)?(s?xid|)\s*([0-9]{1,6})", re.ASCII | re.IGNORECASE)
 #: So long a host is only avoided for such a call.
 HUNG_SECONDS_MIN = 900.0
 
@@ -163,6 +167,25 @@ def _by_state(host: HostScore, evidence: Evidence) -> Asked | None:
         basis, action = Basis.STATISTICAL, Action.AVOID
     words = "no policy names it: its state asks for it"
     return Asked(evidence.signal, action, None, Scope.HOST, basis, words)
+
+
+def as_told(rule: str) -> str:
+    """Return *rule* as evidence bears it, where it is a code as people say it: XID 95, sxid 20009, or 95."""
+    found = _CODE.fullmatch(rule.strip())
+    if found is None:
+        return rule
+    return f"{'nvswitch.sxid' if found[1].lower() == 'sxid' else 'gpu.xid'} {int(found[2])}"
+
+
+def unknown_rule(rule: str) -> str:
+    """Return words on a *rule* that is none of ours, with what may have been meant; "" for one that is."""
+    known = {*BY_NAME, *Reason.__members__, *(row.name for row in builtin().rows)}
+    signal, _, code = rule.rpartition(" ")
+    if rule in known or (signal in ("gpu.xid", "nvswitch.sxid") and code.isdecimal()):
+        return ""
+    near = difflib.get_close_matches(rule, sorted(known), n=3)
+    meant = f"did you mean {' or '.join(near)}?" if near else "a code is 'gpu.xid 95'"
+    return f"{rule!r}: no rule, reason or signal has this name, and no stored evidence; {meant}"
 
 
 def evidence_of_rule(rule: str) -> tuple[list[str], list[str]]:

@@ -111,11 +111,14 @@ def evaluated(
         raise Invalid("days", f"{days}, expected 1 to {DAYS_MAX}")
     if not 0 < len(rule) <= RULE_CHARACTERS_MAX or not rule.isprintable():
         raise Invalid("rule", f"expected 1 to {RULE_CHARACTERS_MAX} characters, as 'gpu.xid 95'")
+    rule = policy.as_told(rule)
     since = {"since": (now_ns - days * DAY_NS) // 1000}
     signals, reasons = policy.evidence_of_rule(rule)
     asked = {**since, "signals": signals, "reasons": reasons, "rows": ROWS_MAX}
     read = _Rows(connection.execute(_QUERY, asked))
     episodes = _episodes(one for row in read if (one := _sighting(row, rule, place)) is not None)
+    if not read.count and (near := policy.unknown_rule(rule)):
+        raise Invalid("rule", near)
     hosts = {"hosts": sorted({one.case.host for one in episodes})}
     faulty = connection.execute(_FAULTY, {**since, **hosts}).fetchall()
     count = connection.execute("SELECT count(*) FROM hosts").fetchone()

@@ -65,7 +65,7 @@ class AdvisoryService(AdvisoryServiceServicer):
     async def ListAdvisories(
         self, request: advisory_pb2.ListAdvisoriesRequest, context: Any
     ) -> advisory_pb2.ListAdvisoriesResponse:
-        """Return a page, newest first. Raises Invalid."""
+        """Return a page, newest first. Raises Invalid, NotFound."""
         size = request.page_size or PAGE_SIZE_DEFAULT
         if not 1 <= size <= PAGE_SIZE_MAX:
             raise Invalid(
@@ -79,15 +79,17 @@ class AdvisoryService(AdvisoryServiceServicer):
             if (one.is_open or request.show_ended) and (not node or node in one.hosts)
             and number_of(one.name) < before
         ]  # fmt: skip
+        if node and not found and self._members(node) is None:
+            raise NotFound(f"no agent has registered as {node}")
         found.sort(key=lambda one: -number_of(one.name))
-        page = found[:size]
-        more = len(found) > size
+        page, more = found[:size], len(found) > size
+        absent = self._book.machine.memory.absent
         return advisory_pb2.ListAdvisoriesResponse(
             advisories=map(message, page),
             next_page_token=str(number_of(page[-1].name)) if more else "",
             withheld_reason=self._withheld(),
             unavailable_nodes=[] if request.page_token else self._unavailable(node),
-            unavailable_nodes_count=len(self._book.machine.memory.absent),
+            unavailable_nodes_count=int(node in absent) if node else len(absent),
             held_back=held_back[:HELD_BACK_MAX],
             held_back_count=len(held_back),
         )

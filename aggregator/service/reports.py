@@ -100,7 +100,7 @@ def out_of(
         TakenOut(now_ns, by, words, until_ns, tuple(each))
         for (words, until_ns), each in groups.items()
     )
-    return Out(taken, PutBack(now_ns, by, back), _unknown(told, members))
+    return Out(taken, PutBack(now_ns, by, back), _unknown([*told, *back], members))
 
 
 def unavailable(absent: Iterable[tuple[str, str, Absent]]) -> list[wire.UnavailableNode]:

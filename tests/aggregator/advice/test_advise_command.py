@@ -59,19 +59,97 @@ def test_an_operator_lists_shows_accepts_and_is_refused(
     assert "a1" in listed and "DRAIN_AT_CHECKPOINT" in listed and "host h2" in listed
     shown = say("show", "a1")
     assert "then RESET_GPU" in shown and "waiting" in shown and "acting" in shown
-    assert "ACCEPTED" in say("accept", "a1")
+    assert "state    PROPOSED since" in shown and shown.count("policy: drain") == 1
+    accepted = say("accept", "a1")
+    assert "ACCEPTED" in accepted and "`gangline advise done a1`" in accepted.replace(
+        "\n           ", " "
+    )
+    assert "host h2" in say(), "without a command: list"
     assert "DONE" in say("done", "a1", "--reason", "drained by hand")
     assert "DONE" in say("list", "--all") and "nothing is advised" in say("list")
     assert "it has ended" in say("reject", "a1", "--reason", "no", code=1)
     assert "a99" in say("show", "a99", code=4)
     replayed = say("what-if", "gpu.xid 95", "--days", "30")
     assert "1 episodes; 1 advisories, 0 cases held back" in replayed and "h2" in replayed
-    assert "nothing" in say("what-if", "gpu.xid 79")
-    out = say("out", "h1", "h9", "--reason", "burn-in", "--hours", "2")
-    assert out.startswith("1 hosts are out by your word") and "no agent has registered as h9" in out
+    assert say("what-if", "XID 95") == replayed and "nothing" in say("what-if", "gpu.xid 79")
+    assert "did you mean gpu_thermal or " in say("what-if", "gpu_termal", code=1)
+
+
+def test_hosts_out_and_back_by_name_and_range(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slip in a name was told beside "1 hosts are out", which had been another's, and the exit code was 0."""
+
+    def say(*words: str, code: int = 0) -> str:
+        assert cli.main(["advise", *words, "--aggregator", address]) == code
+        told = capsys.readouterr()
+        return told.out + told.err
+
+    out = say("out", "h[0-1]", "h9", "--reason", "burn-in", "--hours", "2", code=4)
+    assert out.startswith(
+        "no agent has registered as h9: not counted\nout by your word in all: 2 hosts;"
+    )
     listed = say("list")
-    assert "out by others' word: 1 hosts" in listed and ": burn-in" in listed
-    assert say("back", "h1").startswith("0 hosts are out") and "burn-in" not in say("list")
+    assert "out by others' word: 2 hosts" in listed and ": burn-in" in listed
+    assert "out by others' word: 1 host, which" in say("list", "--host", "h0")
+    assert "by your word in all: 1 host;" in say("back", "h0")
+    assert "by your word in all: 0 hosts;" in say("back", "h1") and "burn-in" not in say("list")
+    assert "no agent has registered as h9" in say("back", "h9", code=4)
+    assert "no agent has registered as h9" in say("list", "--host", "h9", code=4)
+
+
+def test_what_others_took_out_is_still_out(
+    address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`back h1` said that it was done; the scheduler had h1 out, and it stayed out."""
+    args = ["--aggregator", address]
+    monkeypatch.setattr("getpass.getuser", lambda: "slurm")
+    assert cli.main(["advise", "out", "h1", "--reason", "kernel update", *args]) == 0
+    monkeypatch.setattr("getpass.getuser", lambda: "alice")
+    assert cli.main(["advise", "back", "h1", *args]) == 0
+    assert "still out by another's word: h1" in capsys.readouterr().err
+
+
+def test_what_is_put_off_for_want_of_room_is_not_accepted(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The on-call typed accept, saw a page of words, exit code 0, and drained a host too many."""
+    args = ["--aggregator", address]
+    assert cli.main(["advise", "out", "h0", "--reason", "burn-in", *args]) == 0
+    assert cli.main(["advise", "accept", "a1", *args]) == 1
+    told = capsys.readouterr()
+    assert "DEFERRED" in told.out and "not accepted: leave the host alone" in told.err
+
+
+@pytest.mark.parametrize("name", ["h2", "", "a", "12", "a1 ", "a-1", "advisories/x"])
+def test_what_is_no_advisory_is_told_before_anybody_is_asked(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`advise show gpu-007` answered INVALID_ARGUMENT: name: 'advisories/gpu-007'."""
+    with pytest.raises(SystemExit):
+        cli.main(["advise", "show", name])
+    assert "expected an advisory's name, as a12" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [("gpu-*", "expected names"), ("h[1-99999]", "at most 10000"), ("h[2", "h[2")],
+)
+def test_hosts_are_named(hosts: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A star took nobody knows which hosts out."""
+    with pytest.raises(SystemExit):
+        cli.main(["advise", "out", hosts, "--reason", "x"])
+    assert words in capsys.readouterr().err
+
+
+def test_days_are_within_a_year(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The aggregator's word on it is passed on."""
+
+    def say(*words: str, code: int = 0) -> str:
+        assert cli.main(["advise", *words, "--aggregator", address]) == code
+        told = capsys.readouterr()
+        return told.out + told.err
+
     assert "days" in say("what-if", "gpu.xid 95", "--days", "999", code=1)
 
 

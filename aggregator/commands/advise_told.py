@@ -1,0 +1,173 @@
+"""What `gangline advise` says of advisories, of what is held back, and of what a rule would have done."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from ...fingerprints.wire import advisory_pb2 as wire
+from . import advise_out
+from .table import cut, width_of
+
+#: Of a column of a table; the words have what is left, unless it is less than this.
+CELL_CHARACTERS_MAX, WORDS_CHARACTERS_MIN = 32, 24
+RIGHT = ("waiting", "acting")
+#: What is called for and not advised: so much is listed.
+HELD_BACK_TOLD_MAX = 10
+#: Of these something is still to come.
+WAITING = (wire.PROPOSED, wire.DEFERRED, wire.ACCEPTED)
+
+
+def listed(answer: wire.ListAdvisoriesResponse) -> str:
+    lines = (
+        [f"no advice is given for now: {answer.withheld_reason}"] if answer.withheld_reason else []
+    )
+    if not answer.advisories:
+        return "\n".join([*lines, "nothing is advised", *_beside(answer)])
+    rows = [("name", "subject", "action", "state", "waiting", "acting", "why")]
+    rows += [
+        (
+            _short(one.name), one.subject, wire.Action.Name(one.action),
+            wire.AdvisoryState.Name(one.state), f"{one.cost_of_waiting_gpu_hours:,.1f}",
+            f"{one.cost_of_acting_gpu_hours:,.1f}", one.reason_text,
+        )
+        for one in answer.advisories
+    ]  # fmt: skip
+    lines += _fitted(rows, width_of(sys.stdout))
+    return "\n".join(
+        [
+            *lines, "", "costs are GPU-hours; `gangline advise show NAME` shows the sums",
+            *_beside(answer),
+        ]
+    )  # fmt: skip
+
+
+def _beside(answer: wire.ListAdvisoriesResponse) -> list[str]:
+    """Return lines on what is not advised and why, and on who is out by others' word."""
+    lines: list[str] = []
+    if answer.held_back_count:
+        width = width_of(sys.stdout)
+        lines += ["", f"called for, and not advised: {answer.held_back_count}"]
+        for one in answer.held_back[:HELD_BACK_TOLD_MAX]:
+            what = f"{one.node.removeprefix('nodes/')}  {wire.Action.Name(one.action)}: {one.reason_text}"
+            lines += [cut(what, width), cut(f"    held back: {one.held_back_text}", width)]
+    if answer.held_back_count > HELD_BACK_TOLD_MAX:
+        lines.append(
+            "... `gangline sql \"FROM ops.advice_history WHERE kind = 'HeldBack'\"` has all"
+        )
+    return [*lines, *advise_out.listed(answer)]
+
+
+def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
+    """Return *rows*, the first of them of names, as lines of *width*. The last cell, of words, has what is left;
+    where that is too little it has a line of its own."""
+    places = range(len(rows[0]) - 1)
+    widths = [min(max(len(row[at]) for row in rows), CELL_CHARACTERS_MAX) for at in places]
+    left = width - sum(widths) - 2 * len(widths)
+    lines: list[str] = []
+    for row in rows:
+        cut_ones = [cut(row[at], widths[at]) for at in places]
+        cells = [
+            one.rjust(widths[at]) if rows[0][at] in RIGHT else one.ljust(widths[at])
+            for at, one in enumerate(cut_ones)
+        ]
+        if left >= WORDS_CHARACTERS_MIN:
+            lines.append("  ".join([*cells, cut(row[-1], left)]))
+        else:
+            lines += ["  ".join(cells).rstrip(), f"    {cut(row[-1], max(width - 4, 20))}"]
+    return lines
+
+
+def shown(one: wire.Advisory) -> str:
+    """Return one advisory as a colleague would tell it, within the terminal's width."""
+    then = f", then {wire.Action.Name(one.then_action)}" if one.then_action else ""
+    lines = [
+        f"{_short(one.name)}: {wire.Action.Name(one.action)}{then} for {one.subject} (scope: {one.scope})",
+        f"  why      {one.reason_text}",
+        f"  basis    {wire.Basis.Name(one.basis)}, confidence {one.confidence:.2f}",
+        f"  state    {wire.AdvisoryState.Name(one.state)} since {_at(one.update_time)}{_why(one)}",
+    ]
+    if one.arithmetic:
+        lines.append(f"  price    {one.arithmetic}")
+    if one.HasField("act_by_time") and one.state in WAITING:
+        lines.append(f"  act by   {_at(one.act_by_time)}: from then on waiting has cost more")
+    if one.owner:
+        lines.append(f"  owner    {one.owner}{_lease(one)}")
+    if one.workload:
+        lines.append(f"  job      {one.workload}")
+    if one.devices:
+        lines.append(f"  devices  {', '.join(one.devices)}")
+    if len(one.nodes) > 1:
+        lines.append(f"  hosts    {', '.join(node.removeprefix('nodes/') for node in one.nodes)}")
+    if one.state in (wire.PROPOSED, wire.DEFERRED):
+        lines.append(f"  expires  {_at(one.expire_time)} unless it is answered")
+    width = max(width_of(sys.stdout), 40)
+    return "\n".join(
+        textwrap.fill(
+            cut(line, len(line)), width, subsequent_indent=" " * 11, break_on_hyphens=False
+        )
+        for line in lines
+    )
+
+
+def replayed(answer: wire.EvaluateRuleResponse) -> str:
+    if not answer.episodes_count:
+        return (
+            "it would have done nothing: no stored evidence is of that rule (a code as 'gpu.xid 95', a row "
+            "of the policy as gpu_thermal, a reason, a signal)"
+        )
+    limits = (
+        f"{answer.held_back_count} cases held back by limits, at most {answer.nodes_at_once_max} hosts "
+        "out at once"
+    )
+    price = (
+        f"price: acting {answer.acting_gpu_hours:,.1f}, waiting {answer.waiting_gpu_hours:,.1f} "
+        "GPU-hours, with 8 GPUs a host and no job known"
+    )
+    since = f"since {_at(answer.from_time)}: " if answer.HasField("from_time") else ""
+    lines = [
+        f"{since}{answer.episodes_count} episodes; {answer.advised_count} advisories, {limits}",
+        f"after {answer.followed_count} of {answer.episodes_count} episodes the host was UNHEALTHY within 7 days",
+        price,
+        "",
+    ]
+    rows = [("host", "from", "until", "action", "advised", "faulty", "why")]
+    rows += [
+        (
+            one.node.removeprefix("nodes/"), _at(one.start_time), _at(one.end_time),
+            wire.Action.Name(one.action), _yes(one.advised), _yes(one.followed_by_fault), one.words,
+        )
+        for one in answer.episodes
+    ]  # fmt: skip
+    return "\n".join([*lines, *_fitted(rows, width_of(sys.stdout))])
+
+
+def _why(one: wire.Advisory) -> str:
+    """Return why it is in its state; of a new one that is told above."""
+    return "" if one.state_text == one.reason_text else f": {one.state_text}"
+
+
+def _lease(one: wire.Advisory) -> str:
+    """Return what is expected of who accepted it."""
+    if one.state != wire.ACCEPTED:
+        return ""
+    name = _short(one.name)
+    return (
+        f", until {_at(one.lease_expire_time)}: carry it out, then `gangline advise done {name}` or `failed {name}`; "
+        f"`accept {name}` again keeps it"
+    )
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("advisories/")
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _at(time: Timestamp) -> str:
+    return f"{time.ToDatetime():%Y-%m-%d %H:%M} UTC"
