@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..fleet.arrays import Codes
 from ..judgement.experience import Experience, Outcomes, Return
@@ -51,15 +51,6 @@ REFUSALS: dict[str, Callable[[str], Refusal]] = {
     "owner": NotAllowed,
     "frozen": OutOfDate,
 }
-
-
-class Happened(NamedTuple):
-    """An outcome: its id, whether a job was interrupted, how many were expected (None: unknown), its row."""
-
-    outcome: str
-    interrupted: bool
-    expected: float | None
-    row: tuple[Any, ...]
 
 
 class Storing(Protocol):
@@ -108,6 +99,7 @@ class Book:
         self._machine, self._number, self._outcomes, self.outcomes = read_back
         self._batch = rows.Batch(memory=self._whole())
         self._writing = asyncio.Lock()
+        self._flushing: set[asyncio.Task[None]] = set()
         self.feed = Feed(now_ns // 1_000_000)
         if not shadow:
             self.feed.standing(list(self._machine.memory.advisories.values()))
@@ -151,7 +143,21 @@ class Book:
         return told
 
     async def flush(self) -> None:
-        """Write what waits, then tell of it. Raises what the store raises; what waits then goes on waiting."""
+        """Write what waits, then tell of it. Raises what the store raises; what waits then goes on waiting.
+
+        Who asks may be cancelled (a caller hangs up); what is being written goes on, or it would be written twice.
+        """
+        task = asyncio.create_task(self._flush())
+        self._flushing.add(task)
+        task.add_done_callback(self._flushed_once)
+        await asyncio.shield(task)
+
+    def _flushed_once(self, task: asyncio.Task[None]) -> None:
+        self._flushing.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to whoever waits; nobody may
+
+    async def _flush(self) -> None:
         async with self._writing:
             if self._batch.empty:
                 return
@@ -238,7 +244,7 @@ class Book:
 
         return await asyncio.to_thread(read)
 
-    async def take_outcomes(self, told: Iterable[Happened]) -> int:
+    async def take_outcomes(self, told: Iterable[rows.Happened]) -> int:
         """Keep what happened; of each id the first. Returns how many were new. Raises NotReady."""
         self._check_room()
         new = 0

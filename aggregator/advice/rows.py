@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 
@@ -175,6 +175,15 @@ def _advisories(published: Sequence[Advisory], shadow: bool) -> Any:
             for a in published
         ],
     )  # fmt: skip
+
+
+class Happened(NamedTuple):
+    """An outcome: its id, whether a job was interrupted, how many were expected (None: unknown), its row."""
+
+    outcome: str
+    interrupted: bool
+    expected: float | None
+    row: tuple[Any, ...]
 
 
 OUTCOME_COLUMNS = (

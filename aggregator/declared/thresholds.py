@@ -40,6 +40,18 @@ THRESHOLDS: dict[str, Threshold] = {
             "the hypervisor takes this share of the cores: WATCH",
         ),
         (
+            "pcie.corrected_per_second", 1.0, 0.05, 1e4, "1/s",
+            "a PCIe link that repairs more errors is WATCH",
+        ),
+        (
+            "nic.pauses_per_second", 1000.0, 1.0, 1e6, "1/s",
+            "a port that holds its switch back more often is WATCH, if it is ten times what its peers do",
+        ),
+        (
+            "gang.windows_count", 9.0, 6.0, 12.0, "1",
+            "so many windows of ten seconds of the last two minutes the job must have worked before a host is compared in it",
+        ),
+        (
             "gang.slow_ratio", 0.04, 0.01, 0.5, "1",
             "a host that computes longer than the others of its job by this share, at the same clock and work, is slow",
         ),

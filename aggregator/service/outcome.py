@@ -9,8 +9,9 @@ from typing import Any
 from ...fingerprints.wire import outcome_pb2
 from ...fingerprints.wire.outcome_pb2_grpc import OutcomeServiceServicer
 from ..access.caller import caller
-from ..advice.book import Book, Happened
+from ..advice.book import Book
 from ..advice.limits import HOUR_NS, SECOND_NS
+from ..advice.rows import Happened
 from ..refusals import Invalid
 from ..store.records import time_us
 from .advisory import name_of

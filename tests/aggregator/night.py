@@ -14,11 +14,12 @@ from typing import Any
 
 from gangline.agent.framing import Framer
 from gangline.agent.simulated import SimulatedFleet, parts
-from gangline.aggregator.advice.book import Book, Happened
+from gangline.aggregator.advice.book import Book
 from gangline.aggregator.advice.events import PutBack, TakenOut
 from gangline.aggregator.advice.gangs import Gang, Gangs
 from gangline.aggregator.advice.limits import Limits
 from gangline.aggregator.advice.observing import Observer
+from gangline.aggregator.advice.rows import Happened
 from gangline.aggregator.advice.works import Works
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.declared.model import Declared

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gangline.aggregator.advice.advisory import Action, Basis
 from gangline.aggregator.advice.costs import Workload
 from gangline.aggregator.advice.policy import asked
+from gangline.aggregator.declared.reading import File, parse
 from gangline.aggregator.fleet import grouped
 from gangline.aggregator.judgement.rules import gang
 from gangline.aggregator.judgement.symptoms import Rule
@@ -359,3 +360,21 @@ def test_each_verdict_on_a_host_has_its_row_in_the_policy_and_none_is_for_certai
         score = world.score(world.hosts[at])
         found = asked(score, score.evidence[0], Workload())
         assert found and (found.action, found.basis) == (action, Basis.STATISTICAL)
+
+
+def test_how_many_windows_a_verdict_takes_is_of_a_threshold() -> None:
+    """Jobs of a minute and a half were never compared: whoever runs them may ask for six windows."""
+
+    def after(steps: int, text: str) -> list[str]:
+        world = World(hosts=6, gpus=GPUS, spread=0.01)
+        world.fleet.declared = parse([File("a.toml", text.encode())], world.now_ns)
+        for host in world.hosts:
+            tell(world, host, "1001")
+            busy(host, 1.1 if host is world.hosts[2] else 1.0)
+        pass_steps(world, steps)
+        return blamed(world)
+
+    asked = '[thresholds]\n"gang.windows_count" = 6\n'
+    early = next(steps for steps in range(1, 20) if after(steps, asked))
+    late = next(steps for steps in range(1, 30) if after(steps, ""))
+    assert early == late - 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import log
 
 import numpy as np
@@ -26,8 +27,6 @@ RETRANSMISSIONS = {
 #: Healthy ports retransmit now and then; past `rdma.retransmissions_per_second`, sustained, it is not that.
 #: And so many times what its peers do: adaptive routing reorders packets everywhere alike.
 PEERS_RATIO = 10.0
-#: Correctable PCIe errors per second that are worth a look (assumed).
-CORRECTABLE_PER_SECOND = 1.0
 TABLE_AER = "pcie_10s_changes"
 LOST, CORRECTED = ("aer_nonfatal_errors", "aer_fatal_errors"), "aer_correctable_errors"
 #: One event within ten minutes, for about five of them.
@@ -79,7 +78,7 @@ AER_CORRECTED = Rule(
     "pcie.aer_correctable",
     State.WATCH,
     Reason.PCIE,
-    "less than one corrected link error a second for 5 minutes",
+    "fewer corrected link errors for 5 minutes",
     enter_seconds=10.0,
     leave_seconds=300.0,
     hazard_factor=2.0,
@@ -214,12 +213,15 @@ def pcie_errors(present: Present) -> Iterator[Symptom]:
         words = f"lost {count:.0f} transactions lately"
         sql = present.sql_counted(TABLE_AER, row, column, PER_TEN_MINUTES, 600)
         yield _pcie(present, AER_LOST, row, column, (count, PER_TEN_MINUTES), words, sql)
-    rows, events = present.counting(TABLE_AER, CORRECTED, CORRECTABLE_PER_SECOND * FAST_SECONDS)
+    least = present.threshold("pcie.corrected_per_second")
+    rows, events = present.counting(TABLE_AER, CORRECTED, least * FAST_SECONDS)
     for row, rate in zip(rows.tolist(), (events / FAST_SECONDS).tolist(), strict=True):
         value = round(rate, 1)
         words = f"repairs {value:.0f} errors a second"
         sql = present.sql_counted(TABLE_AER, row, CORRECTED, "errors/s", 10)
-        yield _pcie(present, AER_CORRECTED, row, CORRECTED, (value, "errors/s"), words, sql)
+        symptom = _pcie(present, AER_CORRECTED, row, CORRECTED, (value, "errors/s"), words, sql)
+        clears = f"less than {least:g} corrected link errors a second for 5 minutes"
+        yield replace(symptom, normal=f"below {least:g}", clears=clears)
 
 
 def _lost(present: Present) -> dict[int, tuple[float, str]]:

@@ -18,8 +18,6 @@ from ...verdicts import Reason, State
 from ..present import Present
 from ..symptoms import Rule, Symptom
 
-#: Windows in which the gang worked, of the last `WINDOWS`, that a verdict takes.
-WINDOWS_MIN = 9
 #: More hosts of a gang than this share (one always may) are the gang's affair, and no host's.
 LONG_SHARE_MAX = 0.1
 #: With so large a share of its excess as more work, the workload explains it.
@@ -112,7 +110,8 @@ def gapped_hosts(present: Present) -> Iterator[Symptom]:
 def _settled(present: Present, standing: Standing) -> Flags:
     """Say of which hosts enough windows are known, and which are heard."""
     known = np.zeros(len(present.fleet), dtype=bool)
-    known[: standing.gang.size] = (standing.windows >= WINDOWS_MIN) & (standing.gang >= 0)
+    enough = standing.windows >= present.threshold("gang.windows_count")
+    known[: standing.gang.size] = enough & (standing.gang >= 0)
     return np.asarray((known & present.awake)[: standing.gang.size], dtype=bool)
 
 

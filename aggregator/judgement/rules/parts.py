@@ -33,8 +33,8 @@ OFFSET_SECONDS = 0.1
 UNSYNCHRONISED_SECONDS = 900.0
 #: A link that came or went so often within ten minutes flaps: two losses are four changes.
 CARRIER_CHANGES = 4.0
-#: A port that holds its switch back so often a second, and ten times as often as its peers.
-PAUSES_PER_SECOND, PEERS_RATIO = 1_000.0, 10.0
+#: A port that holds its switch back so many times as often as its peers (and by a threshold).
+PEERS_RATIO = 10.0
 PRIORITIES = range(8)
 QUIET = "no further one within 10 minutes"
 
@@ -161,10 +161,11 @@ def pauses(present: Present) -> Iterator[Symptom]:
     """
     columns = [f"priority_{priority}_transmitted_pause_frames" for priority in PRIORITIES]
     rates = np.array([present.rates(NIC, column) for column in columns])
-    if not (rates >= PAUSES_PER_SECOND).any():
+    least = present.threshold("nic.pauses_per_second")
+    if not (rates >= least).any():
         return
     usual = np.array([median_of_peers(present, NIC, each) for each in rates])
-    limits = np.maximum(PAUSES_PER_SECOND, PEERS_RATIO * usual)
+    limits = np.maximum(least, PEERS_RATIO * usual)
     beyond_it = np.where(rates >= limits, rates, 0.0)
     for row in np.flatnonzero(beyond_it.any(axis=0)).tolist():
         priority = int(beyond_it[:, row].argmax())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from gangline.aggregator.refusals import NotReady
 from gangline.fingerprints.wire import outcome_pb2
 from tests.aggregator.advice.served import LIMITS, Tables, book_of, dead_gpu, observe, served
 from tests.aggregator.world import World
+from tests.processes import GUARD_SECONDS
 
 
 def advisory(number: int, state: State) -> Advisory:
@@ -85,6 +87,49 @@ def test_a_disk_that_takes_nothing_does_not_fill_memory(monkeypatch: pytest.Monk
         assert (
             await book.answer(Acked(world.now_ns, "a1", State.DONE, "slurm"))
         ).state is State.DONE
+
+    asyncio.run(run())
+
+
+class Slow(Tables):
+    """A disk that takes its time: until `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.slow = False
+
+    def in_transaction(self, work: Callable[[Any], Any]) -> Any:
+        if self.slow:
+            self.begun.set()
+            assert self.go.wait(GUARD_SECONDS)
+        return super().in_transaction(work)
+
+
+def test_who_hangs_up_while_it_is_written_does_not_have_it_written_twice() -> None:
+    """A scheduler's deadline of a second, a slow disk: its outcome counted twice after the next restart, and the answer, too."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Slow()
+        book: Any = book_of(store, world)  # type: ignore[arg-type]
+        observe(book, world)
+        await book.flush()
+        store.slow = True
+        answer = Acked(world.now_ns, "a1", State.ACCEPTED, "slurm")
+        asking = asyncio.create_task(book.answer(answer))
+        await asyncio.to_thread(store.begun.wait, GUARD_SECONDS)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        store.go.set()
+        await book.flush()
+        rows = store.connection.execute(
+            "SELECT advisory, revision, count(*) FROM advisories GROUP BY ALL ORDER BY ALL"
+        )
+        assert rows.fetchall() == [("a1", 1, 1), ("a1", 2, 1)]
+        assert [one.state for one in book.feed.open] == [State.ACCEPTED]
+        again = book_of(store, world)  # type: ignore[arg-type]
+        assert again.known("a1") == book.known("a1")
 
     asyncio.run(run())
 

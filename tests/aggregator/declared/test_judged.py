@@ -137,6 +137,35 @@ def test_a_threshold_moves_the_rule_and_its_words() -> None:
     assert world.states()["h1"] == "WATCH"
 
 
+def test_repairs_of_pcie_links_are_of_a_threshold() -> None:
+    """Risers of one vendor repair five errors a second for years, and every host of theirs was WATCH."""
+    world = World()
+    for host, rate in zip(world.hosts[:2], (5, 50), strict=True):
+        host.set("pcie_10s_changes", "0000:17:00.0", aer_correctable_errors=1)
+        host.grow("pcie_10s_changes", "0000:17:00.0", aer_correctable_errors=rate)
+    declare(world, '[thresholds]\n"pcie.corrected_per_second" = 20\n')
+    world.run(60)
+    assert world.states() == {"h0": "HEALTHY", "h1": "WATCH", "h2": "HEALTHY", "h3": "HEALTHY"}
+    score = world.score(world.hosts[1])
+    assert score.evidence[0].normal == "below 20" and "less than 20 corrected" in score.clears_when
+    declare(world, "")
+    world.run(60)
+    assert world.states()["h0"] == "WATCH"
+
+
+def test_pauses_are_of_a_threshold() -> None:
+    """A storage network without priorities pauses its ports a hundred times a second, each second; asked for, that is told."""
+    world = World()
+    for host in world.hosts:
+        host.set("nic_10s_changes", "eth1", priority_3_transmitted_pause_frames=1)
+    world.hosts[0].grow("nic_10s_changes", "eth1", priority_3_transmitted_pause_frames=500)
+    world.run(90)
+    assert world.states()["h0"] == "HEALTHY"
+    declare(world, '[thresholds]\n"nic.pauses_per_second" = 100\n')
+    world.run(90)
+    assert world.states() == {"h0": "WATCH", "h1": "HEALTHY", "h2": "HEALTHY", "h3": "HEALTHY"}
+
+
 EXPECTED = """\
 [[expected]]
 name = "8 x H100"
