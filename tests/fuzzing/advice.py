@@ -202,6 +202,7 @@ def fuzz_answers(source: random.Random) -> str:
     machine.step(Tick(NOW_NS))
     (proposed,) = machine.memory.advisories.values()
     states: list[Any] = [2, 2, 5, 6]
+    others: list[Any] = [*states, 0, 1, 3, 4, 7, 8, 99]
     request = wire.AckAdvisoryRequest(
         name="advisories/a1",
         etag=proposed.etag,
@@ -219,7 +220,7 @@ def fuzz_answers(source: random.Random) -> str:
             case 2:
                 request.actor, request.note = text, source.choice(TEXTS)
             case 3:
-                request.new_state = source.choice([*states, 0, 1, 3, 4, 7, 8, 99])
+                request.new_state = source.choice(others)
             case _:
                 request.defer_until_time.seconds = source.choice(SECONDS)
     found: list[Acked] = []

@@ -151,6 +151,7 @@ def test_outcomes_that_are_known_are_so_many_and_the_newest(
         world, store = dead_gpu(), Tables()
         book = book_of(store, world)  # type: ignore[arg-type]
         async with served(book, world) as (_, stub):
+            told = outcome_pb2.ReportOutcomesRequest()
             for number in range(6):
                 told = outcome_pb2.ReportOutcomesRequest(outcomes=[outcome(world, number)])
                 assert (await stub.ReportOutcomes(told)).accepted_count == 1
