@@ -23,9 +23,11 @@ from typing import Any
 
 import grpc
 
+from gangline.aggregator import judging as turns
 from gangline.aggregator import server as aggregator_server
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.judgement.judge import Judgement, judge
+from gangline.aggregator.judging import Judging
 from gangline.aggregator.server import Aggregator
 
 from . import judging
@@ -37,14 +39,15 @@ ECHO = "/bench.Echo/Echo"
 RECONNECTS = 100_000
 
 
-class Judged(Aggregator):
+class Judged(Judging):
     """Judges each second only once it is told to; before that, once."""
 
-    is_judging = False
+    is_told = False
 
-    async def _judge(self) -> None:
-        if self.is_judging or self.holder.snapshot is None:
-            await super()._judge()
+    async def turn(self) -> None:
+        """Judge, or not."""
+        if Judged.is_told or self.holder.snapshot is None:
+            await super().turn()
 
 
 def _changing(*given: Any, **named: Any) -> Judgement:
@@ -55,18 +58,18 @@ def _changing(*given: Any, **named: Any) -> Judgement:
     return replace(judgement, columns=columns)
 
 
-async def _move(aggregator: Judged) -> None:
+async def _move(aggregator: Aggregator) -> None:
     """Let a second of readings come to all hosts, each second."""
     second = 0
     while True:
         await asyncio.sleep(1.0)
         second = max(second + 1, (time.time_ns() - judging.START_NS) // 10**9)
-        if aggregator.is_judging:
+        if Judged.is_told:
             judging.move(aggregator.fleet, second)
 
 
 @contextmanager
-def _made(hosts: int) -> Iterator[Judged]:
+def _made(hosts: int) -> Iterator[Aggregator]:
     with tempfile.TemporaryDirectory() as folder:
         config = AggregatorConfig(
             listen="127.0.0.1:0",
@@ -74,10 +77,11 @@ def _made(hosts: int) -> Iterator[Judged]:
             data=Path(folder),
             reconnects_per_second=RECONNECTS,
         )
-        made = Judged(config)
+        made = Aggregator(config)
         judging.START_NS = time.time_ns()
         made.fleet = judging.fill(hosts)
-        aggregator_server.judge = _changing  # type: ignore[attr-defined]
+        turns.judge = _changing  # type: ignore[attr-defined]
+        aggregator_server.Judging = Judged  # type: ignore[attr-defined]
         yield made
 
 
@@ -96,7 +100,7 @@ async def _scores(hosts: int) -> None:
         print(json.dumps(ports), flush=True)
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
-            aggregator.is_judging = line == "judge\n"
+            Judged.is_told = line == "judge\n"
         moving.cancel()
         await aggregator.close()
 

@@ -16,7 +16,8 @@ from ...cli import FAILED, OK, USAGE
 from ...ext.process import keep_large_apart
 from ...fingerprints.settings import SettingsError, describe, load
 from ..config import AggregatorConfig
-from ..server import Aggregator, StartError, serve
+from ..listening import StartError
+from ..server import Aggregator, serve
 from ..store.storefile import THREADS, StoreError
 
 #: Objects made before the garbage collector looks, and how many such looks before it goes through all.

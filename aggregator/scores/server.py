@@ -23,13 +23,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2
 
 from ...ext import process
 from ...fingerprints.settings import SettingsError
-from ...fingerprints.wire import score_pb2
-from ...fingerprints.wire.score_pb2_grpc import add_ScoreServiceServicer_to_server
 from ..access.door import Door
 from ..config import AggregatorConfig
 from ..health import descriptors
@@ -37,9 +34,9 @@ from ..health.calls import Calls
 from ..judgement.judge import Judgement
 from ..service.score import ScoreService
 from ..service.serving import make_server
+from ..services import SCORE, serve_on
 from .handed import Dictionary, snapshot_of
 
-SCORE: str = score_pb2.DESCRIPTOR.services_by_name["ScoreService"].full_name
 PACKET_BYTES_MAX = 1 << 16
 #: Calls still running this long after the end are ended.
 GRACE_SECONDS = 0.2
@@ -71,10 +68,7 @@ class ScoreServer:
         """Serve until the control socket ends. Raises RuntimeError when it cannot listen."""
         config, at = self._settings.config, self._settings
         server = make_server(config, self._door, self._calls)
-        add_ScoreServiceServicer_to_server(ScoreService(self), server)  # type: ignore[no-untyped-call]
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = SCORE, health.SERVICE_NAME, reflection.SERVICE_NAME
-        reflection.enable_server_reflection(names, server)
+        serve_on(server, {SCORE: ScoreService(self)}, self._health)
         port = self._door.bind(server, f"{at.address}:{at.port}")
         self._door.listens([port])
         await self._say_serving(health_pb2.HealthCheckResponse.NOT_SERVING)

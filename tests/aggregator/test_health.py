@@ -23,7 +23,8 @@ from gangline.aggregator.health import descriptors, machine, watch
 from gangline.aggregator.health.figures import FIGURES, PREFIX
 from gangline.aggregator.health.histogram import Histogram
 from gangline.aggregator.health.looplag import SPAN_SECONDS, LoopLag
-from gangline.aggregator.server import Aggregator, StartError
+from gangline.aggregator.listening import StartError
+from gangline.aggregator.server import Aggregator
 from gangline.aggregator.service import metrics
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.storefile import StoreError

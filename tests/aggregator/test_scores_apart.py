@@ -21,9 +21,9 @@ from gangline.aggregator.access.door import Door
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.health.calls import Calls
 from gangline.aggregator.judgement.judge import Judgement
+from gangline.aggregator.listening import StartError
 from gangline.aggregator.scores import handed, supervisor
 from gangline.aggregator.scores.supervisor import ScoreProcess, ScoreProcessError
-from gangline.aggregator.server import StartError
 from gangline.aggregator.service.score import ScoreService
 from gangline.fingerprints.wire import score_pb2
 from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
@@ -227,6 +227,28 @@ def test_a_port_that_is_taken_is_said_at_the_start(tmp_path: Path, lab: Any) -> 
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         asyncio.run(scenario(other.getsockname()[1]))
+
+
+def test_a_start_that_fails_leaves_nothing(
+    tmp_path: Path, lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ports answered on, from a store that was closed, until the process was gone; agents took it for alive."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+    async def failed(self: ScoreProcess) -> None:
+        raise ScoreProcessError("no memory")
+
+    async def scenario() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(ScoreProcess, "start", failed)
+            with pytest.raises(StartError, match=r"listen_scores = .*no memory"):
+                async with lab.aggregator(listen=f"127.0.0.1:{port}", listen_scores="127.0.0.1:0"):
+                    pass
+        async with lab.aggregator(listen=f"127.0.0.1:{port}") as again:
+            assert again.port == port
+
+    asyncio.run(scenario())
 
 
 def test_it_ends_with_an_aggregator_that_is_killed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from gangline.aggregator.service.telemetry import REFUSED_IN_ROW_MAX, Stream
+from gangline.aggregator.service.stream import REFUSED_IN_ROW_MAX, Stream
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import index_of
 from gangline.fingerprints.wire import telemetry_pb2 as wire
@@ -156,8 +156,8 @@ def test_an_agent_that_reads_no_answers_is_not_read_for_ever(
     lab: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refusals that nobody takes waited in memory: ten bytes of a hostile host's were kept as a thousand."""
-    monkeypatch.setattr("gangline.aggregator.service.telemetry.UNREAD_MAX", 16)
-    monkeypatch.setattr("gangline.aggregator.service.telemetry.REFUSED_IN_ROW_MAX", 1 << 30)
+    monkeypatch.setattr("gangline.aggregator.service.stream.UNREAD_MAX", 16)
+    monkeypatch.setattr("gangline.aggregator.service.stream.REFUSED_IN_ROW_MAX", 1 << 30)
     gate = asyncio.Event()
 
     async def held(self: Any, context: Any) -> None:

@@ -1,0 +1,158 @@
+"""The judge's turn: every second all hosts are judged, and what follows is told to whoever is to know."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from grpc_health.v1 import health_pb2
+
+from .access.door import Door
+from .advice.book import Book
+from .advice.telling import Telling
+from .config import AggregatorConfig
+from .declared.live import Live
+from .fleet.fleet import Fleet
+from .hazard.models import Models
+from .ingest.clocklog import ClockWriter
+from .ingest.intake import Ingest
+from .judgement.judge import Judgement, judge
+from .judgement.restart import Before
+from .scores.supervisor import ScoreProcess
+from .service.telemetry import TelemetryService
+from .services import SCORE, TELEMETRY
+from .store.scorelog import ScoreLog
+from .store.store import Store
+from .verdicts import OURSELVES
+
+log = logging.getLogger(__name__)
+
+#: What is wrong with certificates or tokens, as a finding of the aggregator itself.
+ACCESS_FINDING = "access.trouble"
+#: Between two turns others have at least so long.
+REST_SECONDS_MIN = 0.01
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Holder:
+    """What the API answers from: swapped whole, never changed."""
+
+    def __init__(self) -> None:
+        self.snapshot: Judgement | None = None
+
+
+@dataclass(slots=True)
+class Judging:
+    """Belongs to the loop. `begin`, then `run` until it is cancelled."""
+
+    config: AggregatorConfig
+    wall_ns: Callable[[], int]
+    fleet: Fleet
+    store: Store
+    ingest: Ingest
+    clocks: ClockWriter
+    door: Door
+    declared: Live
+    models: Models
+    book: Book
+    telemetry: TelemetryService
+    holder: Holder
+    scores: ScoreProcess | None
+    #: gRPC's health service.
+    health: Any
+    #: What stands against the aggregator itself, in words.
+    alarms: Callable[[], tuple[str, ...]]
+    before: Before
+    #: What the last turn took.
+    seconds: float = 0.0
+    telling: Telling = field(init=False)
+    _written: ScoreLog = field(default_factory=ScoreLog)
+    _access_trouble: str = ""
+    _reload: bool = False
+
+    def __post_init__(self) -> None:
+        self.telling = Telling(self.book)
+
+    def begin(self) -> None:
+        """Answer as before the restart, until the hosts have spoken."""
+        if self.before.scores:
+            snapshot = self._judged(self.wall_ns())
+            self._show(snapshot)
+            self._written.changed(snapshot)  # they stand in the store already
+
+    def reload(self) -> None:
+        """Read what people declared again, with the next turn."""
+        self._reload = True
+
+    async def run(self) -> None:
+        """Take a turn every `judge_seconds`."""
+        while True:
+            begin = time.monotonic()
+            try:
+                await self.turn()
+            except Exception:
+                log.exception("judging failed; the snapshot before stays")
+            self.seconds = time.monotonic() - begin
+            await asyncio.sleep(max(REST_SECONDS_MIN, self.config.judge_seconds - self.seconds))
+
+    async def turn(self) -> None:
+        """Judge all hosts once."""
+        for _ in self.fleet.advance_ahead():
+            await asyncio.sleep(0)  # frames and calls that came meanwhile
+        now_ns = self.wall_ns()
+        self._look_around(now_ns)
+        snapshot = self._in_doubt(self._judged(now_ns), now_ns)
+        first = self.holder.snapshot is None
+        self._show(snapshot)
+        self.store.submit_scores(snapshot, self._written.changed(snapshot))
+        self.store.submit_findings(self.ingest.findings.changes(now_ns))
+        self.telling.observe(snapshot, self.fleet.gpus)
+        if first:
+            await self.health.set(SCORE, _SERVING)
+        await self.health.set(TELEMETRY, _NOT_SERVING if self.store.failing else _SERVING)
+
+    def _look_around(self, now_ns: int) -> None:
+        """Bring up to date what is judged by beside readings."""
+        self.ingest.step(now_ns)
+        self.clocks.step(now_ns)
+        self._tell_of_access(now_ns)
+        if self._reload:
+            self.declared.ask()
+        self._reload = False
+        self.declared.step(now_ns)
+
+    def _tell_of_access(self, now_ns: int) -> None:
+        """Keep what is wrong with certificates or tokens as a finding of the aggregator's own."""
+        if self.door.trouble != self._access_trouble:
+            self.ingest.findings.clear(OURSELVES, ACCESS_FINDING, now_ns)
+            self._access_trouble = self.door.trouble
+            if words := self._access_trouble:
+                self.ingest.findings.find(OURSELVES, ACCESS_FINDING, words, now_ns, expires=False)
+
+    def _judged(self, now_ns: int) -> Judgement:
+        previous = self.holder.snapshot
+        model, experience = self.models.in_use, self.book.experience
+        before = None if previous else self.before
+        return judge(self.fleet, now_ns, previous, before, model, experience)
+
+    def _in_doubt(self, snapshot: Judgement, now_ns: int) -> Judgement:
+        """Return *snapshot* with what stands against the aggregator itself: a disk that takes nothing, alarms."""
+        self.ingest.findings.say_not_stored(self.store.failing, now_ns)
+        if trouble := self.store.trouble:
+            self.telemetry.say_not_stored()
+            reasons = filter(None, (snapshot.degraded_reason, trouble))
+            snapshot = replace(snapshot, degraded_reason="; ".join(reasons))
+        if alarms := (*self.alarms(), *filter(None, (self.declared.trouble,))):
+            snapshot = replace(snapshot, alarms=alarms)
+        return snapshot
+
+    def _show(self, snapshot: Judgement) -> None:
+        """Let every answer from now on be of *snapshot*."""
+        self.holder.snapshot = snapshot
+        if self.scores is not None:
+            self.scores.tell(snapshot)
