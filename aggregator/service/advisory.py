@@ -17,8 +17,15 @@ from ..advice.whatif import Report
 from ..refusals import Invalid, NotFound, TooMuch
 from ..verdicts import Reason
 from . import reports
-from .fields import ACTOR_CHARACTERS_MAX, bounded, signed, time_ns_of
-from .score import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX, node_of, timestamp
+from .fields import (
+    ACTOR_CHARACTERS_MAX,
+    bounded,
+    node_of,
+    page_size_of,
+    signed,
+    time_ns_of,
+    timestamp,
+)
 
 PREFIX = "advisories/"
 NAME_CHARACTERS_MAX = 32
@@ -65,12 +72,8 @@ class AdvisoryService(AdvisoryServiceServicer):
     async def ListAdvisories(
         self, request: advisory_pb2.ListAdvisoriesRequest, context: Any
     ) -> advisory_pb2.ListAdvisoriesResponse:
-        """Return a page, newest first. Raises Invalid, NotFound."""
-        size = request.page_size or PAGE_SIZE_DEFAULT
-        if not 1 <= size <= PAGE_SIZE_MAX:
-            raise Invalid(
-                "page_size", f"{size}, expected 1 to {PAGE_SIZE_MAX}, or 0 for the default"
-            )
+        """Return a page, newest first. Raises Invalid."""
+        size = page_size_of(request.page_size)
         node = node_of(request.node) if request.node else ""
         before = _page(request.page_token)
         held_back = [] if request.page_token or self._book.shadow else self._held_back(node)

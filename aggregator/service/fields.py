@@ -5,10 +5,12 @@ from __future__ import annotations
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from ..access.caller import Caller
+from ..access.names import NAME_CHARACTERS_MAX
 from ..advice.limits import SECOND_NS
 from ..refusals import Invalid
 
 ACTOR_CHARACTERS_MAX = 128
+PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX = 100, 1000
 
 
 def bounded(field: str, text: str, characters_max: int) -> None:
@@ -29,3 +31,24 @@ def time_ns_of(field: str, time: Timestamp) -> int:
 def signed(who: Caller, actor: str) -> str:
     """Return *actor* with the login that it came by: another login does not end what it began."""
     return f"{who.role} {who.name}/{actor}"[:ACTOR_CHARACTERS_MAX] if who.known else actor
+
+
+def node_of(name: str) -> str:
+    """Return `a` of `nodes/a`. Raises Invalid for anything else."""
+    collection, slash, node = name.partition("/")
+    if collection != "nodes" or not slash or not 0 < len(node) <= NAME_CHARACTERS_MAX:
+        most = f", NODE of at most {NAME_CHARACTERS_MAX} characters" if len(name) > 100 else ""
+        raise Invalid("name", f"{name[:100]!r}, expected nodes/NODE{most}")
+    return node
+
+
+def page_size_of(size: int) -> int:
+    """Return how many a page is to have; the default for 0. Raises Invalid."""
+    if not 0 <= size <= PAGE_SIZE_MAX:
+        raise Invalid("page_size", f"{size}, expected 1 to {PAGE_SIZE_MAX}, or 0 for the default")
+    return size or PAGE_SIZE_DEFAULT
+
+
+def timestamp(time_ns: int) -> Timestamp:
+    """Return nanoseconds since 1970 as a Timestamp."""
+    return Timestamp(seconds=time_ns // 1_000_000_000, nanos=time_ns % 1_000_000_000)

@@ -15,8 +15,7 @@ from ..advice.rows import Happened
 from ..refusals import Invalid
 from ..store.records import time_us
 from .advisory import name_of
-from .fields import bounded, signed, time_ns_of
-from .score import node_of
+from .fields import bounded, node_of, signed, time_ns_of
 
 OUTCOMES_MAX = 1000
 NODES_MAX = 4096

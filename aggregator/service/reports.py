@@ -13,8 +13,7 @@ from ..advice.events import Member, PutBack, TakenOut
 from ..advice.gangs import Gang
 from ..advice.limits import HOUR_NS, SECOND_NS
 from ..refusals import Invalid
-from .fields import ACTOR_CHARACTERS_MAX, bounded
-from .score import node_of, timestamp
+from .fields import ACTOR_CHARACTERS_MAX, bounded, node_of, timestamp
 
 GANGS_MAX, ENDED_MAX, NODES_MAX, NODES_OF_ALL_MAX = 1000, 10_000, 10_000, 100_000
 WORKLOAD_CHARACTERS_MAX, REASON_CHARACTERS_MAX, NODE_CHARACTERS_MAX = 256, 500, 260

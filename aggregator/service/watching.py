@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ...fingerprints.wire import score_pb2
-from ..fleet.arrays import Flags, Indexes
+from ..fleet.arrays import Flags, Indexes, Times
 from ..judgement.columns import Columns
 from ..judgement.judge import Judgement
 from ..refusals import Invalid, TooMuch
@@ -24,27 +23,29 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1
 #: Without any change, a bookmark is sent after so many versions: a watch that hears nothing is broken.
 QUIET_VERSIONS = 10
-#: Changes that a watch can go on from: five minutes of them. An older bookmark begins anew.
-VERSIONS_MAX = 300
 WATCHERS_MAX = 1000
 BOOKMARK_CHARACTERS_MAX = 64
-
-
-class Change(NamedTuple):
-    """One version: which nodes changed, and the update as bytes."""
-
-    version: int
-    nodes: Indexes
-    update: bytes
+#: Watches go on from different versions, as fast as each reads: so many updates are kept for others at the same one.
+UPDATES_MAX = 16
 
 
 class Changes:
-    """The changes of the last versions. `take` is called with each snapshot; watchers wait for the next."""
+    """What changed since any version. `take` is called with each snapshot; watchers wait for the next.
+
+    Of each node the version is kept in which it last became another: that is all that is needed, however far behind
+    a watcher is, and takes eight bytes a node.
+    """
 
     def __init__(self) -> None:
         self.latest: Judgement | None = None
+        #: What watchers are told: what no change is told of stays as it was.
         self._told = Columns.none()
-        self._kept: deque[Change] = deque(maxlen=VERSIONS_MAX)
+        self._changed_in: Times = np.zeros(0, dtype=np.int64)
+        self._begun = 0
+        self._news_of: Judgement | None = (
+            None  # the last snapshot that there was anything to tell of
+        )
+        self._updates: dict[int, bytes] = {}  # until it, by the version after which they go on
         self._whole: tuple[Judgement, bytes] | None = None
         self._news = asyncio.Event()
 
@@ -53,21 +54,32 @@ class Changes:
         if self.latest is snapshot:
             return
         before, self.latest = self.latest, snapshot
-        anew = before is None or before.dictionary_version != snapshot.dictionary_version
-        if anew:
-            self._told, nodes = snapshot.columns, np.zeros(0, dtype=np.intp)
-            self._kept.clear()
-        else:
-            changed = _changed(self._told, snapshot.columns)
-            nodes = np.flatnonzero(changed)
-            self._told = self._told.followed_by(snapshot.columns, changed)
-        word = anew or (before and before.degraded_reason != snapshot.degraded_reason)
-        last = self._kept[-1].version if self._kept else 0
-        if nodes.size or word or snapshot.version - last >= QUIET_VERSIONS:
-            update = message(snapshot, self._told, nodes, whole=False)
-            self._kept.append(Change(snapshot.version, nodes, update))
-            news, self._news = self._news, asyncio.Event()
-            news.set()
+        if before is None or before.dictionary_version != snapshot.dictionary_version:
+            self._begin(snapshot)
+            return
+        changed = _changed(self._told, snapshot.columns)
+        self._told = self._told.followed_by(snapshot.columns, changed)
+        known = self._changed_in.size
+        self._changed_in = np.where(
+            changed, snapshot.version, np.pad(self._changed_in, (0, changed.size - known))
+        )
+        assert self._news_of is not None
+        quiet_versions = snapshot.version - self._news_of.version
+        is_news = changed.any() or before.degraded_reason != snapshot.degraded_reason
+        if is_news or quiet_versions >= QUIET_VERSIONS:
+            self._tell(snapshot)
+
+    def _begin(self, snapshot: Judgement) -> None:
+        """Begin an epoch: what was before is not known."""
+        self._told, self._begun = snapshot.columns, snapshot.version
+        self._changed_in = np.full(self._told.score.size, snapshot.version, dtype=np.int64)
+        self._tell(snapshot)
+
+    def _tell(self, snapshot: Judgement) -> None:
+        self._news_of = snapshot
+        self._updates.clear()
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     async def wait(self) -> None:
         """Return when there is news."""
@@ -82,18 +94,23 @@ class Changes:
             self._whole = self.latest, update
         return self.latest.version, self._whole[1]
 
-    def since(self, version: int) -> tuple[int, list[bytes]] | None:
-        """Return (version now, updates after *version*); None where they are not known any more."""
-        later = [change for change in self._kept if change.version > version]
-        if self.latest is None or not self._kept or version > self.latest.version:
+    def since(self, version: int) -> tuple[int, bytes] | None:
+        """Return (version now, update since *version*, empty without news); None where that is not known.
+
+        An update is made once for all who go on from one version.
+        """
+        now = self._news_of
+        if self.latest is None or now is None or not self._begun <= version <= self.latest.version:
             return None
-        if len(later) == len(self._kept) and later[0].version != version + 1:
-            return None
-        if len(later) <= 1:
-            return (later[-1].version if later else version), [change.update for change in later]
-        nodes = np.unique(np.concatenate([change.nodes for change in later]))
-        update = message(self.latest, self._told, nodes, whole=False)
-        return self.latest.version, [update]
+        if version >= now.version:
+            return version, b""
+        update = self._updates.get(version)
+        if update is None:
+            nodes = np.flatnonzero(self._changed_in > version)
+            update = message(now, self._told, nodes, whole=False)
+            if len(self._updates) < UPDATES_MAX:
+                self._updates[version] = update
+        return now.version, update
 
 
 class Watching:
@@ -121,10 +138,10 @@ class Watching:
                     known, update = self._changes.whole()
                     await write(update)
                     continue
-                known, updates = told
-                for update in updates:
+                known, update = told
+                if update:
                     await write(update)
-                if not updates:
+                else:
                     await self._changes.wait()
         finally:
             self.count -= 1
