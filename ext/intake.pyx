@@ -38,8 +38,19 @@ cdef int64_t SAFE_NS = <int64_t>1 << 61
 #: Stored times are held within 1970 to 2200: a host's clock may say anything.
 cdef int64_t STORED_NS_MAX = 7_258_118_400_000_000_000
 TIME_NS_MAX = STORED_NS_MAX
-#: Names are the agents' to choose.
+#: What a table begins with is the agents' to choose, and these are not known to them.
 cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
+cdef uint64_t FACTOR = int.from_bytes(os.urandom(8), "little") | 1
+
+cdef extern from *:
+    """
+    /* Both halves of the product, one over the other: the upper one depends on all of the factor's bits. */
+    static inline unsigned long long gangline_product(unsigned long long a, unsigned long long b) {
+        unsigned __int128 whole = (unsigned __int128)a * b;
+        return (unsigned long long)whole ^ (unsigned long long)(whole >> 64);
+    }
+    """
+    uint64_t product "gangline_product"(uint64_t a, uint64_t b) noexcept nogil
 
 
 cdef class Columns:
@@ -456,14 +467,14 @@ cdef Py_ssize_t _cost(Shape shape):
 
 
 cdef uint64_t _digest(const uint8_t *text, Py_ssize_t size) noexcept nogil:
-    """Eight bytes at a time; no two texts of one length that differ in one of these eights only have the same."""
+    """Eight bytes at a time, multiplied with a secret: with a known factor, flipped highest bits cancel out in the next eight
+    whatever the seed, and what was never checked would pass for what was."""
     cdef uint64_t found = SEED ^ <uint64_t>size, word
     cdef Py_ssize_t at = 0
     while at < size:
         word = 0
         memcpy(&word, text + at, min(<Py_ssize_t>8, size - at))
-        found = (found ^ word) * <uint64_t>0x9E3779B97F4A7C15
-        found ^= found >> 32
+        found = product(found ^ word, FACTOR)
         at += 8
     return found
 

@@ -71,6 +71,26 @@ def test_a_damaged_frame_is_refused_with_the_same_words(at: int, byte: int, seal
             assert read_blocks(data, reader) == expected
 
 
+def test_names_that_cancel_out_in_the_digest_are_read_anew() -> None:
+    """One agent made names of another's digest whatever the seed was: no UTF-8, they failed each commit of the fleet."""
+    stamp = Stamp(b"r" * 16, b"b" * 16, 1, 1, 1)
+    data = frames.encode(stamp, [Block("gpu_1s", ["GPU-" + "a" * 60])], deflate=False)
+    name = data.index(b"GPU-a")
+    keys = name - 1 - 4 - 2 * len(TABLES["gpu_1s"])
+    word = name + -(name - keys) % 8  # the first eight bytes within the name
+    reader = Reader(CATALOGUE, frames.decode)
+    reader.read(data)
+    for back in (0, 8):
+        changed = bytearray(data)
+        changed[word + back + 7] ^= (
+            0x80  # its highest bit, which a factor takes nowhere but into two of the next
+        )
+        changed[word + back + 15] ^= 0x80
+        changed[word + back + 11] ^= 0x80
+        with pytest.raises(FrameError, match="utf-8"):
+            reader.read(resealed(bytes(changed)))
+
+
 @given(st.integers(0, len(EXAMPLE) - 1))
 def test_a_frame_cut_off_is_refused_with_the_same_words(length: int) -> None:
     """Its checksum right, its header's length too: what is missing shows in its tables alone."""
