@@ -109,6 +109,7 @@ class Judging:
         snapshot = self._in_doubt(self._judged(now_ns), now_ns)
         first = self.holder.snapshot is None
         self._show(snapshot)
+        await asyncio.sleep(0)  # who waits for an answer has one of this turn
         self.store.submit_scores(snapshot, self._written.changed(snapshot))
         self.store.submit_findings(self.ingest.findings.changes(now_ns))
         self.telling.observe(snapshot, self.fleet.gpus)

@@ -149,6 +149,7 @@ class Aggregator:
         self.query = QueryService(config, wall_ns)
         undo.push_async_callback(self.query.close)
         before = remember(self.fleet, self.store, self._ingest.findings, wall_ns())
+        self.store.forget_before()
         self.judging = self._make_judging(before)
         self.judging.begin()
         self._services = {

@@ -6,10 +6,8 @@ Owned by the loop's thread; knows nothing of gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ...ext.intake import Received
@@ -29,12 +27,11 @@ from .clocklog import Heard
 from .clocks import HostClock
 from .findings import Findings
 from .gpuowners import GpuOwners
+from .knownevents import KnownEvents
 from .reading import Incoming
 from .registration import check_events, check_request
 from .sessions import Session, Sessions, check_name
 
-#: Event ids remembered to tell an agent that it sent one twice; the store looks at all.
-EVENT_IDS_MAX = 100_000
 #: What a frame may take in a commit: one whole host's takes less than a hundredth. A few cells of very many devices,
 #: in which a megabyte on the wire is 400 here, are no host's.
 COMMIT_BYTES_MAX = 64 << 20
@@ -66,14 +63,6 @@ class Accepted(NamedTuple):
         return self.frame.rows + self.frame.looked_up
 
 
-@dataclass(slots=True)
-class Known:
-    """Up to which revision an event was told to the fleet, and is on disk; -1: not at all."""
-
-    told: int = -1
-    durable: int = -1
-
-
 class Ingest:
     """All of the aggregator that agents speak to."""
 
@@ -96,8 +85,7 @@ class Ingest:
         self.refused_frames = self.receipts = self.new_events = 0
         self._clocks: dict[str, HostClock] = {}
         self._lane = EventLane(store)
-        #: (host, event id) -> how far the event is known.
-        self._known: OrderedDict[tuple[str, str], Known] = OrderedDict()
+        self._known = KnownEvents()
         self._events_again: dict[str, dict[str, StoredEvent]] = {}
         self._boots_before: dict[str, bytes] = {}
         self._cleared = store.cleared_findings
@@ -109,12 +97,10 @@ class Ingest:
         for host, run_id, boot_id, address in store.known_hosts:
             self.sessions.remember(host, run_id, boot_id, address, now_ns)
             self._boots_before[host] = boot_id
-        events, store.recent_events = store.recent_events, []
-        for event in events:
+        for event in store.recent_events:
             event_id, revision = event.event.event_id, event.event.revision
-            known = self._known.setdefault((event.host, event_id), Known())
-            if revision > known.durable:  # the journal may hold a later one than the store
-                known.told = known.durable = revision
+            if self._known.tell(event.host, event_id, revision):  # the journal may hold a later one
+                self._known.store(event.host, event_id, revision)
                 self._events_again.setdefault(event.host, {})[event_id] = event
 
     @property
@@ -289,26 +275,20 @@ class Ingest:
         if new:
             await self._lane.append(list(new.values()))
         for event_id, one in new.items():
-            known = self._known.setdefault((host, event_id), Known())
-            known.durable = max(known.durable, one.event.revision)
+            self._known.store(host, event_id, one.event.revision)
         return wire.ReportEventsResponse(accepted=len(new), duplicate_event_ids=duplicates)
 
     def _is_known(self, host: str, event: wire.HealthEvent, beside: StoredEvent | None) -> bool:
         """Say whether this revision of *event*, or a later one, is on disk or in the same request."""
         if beside is not None and beside.event.revision >= event.revision:
             return True
-        known = self._known.get((host, event.event_id))
-        return known is not None and known.durable >= event.revision
+        return self._known.of(host, event.event_id).durable >= event.revision
 
     def _tell(self, events: list[StoredEvent]) -> None:
         """Tell the fleet of events, of each revision once."""
         for one in events:
-            known = self._known.setdefault((one.host, one.event.event_id), Known())
-            if one.event.revision > known.told:
-                known.told = one.event.revision
+            if self._known.tell(one.host, one.event.event_id, one.event.revision):
                 self._fleet.event(one.host, one.event, one.received_ns, one.time_ns)
-        while len(self._known) > EVENT_IDS_MAX:
-            self._known.popitem(last=False)
 
     def close(self) -> None:
         """End the event lane's thread."""

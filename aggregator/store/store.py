@@ -171,10 +171,15 @@ class Store:
             self.last_scores = known.last_scores(cursor)
             self.cleared_findings = known.cleared_findings(cursor)
             self.open_findings = known.open_findings(cursor)
-            #: Who takes the events leaves none here: of a large fleet they are 0.1 GB.
             self.recent_events = known.recent_events(cursor, self._wall_ns())
         self.recent_events += self._journal.replayed
         self._journal.replayed.clear()
+
+    def forget_before(self) -> None:
+        """Let go of what the store knew when it was opened: of a large fleet it is 0.2 GB, and its users have theirs."""
+        self.known_hosts, self.known_gpus = [], []
+        self.last_scores, self.open_findings, self.cleared_findings = [], [], {}
+        self.recent_events = []
 
     @classmethod
     def open(

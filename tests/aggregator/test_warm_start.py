@@ -89,7 +89,10 @@ def test_ten_thousand_hosts_stand_as_before_at_once(lab: Any, make_agent: Any, u
                 assert State.UNKNOWN not in states and State.STALE not in states
 
     asyncio.run(way())
-    found = lab.rows("SELECT host, epoch_us(since), cleared IS NULL FROM findings ORDER BY host")
+    # What the aggregator finds of itself on a machine that is busy is not the hosts'.
+    found = lab.rows(
+        "SELECT host, epoch_us(since), cleared IS NULL FROM findings WHERE host NOT LIKE '(%' ORDER BY host"
+    )
     assert found == [
         ("gone-long-ago", begin_ns // 1000, False),
         ("host-00010", (begin_ns - 900 * SECOND_NS) // 1000, True),
