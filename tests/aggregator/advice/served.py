@@ -77,6 +77,9 @@ class Tables:
     def reading(self) -> Iterator[Any]:
         yield self.connection
 
+    def close(self) -> None:
+        self.connection.close()  # else it ends wherever the garbage collector comes by: within another store's thread
+
 
 class Known(grpc.aio.ServerInterceptor):
     """In the guard's place: whoever calls is the admin of this machine."""

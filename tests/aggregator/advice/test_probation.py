@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -26,8 +28,9 @@ TRAINED = HazardModel(
 
 
 @pytest.fixture
-def store() -> Tables:
-    return Tables()
+def store() -> Iterator[Tables]:
+    with closing(Tables()) as tables:
+        yield tables
 
 
 def book_of(store: Tables, world: World) -> Book:

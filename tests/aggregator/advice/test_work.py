@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import grpc
@@ -22,8 +24,9 @@ GPUS = 2
 
 
 @pytest.fixture
-def store() -> Tables:
-    return Tables()
+def store() -> Iterator[Tables]:
+    with closing(Tables()) as tables:
+        yield tables
 
 
 def asked(store: Tables, query: str) -> list[tuple[Any, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ class Tables:
     @contextmanager
     def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
         yield self.connection
+
+    def close(self) -> None:
+        self.connection.close()  # else it ends wherever the garbage collector comes by: within another store's thread
 
 
 class Running:
@@ -87,9 +90,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def running(folder: Path) -> Running:
+def running(folder: Path) -> Iterator[Running]:
     """One that runs."""
-    return Running(Tables(), folder)
+    with closing(Tables()) as tables:
+        yield Running(tables, folder)
 
 
 def write(folder: Path, text: str) -> None:
@@ -180,13 +184,14 @@ def test_a_start_while_somebody_writes_has_what_was_in_force(
 def test_what_is_not_in_force_is_not_told_to_be(folder: Path) -> None:
     """The first start with a bad file, and a stored version that this release does not take any more."""
     write(folder, "nonsense = [")
-    assert "nothing is declared" in Running(Tables(), folder).finding
-    store = Tables()
-    write(folder, RACK.format("r1"))
-    Running(store, folder).step()
-    store.connection.execute("UPDATE declared_files SET text = 'nonsense = ['")
-    write(folder, "nonsense = {")
-    assert "nothing is declared" in Running(store, folder).finding
+    with closing(Tables()) as tables:
+        assert "nothing is declared" in Running(tables, folder).finding
+    with closing(Tables()) as store:
+        write(folder, RACK.format("r1"))
+        Running(store, folder).step()
+        store.connection.execute("UPDATE declared_files SET text = 'nonsense = ['")
+        write(folder, "nonsense = {")
+        assert "nothing is declared" in Running(store, folder).finding
 
 
 def test_sighup_takes_it_at_once(running: Running, folder: Path) -> None:
