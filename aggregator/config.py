@@ -1,13 +1,13 @@
-"""The aggregator's settings, and the address it may listen on."""
+"""The aggregator's settings."""
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..fingerprints.settings import SettingsError, setting
+from ..fingerprints.settings import setting
 from .access.names import check_patterns, check_trust_domain
+from .addresses import check_metrics
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class AggregatorConfig:
     # own health
     metrics_listen: str = setting(
         "",
-        check=lambda text: _check_metrics(text),
+        check=check_metrics,
         says="address:port of /metrics, the aggregator's own figures for Prometheus, in plain HTTP for "
         "whoever reaches it; empty: off",
     )
@@ -304,42 +304,3 @@ class AggregatorConfig:
 def declared_path(config: AggregatorConfig) -> Path | None:
     """Return where people's declarations are; None: nowhere."""
     return Path(config.declared) if config.declared else None
-
-
-def parse_listen(text: str, *, beyond_loopback: bool, name: str = "listen") -> tuple[str, int]:
-    """Return (address, port) of `address:port`. Raises SettingsError with what would be right."""
-    address, port = _address_port(text)
-    if not port:
-        raise SettingsError(f"{name} = {text!r}: expected {_ADDRESS_PORT} 127.0.0.1:7600")
-    if not _is_loopback(address) and not beyond_loopback:
-        raise SettingsError(
-            f"{name} = {text!r}: {address or 'no address'} is not loopback, and without TLS all would be "
-            "plain text; set tls_certificate_file and tls_key_file (`gangline admin cert` makes them), "
-            "listen on 127.0.0.1, or say --set listen_beyond_loopback=true if the network is trusted"
-        )
-    return address, int(port)
-
-
-#: What is wanted of an address.
-_ADDRESS_PORT = "address:port, such as"
-
-
-def _address_port(text: str) -> tuple[str, str]:
-    """Return the address and the port of *text*, an empty port when that is none."""
-    address, _, port = text.rpartition(":") if ":" in text else ("", "", "")
-    digits = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
-    return address, port if digits else ""
-
-
-def _check_metrics(text: str) -> None:
-    if text and not _address_port(text)[1]:
-        raise SettingsError(f"{_ADDRESS_PORT} 127.0.0.1:9477, or nothing for none")
-
-
-def _is_loopback(address: str) -> bool:
-    if address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(address.strip("[]")).is_loopback
-    except ValueError:
-        return False

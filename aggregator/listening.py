@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import socket
+from typing import NamedTuple
 
-from .config import AggregatorConfig, parse_listen
+from .addresses import parse_listen
+from .config import AggregatorConfig
 from .service.metrics import listener
 
 
@@ -13,18 +15,30 @@ class StartError(Exception):
     """The service cannot start; the words say why and what to do."""
 
 
-def addresses(config: AggregatorConfig) -> list[tuple[str, int]]:
+class Place(NamedTuple):
+    """Where something is to listen. *option*: what is written before an address to name another place."""
+
+    address: str
+    port: int
+    option: str
+
+
+def places(config: AggregatorConfig) -> list[Place]:
     """Return where to listen: for all, and for those with a token if that is another place. Raises SettingsError."""
-    texts = filter(None, (config.listen, config.listen_tokens))
-    return [parse_listen(text, beyond_loopback=_beyond_loopback(config)) for text in texts]
+    named = [("listen", "--listen "), ("listen_tokens", "--set listen_tokens=")]
+    return [_place(config, name, option) for name, option in named if getattr(config, name)]
 
 
-def scores_address(config: AggregatorConfig) -> tuple[str, int] | None:
+def scores_place(config: AggregatorConfig) -> Place | None:
     """Return where a process of its own is to answer for scores; None: nowhere. Raises SettingsError."""
     if not config.listen_scores:
         return None
-    beyond = _beyond_loopback(config)
-    return parse_listen(config.listen_scores, beyond_loopback=beyond, name="listen_scores")
+    return _place(config, "listen_scores", "--set listen_scores=")
+
+
+def _place(config: AggregatorConfig, name: str, option: str) -> Place:
+    beyond = config.listen_beyond_loopback or bool(config.tls_certificate_file)
+    return Place(*parse_listen(getattr(config, name), beyond_loopback=beyond, name=name), option)
 
 
 def metrics_socket(config: AggregatorConfig) -> socket.socket | None:
@@ -41,18 +55,17 @@ def metrics_socket(config: AggregatorConfig) -> socket.socket | None:
         ) from error
 
 
-def refuse_taken(address: str, port: int, option: str = "--listen ") -> None:
-    """Raise StartError if nobody could listen there. *option*: how another place is named."""
+def refuse_taken(place: Place) -> None:
+    """Raise StartError if nobody could listen there."""
     try:
-        _probe(address, port)
+        _probe(place.address, place.port)
     except OSError as error:
-        raise cannot_listen(address, port, error, option) from error
+        raise cannot_listen(place, error) from error
 
 
-def cannot_listen(
-    address: str, port: int, error: Exception, option: str = "--listen "
-) -> StartError:
+def cannot_listen(place: Place, error: Exception) -> StartError:
     """Return *error*, of who tried to listen there, with what to do about it."""
+    address, port, option = place
     number = getattr(error, "errno", None)
     if isinstance(error, socket.gaierror) or number == errno.EADDRNOTAVAIL:
         remedy = f"No address of this machine? `ip address` lists those: name one with {option}ADDRESS:{port}"
@@ -64,10 +77,6 @@ def cannot_listen(
             f"this one another port with {option}{address}:PORT"
         )
     return StartError(f"cannot listen on {address}:{port}: {error}. {remedy}")
-
-
-def _beyond_loopback(config: AggregatorConfig) -> bool:
-    return config.listen_beyond_loopback or bool(config.tls_certificate_file)
 
 
 def _probe(address: str, port: int) -> None:

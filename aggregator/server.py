@@ -40,12 +40,13 @@ from .judgement.judge import FAULT_RULES
 from .judgement.restart import Before
 from .judging import Holder, Judging
 from .listening import (
+    Place,
     StartError,
-    addresses,
     cannot_listen,
     metrics_socket,
+    places,
     refuse_taken,
-    scores_address,
+    scores_place,
 )
 from .permits import Permits
 from .remembered import remember
@@ -93,12 +94,11 @@ class Aggregator:
         """Open the store and serve. Raises SettingsError, StoreError or StartError, with words; then nothing is left."""
         config = self._config
         self.door = Door(config, lambda: self._wall_ns() / 1e9)
-        where, scores = addresses(config), scores_address(config)
-        for address, port in where:
-            refuse_taken(address, port)  # before anything is written
+        where, scores = places(config), scores_place(config)
+        for place in (*where, *([scores] if scores else ())):
+            refuse_taken(place)  # before anything is written
         if scores is not None:
-            refuse_taken(*scores, "--set listen_scores=")
-            self.scores = ScoreProcess(config, scores, self.door, self._calls)
+            self.scores = ScoreProcess(config, scores[:2], self.door, self._calls)
         if few := descriptors.words(descriptors.raise_limit()[0], config.hosts_max):
             log.warning("%s", few)
         async with AsyncExitStack() as undo:
@@ -169,30 +169,30 @@ class Aggregator:
             lambda: self._own.words, before,
         )  # fmt: skip
 
-    async def _listen(self, where: list[tuple[str, int]], undo: AsyncExitStack) -> None:
-        """Answer on all addresses, the score process's among them."""
+    async def _listen(self, where: list[Place], undo: AsyncExitStack) -> None:
+        """Answer in all places, the score process's among them."""
         if (
             self.scores is not None
         ):  # first: gRPC keeps a port that it was bound to and does not serve
             await self._start_scores(self.scores)
             undo.push_async_callback(self.scores.close)
-        self._servers = [
-            self._bind(address, port, by_token=at > 0) for at, (address, port) in enumerate(where)
-        ]
+        self._servers = [self._bind(place, by_token=at > 0) for at, place in enumerate(where)]
         self.door.listens([self.port, self.token_port])
         for server in self._servers:
             await server.start()
             undo.push_async_callback(server.stop, None)
 
-    def _bind(self, address: str, port: int, *, by_token: bool) -> grpc.aio.Server:
-        """Return a server that is to answer there; behind the first address callers need no token."""
+    def _bind(self, place: Place, *, by_token: bool) -> grpc.aio.Server:
+        """Return a server that is to answer there; behind the first of all places callers need no token."""
         denied = {f"/{QUERY}/Query": self.query.denied}
         server = make_server(self._config, self.door, self._calls, by_token=by_token, denied=denied)
         serve_on(server, self._services, self._health)
         try:
-            self.token_port = self.door.bind(server, f"{address}:{port}", by_token=by_token)
+            self.token_port = self.door.bind(
+                server, f"{place.address}:{place.port}", by_token=by_token
+            )
         except RuntimeError as error:
-            raise cannot_listen(address, port, error) from error
+            raise cannot_listen(place, error) from error
         if not by_token:
             self.port = self.token_port
         return server

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...fingerprints.settings import SettingsError
 from ..access.tokens import TokensError
-from ..config import parse_listen
+from ..addresses import parse_listen
 from .children import Child, ChildError, Children
 from .client import ADDRESS_DEFAULT, FAILED, OK, Client, CommandError, Listing, Way
 from .demonstration import Truth, missing, read_truth

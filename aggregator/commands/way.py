@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ...fingerprints.tls import (
     read_token,
     speaks_tls,
 )
+from ..addresses import is_loopback
 
 ADDRESS_DEFAULT = "127.0.0.1:7600"
 ADDRESS_VARIABLE = "GANGLINE_AGGREGATOR"
@@ -93,7 +93,7 @@ class Way:
                 token = token and one_token(token, TOKEN_VARIABLE)
         except TlsError as error:
             raise CommandError(str(error), cli.FAILED) from error
-        if token and not self.ca and not _is_loopback(self.host):
+        if token and not self.ca and not is_loopback(self.host):
             raise CommandError(
                 f"the token would be readable on its way to {self.aggregator}: name the CA of its "
                 "certificate with --ca",
@@ -152,13 +152,6 @@ def _file() -> Path:
         return Path(named)
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "gangline" / "client.toml"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def dialled(way: Way, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:

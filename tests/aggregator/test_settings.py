@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
+from gangline.aggregator.addresses import parse_listen
 from gangline.aggregator.commands import aggregator
-from gangline.aggregator.config import parse_listen
+from gangline.aggregator.config import AggregatorConfig
+from gangline.aggregator.listening import StartError, places, refuse_taken
 from gangline.fingerprints.settings import SettingsError
 
 
@@ -53,3 +57,14 @@ def test_a_wrong_setting_is_exit_2_and_words(
     """The service does not start half configured, and touches no folder."""
     assert aggregator.main(arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_is_said_by_the_setting_that_names_it() -> None:
+    """Of listen_tokens it was said that `listen` was wrong, and that another --listen would do."""
+    with pytest.raises(SettingsError, match=r"^listen_tokens = '7601': expected address:port"):
+        places(AggregatorConfig(listen_tokens="7601"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        _, second = places(AggregatorConfig(listen_tokens=taken))
+        with pytest.raises(StartError, match=r"with --set listen_tokens=127\.0\.0\.1:PORT"):
+            refuse_taken(second)

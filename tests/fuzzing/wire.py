@@ -21,7 +21,8 @@ from gangline.agent.spool.segment import FileSegment, first_of
 from gangline.agent.transport.calls import SessionError
 from gangline.agent.transport.client import TargetError, parse_target
 from gangline.agent.transport.session import Session
-from gangline.aggregator.config import AggregatorConfig, parse_listen
+from gangline.aggregator.addresses import parse_listen
+from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.history import manifest
 from gangline.aggregator.history.segments import Segment
 from gangline.aggregator.ingest.registration import check_events, check_request
