@@ -7,12 +7,12 @@ import difflib
 import io
 from typing import Any
 
+from .content import Content
 from .fields import one_line
 from .hostset import parse_pattern
-from .limits import HOSTS_MAX, RAILS_MAX
+from .limits import COLUMNS_MAX, HOSTS_MAX, RAILS_MAX
 from .model import PLACE_FIELDS, Place
 from .problems import Problems, Where, shown
-from .tomlfile import Content
 
 #: What is this much like a column of ours is a slip of the pen, not a column of somebody else's.
 _LIKE = 0.75
@@ -33,6 +33,8 @@ def parse_csv(text: str, file: str, content: Content, problems: Problems) -> Non
                 columns = _columns(row, where, problems)
                 if not columns:
                     return
+            elif problems.cut():
+                return
             elif len(content.places) >= HOSTS_MAX:
                 problems.add(where, f"with this one there are more than {HOSTS_MAX} hosts")
                 return
@@ -48,6 +50,9 @@ def parse_csv(text: str, file: str, content: Content, problems: Problems) -> Non
 
 def _columns(row: list[str], where: Where, problems: Problems) -> dict[str, int]:
     """Return where each column of ours is; nothing when the line is none of names."""
+    if len(row) > COLUMNS_MAX:
+        problems.add(where, f"{len(row)} columns, at most {COLUMNS_MAX}")
+        return {}
     names = [cell.strip().lower() for cell in row]
     known = ("host", *PLACE_FIELDS)
     for name in names:

@@ -6,6 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from .hostset import BY_PLACE, Pattern, Selection, parse_pattern
@@ -43,9 +44,12 @@ class Entry:
         """Return where *key* stands."""
         return Where(self.where.file, self._line_of(key) or self.where.line)
 
-    def wrong(self, key: str, words: str) -> None:
-        """Say what is wrong with *key*."""
-        self._problems.add(self.at(key), f"{key}: {words}" if key else words)
+    def wrong(self, key: str, words: str | Callable[[], str]) -> None:
+        """Say what is wrong with *key*. *words*: or what makes them."""
+        before = f"{key}: " if key else ""
+        self._problems.add(
+            self.at(key), lambda: before + (words if isinstance(words, str) else words())
+        )
 
     def has(self, key: str) -> bool:
         """Say whether there is a *key*."""
@@ -117,8 +121,10 @@ class Entry:
         """Tell of each key that nobody asked for."""
         for key in self._values:
             if key not in self._asked:
-                words = f"unknown here; {near(key, self._asked)}"
-                self._problems.add(self.at(key), f"{as_key(key)}: {words}")
+                self._problems.add(self.at(key), partial(self._unknown, key))
+
+    def _unknown(self, key: str) -> str:
+        return f"{as_key(key)}: unknown here; {near(key, self._asked)}"
 
 
 def as_key(key: str) -> str:

@@ -9,6 +9,8 @@ FILE_BYTES_MAX = 16 << 20
 TOTAL_BYTES_MAX = 4 * FILE_BYTES_MAX
 #: Hosts whose places are given.
 HOSTS_MAX = 50_000
+#: Columns of a CSV file, ours and others'.
+COLUMNS_MAX = 256
 #: Places that one host is told of in.
 SAID_MAX = 16
 #: Entries of each kind in all files: windows, overrides, expected hosts.
@@ -28,3 +30,5 @@ OVERRIDE_DAYS_MAX = 366
 CODES_MAX = 64
 #: Problems that are told of at once.
 PROBLEMS_MAX = 20
+#: A file of lines is not read on once there are so many.
+PROBLEMS_COUNTED_MAX = 10_000

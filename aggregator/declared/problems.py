@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, time
 from typing import NamedTuple
 
-from .limits import PROBLEMS_MAX
+from .limits import PROBLEMS_COUNTED_MAX, PROBLEMS_MAX
 
 #: Of a value that is quoted in words.
 _SHOWN_CHARACTERS_MAX = 60
@@ -38,13 +39,20 @@ class Problems:
     #: Allowed, but hardly meant: told by `gangline declared check`.
     notes: list[str] = field(default_factory=list[str])
     left_out: int = 0
+    #: A file was not read to its end.
+    was_cut: bool = False
 
-    def add(self, where: Where, words: str) -> None:
-        """Take a problem down."""
+    def add(self, where: Where, words: str | Callable[[], str]) -> None:
+        """Take a problem down. *words*: or what makes them, where that takes long and many may be left out."""
         if len(self.found) < PROBLEMS_MAX:
-            self.found.append(f"{where}: {words}")
+            self.found.append(f"{where}: {words if isinstance(words, str) else words()}")
         else:
             self.left_out += 1
+
+    def cut(self) -> bool:
+        """Say whether there are so many that a file is not read to its end, which is told."""
+        self.was_cut = self.was_cut or self.left_out >= PROBLEMS_COUNTED_MAX
+        return self.was_cut
 
     def note(self, where: Where, words: str) -> None:
         """Take down what is odd."""
@@ -54,7 +62,8 @@ class Problems:
     def raise_any(self) -> None:
         """Raise DeclaredError if there is a problem."""
         if self.found:
-            more = [f"and {self.left_out} more"] if self.left_out else []
+            rest = ", where reading stopped" if self.was_cut else ""
+            more = [f"and {self.left_out:,} more{rest}"] if self.left_out else []
             raise DeclaredError(self.found + more)
 
 

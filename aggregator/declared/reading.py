@@ -7,9 +7,11 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from .content import Content
 from .csvfile import parse_csv
 from .limits import (
     ENTRIES_MAX,
@@ -21,7 +23,7 @@ from .limits import (
 )
 from .model import NOWHERE, PLACE_FIELDS, Declared, Place, Said, merged
 from .problems import DeclaredError, Problems, Where, shown
-from .tomlfile import Content, parse_toml
+from .tomlfile import parse_toml
 from .topograph import parse_topograph
 
 #: What is read, by the end of its name; what has another is left alone, but for what was likely meant.
@@ -182,14 +184,20 @@ def _given(
             problems.add(where, f"{host}: told of more than {SAID_MAX} times")
             continue
         for other in said:
-            for name in _unlike(other.place, place):
-                words = f"{host}: {name} is {_value(place, name)} here and {_value(other.place, name)} at {other.where}"
-                problems.add(where, words)
+            unlike = _unlike(other.place, place)
+            for name in unlike:
+                problems.add(where, partial(_disagree, host, name, place, other))
+            if unlike:
+                break  # else it is told once for each of the sixteen
         said.append(Said(source, str(where), place))
     return {
         host: (*by_source.get("file", ()), *by_source.get("topograph", ()))
         for host, by_source in found.items()
     }
+
+
+def _disagree(host: str, name: str, place: Place, other: Said) -> str:
+    return f"{host}: {name} is {_value(place, name)} here and {_value(other.place, name)} at {other.where}"
 
 
 def _unlike(one: Place, other: Place) -> list[str]:

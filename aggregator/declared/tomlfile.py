@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
+from .content import Content
 from .expected import ITEMS, TEXTS
 from .fields import Entry, bounded, near
 from .hostset import Selection
@@ -31,21 +33,6 @@ DAY_NS = 86_400 * 1_000_000_000
 _NONE: list[Entry] = []
 KINDS = ("place", "expected", "maintenance", "override")
 _CODE_MAX = 2**32 - 1
-
-
-@dataclass(slots=True)
-class Content:
-    """What one or more files hold."""
-
-    #: (host, its place, where it is said)
-    places: list[tuple[str, Place, Where]] = field(default_factory=list[tuple[str, Place, Where]])
-    expectations: list[Expected] = field(default_factory=list[Expected])
-    windows: list[Window] = field(default_factory=list[Window])
-    overrides: list[Override] = field(default_factory=list[Override])
-    thresholds: dict[str, tuple[float, Where]] = field(
-        default_factory=dict[str, tuple[float, Where]]
-    )
-    rollouts: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
 
 
 def parse_toml(
@@ -190,9 +177,8 @@ class _Reader:
         )
         rule, device = entry.text("rule"), entry.text("device")
         if rule and self.rules and not any(fnmatchcase(name, rule) for name in self.rules):
-            entry.wrong(
-                "rule", f"{shown(rule)}: no rule has this name; {near(rule, sorted(self.rules))}"
-            )
+            words = f"{shown(rule)}: no rule has this name; "
+            entry.wrong("rule", lambda: words + near(rule, sorted(self.rules)))
         event, codes = self._codes(entry)
         rollout = entry.number("rollout", 0.0, 1.0, whole=False)
         who, why = _who_and_why(entry)
@@ -244,7 +230,7 @@ class _Reader:
             where = Where(self.file, self.lines.of("thresholds", 0, name))
             row = THRESHOLDS.get(name)
             if row is None:
-                self.problems.add(where, f"no threshold {shown(name)}; {near(name, THRESHOLDS)}")
+                self.problems.add(where, partial(_no_threshold, name))
                 continue
             try:
                 wanted, rollout = _staged(number, row)
@@ -263,6 +249,10 @@ _PLACE_TEXTS = (
     "rack", "power_domain", "cooling_domain", "leaf", "spine", "nvlink_domain", "core",
     "nvlink_subdomain",
 )  # fmt: skip
+
+
+def _no_threshold(name: str) -> str:
+    return f"no threshold {shown(name)}; {near(name, THRESHOLDS)}"
 
 
 def _who_and_why(entry: Entry) -> tuple[str, str]:

@@ -6,13 +6,13 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from .content import Content
 from .fields import listed, one_line
 from .hostset import parse_pattern
 from .limits import HOSTS_MAX
 from .model import Place
 from .problems import Problems, Where, shown
 from .told import NAMES, place_of
-from .tomlfile import Content
 
 LABELS_MAX = 256
 _FORM = '{"instances": [{"id": "node-1", "network_layers": ["leaf-a", "spine-a"], "labels": {}}]}'

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.declared import limits
+from gangline.aggregator.declared import fields, limits, tomlfile
+from gangline.aggregator.declared import problems as problems_of
 from gangline.aggregator.declared.model import NOTHING, Declared, Place, Said
 from gangline.aggregator.declared.problems import DeclaredError
 from gangline.aggregator.declared.reading import File, hash_of, parse, read
@@ -291,6 +292,43 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("told of more than 16 times" in one for one in problems(a_toml=again))
     with pytest.raises(DeclaredError, match="not UTF-8"):
         parse([File("a.toml", b"# good\n# \xff\n")], NOW_NS)
+
+
+def test_thousands_of_mistakes_cost_no_more_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of another program, 2 MiB of unknown keys: to guess at what each was meant to be took minutes, in which
+    nobody was judged."""
+    asked: list[str] = []
+    real = fields.near
+    for where in (fields, tomlfile):
+        monkeypatch.setattr(where, "near", lambda key, known: asked.append(key) or real(key, known))
+    names = range(2_000)
+    found = problems(
+        a_toml="[[place]]\nhosts = ['a']\n" + "".join(f"rac{n} = 1\n" for n in names),
+        b_toml="[thresholds]\n" + "".join(f'"gpu.slow_belo{n}" = 1\n' for n in names),
+        c_toml="".join(f'[[override]]\nrule = "none{n}"\n' for n in names),
+    )
+    assert found[0] == "a.toml:3: rac0: unknown here; did you mean rack?"
+    assert found[-1].startswith("and ") and 0 < len(asked) <= limits.PROBLEMS_MAX
+
+
+def test_a_table_that_is_none_of_hosts_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """An export of sixteen megabytes with another first column, or with a column for each day."""
+    monkeypatch.setattr(problems_of, "PROBLEMS_COUNTED_MAX", 50)
+    found = problems(a_csv="host,rack\n" + "a b,r1\n" * 5_000)
+    assert found[-1] == "and 50 more, where reading stopped"
+    assert problems(a_csv="host,rack\n" + "a b,r1\n" * 60)[-1] == "and 40 more"
+    wide = "host,rack," + ",".join(f"day{n}" for n in range(limits.COLUMNS_MAX)) + "\n"
+    assert problems(a_csv=wide) == ["a.csv:1: 258 columns, at most 256"]
+
+
+def test_a_host_in_many_lines_is_told_of_once_a_line() -> None:
+    """Sixteen lines of one host, each with another rack: a hundred and twenty pairs, sixteen mistakes."""
+    text = "host,rack,leaf\n" + "".join(f"gpu-001,r{n},l{n}\n" for n in range(5))
+    assert problems(a_csv=text) == [
+        f"a.csv:{line}: gpu-001: {name} is {name[0]}{line - 2} here and {name[0]}0 at a.csv:2"
+        for line in range(3, 7)
+        for name in ("rack", "leaf")
+    ]
 
 
 @given(st.dictionaries(st.sampled_from(sorted(THRESHOLDS)), st.floats(allow_nan=True)))
