@@ -17,7 +17,7 @@ from ..declared.changes import Rows, lines, rows_of, stored_rows
 from ..declared.hostset import Selection
 from ..declared.model import NOTHING, Declared, Said
 from ..declared.problems import DeclaredError
-from ..declared.reading import parse, read
+from ..declared.reading import ENDINGS, parse, read
 from ..declared.record import told_places
 from ..judgement.declared import rule_names
 
@@ -37,6 +37,8 @@ def main(arguments: list[str]) -> int:
         print("gangline declared: none of it would be taken", file=sys.stderr)
         return FAILED
     print(_summary(after))
+    if not after.files:
+        print(f"note: no file there ends in {', '.join(ENDINGS)}: nothing would be declared")
     for note in after.notes:
         print(f"note: {note}")
     try:

@@ -56,6 +56,20 @@ def test_what_is_wrong_is_told_and_the_exit_code_says_so(
     assert cli.main(["declared", "check", "none.toml"]) == cli.FAILED
 
 
+def test_a_folder_without_files_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder above the one that was meant: "good", and all that was declared is gone."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "a.toml").write_text(BEFORE)
+    assert cli.main(["declared", "check", str(tmp_path), "--against", "below"]) == cli.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "note: no file there ends in .toml, .csv, .json: nothing would be declared"
+    assert "against below: it would change" in lines
+    assert cli.main(["declared", "check", "below"]) == cli.OK
+    assert "note: no file" not in capsys.readouterr().out
+
+
 def test_what_would_change_against_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
