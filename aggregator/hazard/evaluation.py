@@ -14,10 +14,10 @@ import numpy as np
 
 from .baselines import BASELINES, isotonic
 from .events import EventsError, Faults, Floats
-from .history import WINDOW_DAYS, Units, units_of
+from .history import ALL, HARDWARE, WINDOW_DAYS, Units, units_of
 from .metrics import Calibrated, Drawn, Estimate, Ranked, bootstrapped
 from .model import HOURS_A_DAY, HazardModel
-from .training import ALL, HARDWARE, outcome_of, train
+from .training import train
 
 #: At most this share of the up nodes is held back.
 HELD_SHARE = 0.02
@@ -103,6 +103,10 @@ def evaluate(
             f"no unit after day {terms.train_until} has its {WINDOW_DAYS} days within the recording, which ends "
             f"at day {faults.end_days:g}: expected a split at day {int(units.day.max()) - 1} or before"
         )
+    if first < WINDOW_DAYS:
+        raise EventsError(
+            f"days 0 to {terms.train_until} are too few to learn from: expected a split at day {WINDOW_DAYS - 1} or later"
+        )
     known = faults.before(float(first))
     learned = units_of(known)
     tables = [_table(known, learned, judged, ALL, terms, told)]
@@ -132,19 +136,23 @@ def _table(
     terms: Terms,
     told: Callable[[str], None],
 ) -> Table:
-    came = outcome_of(judged, outcome)
+    came = judged.came(outcome)
     if not 0 < came.sum() < len(came):
         raise EventsError(
             f"{int(came.sum())} of {len(came)} units after the split are positive ({outcome}): "
             "nothing can be told from them"
         )
     told(f"{outcome}: learning")
-    model = train(known, outcome, f"days 0 to {terms.train_until}")
+    days = f"days 0 to {terms.train_until}"
+    try:
+        model = train(known, outcome, days)
+    except EventsError as error:
+        raise EventsError(f"{days}: {error}") from error
     chance = model.probability(judged.state, WINDOW_DAYS)
     judge = _Judge(judged, came, outcome, len(known.nodes), terms, chance)
     told(f"{outcome}: {MODEL}")
     rows = [judge.row(MODEL, chance, nan, chance)]
-    before = outcome_of(learned, outcome)
+    before = learned.came(outcome)
     for name, rank_of in BASELINES.items():
         told(f"{outcome}: {name}")
         rank = rank_of(judged.state)

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ NAME_CHARACTERS_MAX = 256
 HARDWARE = "Hardware Failure"
 LEVELS = (HARDWARE, "Other Failure")
 START, END = "fault_start", "fault_end"
+_DECODER, _SPACE = json.JSONDecoder(), re.compile(r"[ \t\r\n]*")
 
 
 class EventsError(ValueError):
@@ -112,14 +114,47 @@ def parse_events(data: bytes) -> Faults:
 
 def _events(data: bytes) -> list[Event]:
     try:
-        rows = json.loads(data)
+        events = [_event(row, at) for at, row in enumerate(_rows(data.decode("utf-8-sig")))]
+    except EventsError:
+        raise
     except (ValueError, RecursionError) as error:
         raise EventsError(f"no JSON: {str(error)[:120]}") from error
-    if not isinstance(rows, list):
-        raise EventsError(f"expected a list of events, found {_kind_of(rows)}")
-    if not 1 <= len(rows) <= EVENTS_MAX:
-        raise EventsError(f"{len(rows)} events; expected 1 to {EVENTS_MAX}")
-    return [_event(row, at) for at, row in enumerate(rows)]
+    if not events:
+        raise EventsError(f"0 events; expected 1 to {EVENTS_MAX}")
+    return events
+
+
+def _rows(text: str) -> Iterator[Any]:
+    """Yield the elements of a JSON list, one after another: all at once they would take many times the file's bytes.
+
+    Raises ValueError, RecursionError; EventsError where it is no list, or one that is too long.
+    """
+    begin = _after_space(text, 0)
+    if text.startswith(("{", '"'), begin):
+        found = "an object" if text[begin] == "{" else "a string"
+        raise EventsError(f"expected a list of events, found {found}")
+    if not text.startswith("[", begin):
+        raise ValueError("expected a list, which begins with [")
+    at, count = _after_space(text, begin + 1), 0
+    while not (count == 0 and text.startswith("]", at)):
+        row, at = _DECODER.raw_decode(text, at)
+        count += 1
+        if count > EVENTS_MAX:
+            raise EventsError(f"more than {EVENTS_MAX} events")
+        yield row
+        at = _after_space(text, at)
+        if text.startswith("]", at):
+            break
+        if not text.startswith(",", at):
+            raise ValueError(f"expected , or ] at character {at}")
+        at = _after_space(text, at + 1)
+    if _after_space(text, at + 1) != len(text):
+        raise ValueError(f"more after the list, at character {at + 1}")
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
 
 
 def _event(row: Any, at: int) -> Event:

@@ -57,12 +57,17 @@ FEATURES: tuple[Feature, ...] = (
             "faults, each fading over 90 days: {shown:.2f}", expm1),
     Feature("returned", "log ratio", "0", "returned from a fault, fading as 1 / days", _RETURNED, _days_of_returned),
     Feature("faults_ever", "log count", "0", "ln(1 + faults on record)", "faults on record: {shown:.0f}", expm1),
+    Feature("faults_last_7d", "log count", "0", "ln(1 + faults that began within the last 7 days)",
+            "faults that began within the last 7 days: {shown:.0f}", expm1),
 )  # fmt: skip
 NAMES = tuple(feature.name for feature in FEATURES)
 
 
 def features_of(state: State, ahead_days: float = 0.0) -> Floats:
-    """Return units x features, as they will be *ahead_days* later if nothing happens until then."""
+    """Return units x features, as they will be *ahead_days* later if nothing happens until then.
+
+    But for `faults_last_7d`, which stays: a state does not say on which of the seven days each fault was.
+    """
     since = state.since_return_days + ahead_days  # +inf fades to zero
     counts = [
         np.log1p(count * np.exp(-ahead_days / decay)) for decay, count in state.decayed.items()
@@ -74,5 +79,6 @@ def features_of(state: State, ahead_days: float = 0.0) -> Floats:
         *counts,
         np.log1p(RETURNED_DAYS / (since + RETURNED_LEAST_DAYS)),
         np.log1p(state.count),
+        np.log1p(state.last_week),
     ]
     return np.stack(columns, axis=1)

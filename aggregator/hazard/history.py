@@ -11,10 +11,12 @@ import numpy as np
 
 from .events import EventsError, Faults, Flags, Floats, Indexes
 
-#: Nodes x days; a row of the tables below is as long.
-CELLS_MAX = 20_000_000
+#: Nodes x days; a column of the tables below is as long. So many take about 2 GB to learn from and to judge.
+CELLS_MAX = 4_000_000
 #: A positive unit has a fault start within so many days.
 WINDOW_DAYS = 7
+#: Names of the two outcomes.
+ALL, HARDWARE = "all classes", "hardware"
 #: Decay times of the counts of faults (a fault of so many days ago counts 1/e).
 DECAYS_DAYS = (7.0, 30.0, 90.0)
 
@@ -54,6 +56,11 @@ class Units:
             self.node[rows], self.day[rows], self.state.take(rows),
             self.starts[rows], self.hardware_starts[rows],
         )  # fmt: skip
+
+    def came(self, outcome: str) -> Floats:
+        """Return 1 where a fault of *outcome* starts within the units' window, else 0."""
+        starts = self.starts if outcome == ALL else self.hardware_starts
+        return (starts > 0).astype(np.float64)
 
     def between(self, first: int, last: int) -> Units:
         """Return the units of days *first* to *last*, both included."""

@@ -13,10 +13,10 @@ import numpy as np
 
 from ..store.store import Store
 from .events import EventsError, Floats
-from .history import WINDOW_DAYS, Units, units_of
+from .history import ALL, WINDOW_DAYS, Units, units_of
 from .model import HazardModel, ModelError, prior
 from .recorded import Recorded, recorded
-from .training import ALL, outcome_of, train
+from .training import train
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def compared(found: Recorded, in_use: HazardModel) -> Trained:
             "half to compare with the model in use"
         )
     last = units_of(faults).between(cut, cut + LAST_DAYS)
-    if not outcome_of(last, ALL).any():
+    if not last.came(ALL).any():
         raise EventsError(
             f"no host failed within the last {LAST_DAYS} days: nothing to compare with the model in use"
         )
@@ -113,7 +113,7 @@ def compared(found: Recorded, in_use: HazardModel) -> Trained:
 
 
 def _loss(model: HazardModel, units: Units) -> float:
-    came: Floats = outcome_of(units, ALL)
+    came: Floats = units.came(ALL)
     chance = np.clip(model.probability(units.state, WINDOW_DAYS), CHANCE_MIN, 1.0 - CHANCE_MIN)
     return float(-np.mean(came * np.log(chance) + (1.0 - came) * np.log1p(-chance)))
 

@@ -16,6 +16,7 @@ STEP_DAYS = 0.25
 #: Repair: lognormal, median 20 h (docs/simulation.md).
 REPAIR_MEDIAN_DAYS, REPAIR_SIGMA = 20 / 24, 1.6
 HARDWARE_SHARE = 0.6
+WANDER_DAYS, RACK_NODES = 40.0, 16
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,15 @@ class Kind:
     shocks: float = 0.0  # a day: up to 6 % of all hosts at once
     drift: bool = False  # the fleet's level rises and falls, severalfold
     repaired: float = 1.0  # rate after the first fault, as a factor
+    wander: float = (
+        0.0  # each host's level walks by itself, with this spread and a memory of 40 days
+    )
+    wearing_days: float = 0.0  # the rate grows from nothing after a return to `rate` in so long, and on to three times that
+    settling_days: float = 0.0  # the fleet is new: four times the rate, falling to it in so long
+    rack_shocks: float = 0.0  # a day: half of one rack of 16 at once
+    swapped: float = (
+        1.0  # rate, as a factor, of a host that failed twice within 20 days: its parts are changed
+    )
 
 
 KINDS = {
@@ -52,12 +62,21 @@ KINDS = {
     "two days, shocks, drift": Kind(burst=0.15, shocks=0.06, drift=True),
     "differ much, 45 days": Kind(frailty_shape=0.15, burst=0.02, burst_days=45.0),
 }
+#: Kinds that had no part in how the rule was made: what it is checked on.
+UNSEEN = {
+    "levels wander": Kind(wander=1.2),
+    "levels wander, recency": Kind(wander=0.8, omori=20.0),
+    "parts wear": Kind(rate=0.006, wearing_days=40.0),
+    "new fleet settles": Kind(settling_days=60.0, frailty_shape=1.0),
+    "racks fail": Kind(rack_shocks=0.08, burst=0.05, burst_days=10.0),
+    "bad repairs, then swapped": Kind(burst=0.25, frailty_shape=0.5, swapped=0.2),
+}
 
 
 def made_up(name: str, nodes: int, days: int, seed: int) -> Faults:
     """Return the faults of a fleet of the kind *name*; the same for the same arguments."""
     source = np.random.default_rng([seed, crc32(name.encode()), nodes, days])
-    rows = sorted(_faults(KINDS[name], nodes, days, source), key=lambda row: row[1])
+    rows = sorted(_faults({**KINDS, **UNSEEN}[name], nodes, days, source), key=lambda row: row[1])
     node, start, end = np.array(rows, dtype=np.float64).reshape(-1, 3).T
     hardware = source.random(len(node)) < HARDWARE_SHARE
     end = np.where(end < days, end, np.inf)
@@ -70,12 +89,19 @@ def _faults(
 ) -> Iterator[tuple[float, float, float]]:
     """Yield node, start, end."""
     own = _own_rates(kind, nodes, source)
-    excited, level = np.zeros(nodes), 0.0
+    excited, level, own_level = np.zeros(nodes), 0.0, np.zeros(nodes)
     returned = np.full(nodes, -np.inf)  # in future: it is down
+    failed = np.full(nodes, -np.inf)
     for at in np.arange(0.0, days, STEP_DAYS):
         level = 0.98 * level + source.normal(0.0, 0.13) if kind.drift else 0.0
-        hazard = own * np.exp(level) + excited + _after_return(kind, at - returned)
+        if kind.wander:
+            fade = np.exp(-STEP_DAYS / WANDER_DAYS)
+            own_level = fade * own_level + kind.wander * np.sqrt(1.0 - fade**2) * source.normal(size=nodes)  # fmt: skip
+        hazard = own * np.exp(level + own_level) * _aged(kind, at, returned)
+        hazard = hazard + excited + _after_return(kind, at - returned)
         chance = -np.expm1(-hazard * STEP_DAYS)
+        if kind.rack_shocks and source.random() < kind.rack_shocks * STEP_DAYS:
+            chance[np.arange(nodes) // RACK_NODES == source.integers(nodes // RACK_NODES)] = 0.5
         if source.random() < kind.shocks * STEP_DAYS:
             chance = np.maximum(chance, source.random(nodes) < source.uniform(0.005, 0.06))
         excited *= np.exp(-STEP_DAYS / 30.0)
@@ -84,6 +110,9 @@ def _faults(
             repair = source.lognormal(np.log(REPAIR_MEDIAN_DAYS), REPAIR_SIGMA)
             if returned[node] == -np.inf:
                 own[node] *= kind.repaired
+            elif start - failed[node] < 20.0:
+                own[node] *= kind.swapped
+            failed[node] = start
             returned[node] = start + max(0.02, repair)
             excited[node] += kind.excited
             yield float(node), start, returned[node]
@@ -96,6 +125,14 @@ def _own_rates(kind: Kind, nodes: int, source: np.random.Generator) -> Floats:
     if kind.lemon_share:
         rates *= np.where(source.random(nodes) < kind.lemon_share, 15.0, 0.6)
     return rates
+
+
+def _aged(kind: Kind, at: float, returned: Floats) -> Floats | float:
+    """Return by what a host's own rate is multiplied for how long it, or the fleet, has run."""
+    if kind.wearing_days:
+        since = np.maximum(at - np.maximum(returned, 0.0), 0.0)
+        return np.minimum(since / kind.wearing_days, 3.0)
+    return 1.0 + 3.0 * np.exp(-at / kind.settling_days) if kind.settling_days else 1.0
 
 
 def _after_return(kind: Kind, since_days: Floats) -> Floats:

@@ -1,27 +1,30 @@
 """How often the model of hazard ranks worse than something simpler, over fleets of many kinds that were made up.
 
-    python -m bench.quality.rankings [--seeds N] [--seconds S]
+    python -m bench.quality.rankings [--first-seed N] [--seeds N] [--unseen] [--seconds S]
+    python -m bench.quality.rankings --recording EVENTS.json --until DAY SPLIT...
 
-What decides the rule by which a form is chosen (`aggregator/hazard/training.py`), so that no real recording has to.
+What the rule by which a form is chosen (`aggregator/hazard/choosing.py`) is held against, so that it need not be a real
+recording's later days. With a recording: earlier splits of it, and nothing of what comes after a day.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from gangline.aggregator.commands.progress import Progress
 from gangline.aggregator.hazard.baselines import BASELINES
-from gangline.aggregator.hazard.events import EventsError, Floats
-from gangline.aggregator.hazard.history import WINDOW_DAYS, units_of
+from gangline.aggregator.hazard.events import EventsError, Faults, Floats, nodes_told, read_events
+from gangline.aggregator.hazard.history import ALL, HARDWARE, WINDOW_DAYS, units_of
 from gangline.aggregator.hazard.metrics import Calibrated, Ranked
-from gangline.aggregator.hazard.training import ALL, outcome_of, train
+from gangline.aggregator.hazard.training import train
 
-from .made_up import KINDS, made_up
+from .made_up import KINDS, UNSEEN, Kind, made_up
 
 #: Nodes, days, split.
 SIZES = ((400, 120, 70), (400, 208, 120), (400, 348, 208), (200, 208, 120), (400, 348, 120), (1000, 208, 120))  # fmt: skip
@@ -40,15 +43,19 @@ class Compared(NamedTuple):
 
 
 def compared(kind: str, nodes: int, days: int, split: int, seed: int) -> Compared | None:
-    """Learn before *split*, judge after it. None where there are too few faults to."""
-    faults = made_up(kind, nodes, days, seed)
+    """Make a fleet up, learn before *split*, judge after it. None where there are too few faults to."""
+    return judged(kind, made_up(kind, nodes, days, seed), split)
+
+
+def judged(kind: str, faults: Faults, split: int, outcome: str = ALL) -> Compared | None:
+    """Learn from *faults* up to the day *split*, judge on those after. None where there are too few to."""
     units = units_of(faults)
     later = units.between(split + 1, int(units.day.max()))
-    came = outcome_of(later, ALL)
+    came = later.came(outcome)
     if not 0 < came.sum() < len(came):
         return None
     try:
-        model = train(faults.before(split + 1.0), ALL, "made up")
+        model = train(faults.before(split + 1.0), outcome, "made up")
     except EventsError:
         return None
     chance, even = model.probability(later.state, WINDOW_DAYS), np.ones(len(came))
@@ -60,10 +67,26 @@ def compared(kind: str, nodes: int, days: int, split: int, seed: int) -> Compare
     return Compared(kind, figures, Calibrated(chance, came).error(even), model.source)
 
 
-def runs(seeds: int, seconds: float) -> Iterator[Compared]:
+def earlier(faults: Faults, until: int, splits: Sequence[int]) -> Iterator[Compared]:
+    """Yield what comes of each of *splits*, in a recording that ends with the day *until*."""
+    known = faults.before(until + 1.0)
+    for outcome in (ALL, HARDWARE):
+        for split in splits:
+            if one := judged(f"{outcome}, until {split}", known, split, outcome):
+                yield one
+
+
+def runs(
+    kinds: Mapping[str, Kind], first_seed: int, seeds: int, seconds: float
+) -> Iterator[Compared]:
     """Yield what comes of all kinds and sizes, seed by seed, for so long."""
     progress, began = Progress(), time.monotonic()
-    jobs = [(kind, *size, seed) for seed in range(seeds) for size in SIZES for kind in KINDS]
+    jobs = [
+        (kind, *size, seed)
+        for seed in range(first_seed, first_seed + seeds)
+        for size in SIZES
+        for kind in kinds
+    ]
     for done, job in enumerate(jobs):
         if time.monotonic() - began > seconds:
             break
@@ -88,10 +111,8 @@ def table(found: list[Compared]) -> str:
         "| kind of fleet | recall | best simple ranking | its recall |",
         "|---|---|---|---|",
     ]
-    for kind in KINDS:
+    for kind in dict.fromkeys(one.kind for one in found):
         of = [one for one in found if one.kind == kind]
-        if not of:
-            continue
         means = {
             name: np.mean([one.figures[name][1] for one in of]) for name in ("model", *BASELINES)
         }
@@ -122,13 +143,39 @@ def _mean(values: Floats) -> str:
     return f"{values.mean():+.4f} ± {reach:.4f}"
 
 
+def splits_table(found: Sequence[Compared]) -> str:
+    """Return AUC and recall of each ranking by split, and what was chosen."""
+    lines = [
+        f"| learned from | ranking chosen | {' | '.join(('model', *BASELINES))} | ECE |",
+        f"|---|---|{'---|' * (len(BASELINES) + 1)}---|",
+    ]
+    for one in found:
+        cells = [f"{auc:.3f} / {recall:.3f}" for auc, recall in one.figures.values()]
+        chosen = one.form.rpartition(": ")[2]
+        lines.append(f"| {one.kind} | {chosen} | {' | '.join(cells)} | {one.ece:.4f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.quality.rankings", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.quality.rankings")
+    parser.add_argument("splits", nargs="*", type=int, help="last days that are learned from")
+    parser.add_argument("--recording", type=Path, help="a recording, in place of fleets made up")
+    parser.add_argument("--until", type=int, help="the last day of it that is looked at")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=3, help="fleets of each kind and size")
+    parser.add_argument("--unseen", action="store_true", help="kinds that made no rule")
     parser.add_argument("--seconds", type=float, default=1e9, help="no more than so long")
     options = parser.parse_args()
-    found = list(runs(options.seeds, options.seconds))
+    if options.recording:
+        if options.until is None or not options.splits:
+            parser.error("with --recording: expected --until DAY and the splits")
+        faults = read_events(options.recording)
+        faults = faults.among(nodes_told(options.recording) or len(faults.nodes))
+        print(splits_table(list(earlier(faults, options.until, options.splits))))
+        return
+    kinds = UNSEEN if options.unseen else KINDS
+    found = list(runs(kinds, options.first_seed, options.seeds, options.seconds))
     print(table(found) if found else "No fleet had enough faults to be judged.")
 
 

@@ -81,7 +81,11 @@ def test_an_oracle_saves_what_there_is_to_save() -> None:
 
 @pytest.mark.parametrize(
     ("until", "words"),
-    [("159", "no unit after day 159"), ("8", "fault starts (all classes); expected at least 20")],
+    [
+        ("159", "no unit after day 159"),
+        ("8", "days 0 to 8: "),
+        ("5", "days 0 to 5 are too few to learn from: expected a split at day 6 or later"),
+    ],
 )
 def test_a_split_that_leaves_nothing_is_refused(
     events: Path, until: str, words: str, capsys: pytest.CaptureFixture[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,9 @@ def test_a_wrong_event_is_named(change: dict[str, Any], words: str) -> None:
         (b"[]", "0 events"),
         (b"[1]", "event 0: expected an object"),
         (b'[{"event_time": NaN}]', "fault_type"),
+        (b'"events"', "expected a list of events, found a string"),
+        (b"7", "no JSON: expected a list"),
+        (b"[1 2]", "event 0: expected an object"),
     ],
 )
 def test_what_is_no_recording_is_refused(data: bytes, words: str) -> None:
@@ -81,6 +85,46 @@ def test_what_is_no_recording_is_refused(data: bytes, words: str) -> None:
     assert words in str(refused.value)
 
 
+GOOD = data_of(fault("a", 1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (GOOD + b"x", "no JSON: more after the list, at character"),
+        (GOOD[:-1], "no JSON: expected , or ] at character"),
+        (GOOD[:-1] + b",]", "no JSON: Expecting value"),
+        (GOOD.replace(b"}, {", b"} {"), "no JSON: expected , or ] at character"),
+        (b"[ ] []", "no JSON: more after the list"),
+        (GOOD.replace(b"1.0", b"NaN"), "event 0: event_time nan: expected days from 0"),
+        (GOOD.replace(b"1.0", b"-1e999"), "event 0: event_time -inf: expected days from 0"),
+    ],
+)
+def test_a_torn_list_is_refused(data: bytes, words: str) -> None:
+    """A copy that was cut off, two files joined, an export by hand."""
+    with pytest.raises(EventsError) as refused:
+        parse_events(data)
+    assert words in str(refused.value)
+
+
+@given(st.lists(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4)), st.sampled_from((None, 1)))  # fmt: skip
+def test_elements_are_read_as_json_reads_them(rows: list[object], indent: int | None) -> None:
+    """Read one after another, so that a file of any kind costs no more memory than itself."""
+    text = json.dumps(rows, indent=indent)
+    assert list(events._rows(f" \n{text}\r\n")) == rows
+
+
+def test_a_file_that_is_none_of_events_ends_at_its_first_element() -> None:
+    """Two hundred megabytes of a monitoring's export took seven gigabytes before a word was said."""
+    seen: list[object] = []
+    data = b"[" + b"{}," * 10_000
+    with pytest.raises(EventsError, match=r"^event 0: "), pytest.MonkeyPatch.context() as patch:
+        real = events._event
+        patch.setattr(events, "_event", lambda row, at: seen.append(row) or real(row, at))
+        parse_events(data)
+    assert len(seen) == 1
+
+
 def test_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A file of any size is read to its limit and refused with the limit in words."""
     path = tmp_path / "events.json"
@@ -88,7 +132,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert len(read_events(path).node) == 5
     for name, limit, words in (
         ("FILE_BYTES_MAX", 100, "larger than 100 bytes"),
-        ("EVENTS_MAX", 4, "5 events; expected 1 to 4"),
+        ("EVENTS_MAX", 4, "more than 4 events"),
         ("NODES_MAX", 4, "5 nodes; at most 4"),
     ):
         with monkeypatch.context() as patch, pytest.raises(EventsError) as refused:

@@ -70,3 +70,9 @@ def test_a_recording_that_is_too_short_or_too_large_is_refused() -> None:
         units_of(parse_events(data_of(fault("a", 1.0, 2.0))))
     with pytest.raises(EventsError, match="100000 nodes x 9994 days"):
         units_of(parse_events(data_of(fault("a", 1.0, 10_000.0))).among(100_000))
+
+
+def test_more_nodes_and_days_than_memory_has_room_for_are_refused() -> None:
+    """A hundred thousand nodes for a year: the command took all of a login node's memory, and was killed without a word."""
+    with pytest.raises(EventsError, match="100000 nodes x 94 days; at most 4000000 in all"):
+        units_of(parse_events(data_of(fault("a", 5.0, 100.0))).among(100_000))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from gangline.aggregator.hazard.events import EventsError, parse_events
 from gangline.aggregator.hazard.features import FEATURES, NAMES
 from gangline.aggregator.hazard.fitting import fit
-from gangline.aggregator.hazard.history import State
+from gangline.aggregator.hazard.history import ALL, HARDWARE, State
 from gangline.aggregator.hazard.model import PUBLISHED_RATES, HazardModel, ModelError, prior
-from gangline.aggregator.hazard.training import ALL, HARDWARE, train
+from gangline.aggregator.hazard.training import train
 from tests.aggregator.hazard.fleets import data_of, recording
 
 NUMBERS = st.floats(-50, 50)

@@ -1,0 +1,130 @@
+"""Days ahead, within the days that may be learned from: what each form tells of them before it has seen them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from .events import Floats, Indexes
+from .features import features_of
+from .fitting import fit
+from .forms import Form
+from .history import WINDOW_DAYS, Units
+from .metrics import BINS, Calibrated, Drawn, Ranked, bootstrapped
+
+#: Folds begin at these shares of the recording, and each is judged over FOLD_SHARE of it.
+FOLD_SHARES, FOLD_SHARE = (0.46, 0.55, 0.64, 0.73, 0.82), 0.125
+#: Of a large fleet every other day of a fold is judged, or fewer.
+FOLD_UNITS_MAX = 20_000
+#: Fleets drawn node by node, for the interval of a difference.
+DRAWS, SEED = 100, 1
+
+
+class Fold(NamedTuple):
+    """Units that are judged, by what was learned before the first of their days."""
+
+    node: Indexes
+    day: Indexes
+    came: Floats
+    chances: tuple[Floats, ...]  # P(a fault within the window), by form
+
+
+def folds_of(
+    daily: Units, weekly: Units, outcome: str, end_days: float, forms: Sequence[Form]
+) -> list[Fold]:
+    """Return the folds that have positives on both sides of their cut, in the order of time.
+
+    *daily*, *weekly*: all units, with windows of a day, which is learned from, and of a week, which is judged.
+    """
+    features, seen, came = features_of(daily.state), daily.came(outcome), weekly.came(outcome)
+    folds: list[Fold] = []
+    for share in FOLD_SHARES:
+        cut = int(share * end_days)
+        before = daily.day < cut  # their day is over
+        after = (weekly.day >= cut) & (weekly.day < cut + max(1, int(FOLD_SHARE * end_days)))
+        after &= (weekly.day - cut) % (1 + int(after.sum()) // FOLD_UNITS_MAX) == 0
+        if seen[before].any() and 0 < came[after].sum() < after.sum():
+            later = _Later(weekly.take(after))
+            chances = tuple(
+                later.chance(*fit(features[before], seen[before], one.ridge, one.names, one.ordered_by))
+                for one in forms
+            )  # fmt: skip
+            folds.append(Fold(weekly.node[after], weekly.day[after], came[after], chances))
+    return folds
+
+
+class _Later:
+    """Units with their features of the days ahead, which most have not: they are of nodes that never failed."""
+
+    def __init__(self, units: Units) -> None:
+        self._failed = np.isfinite(units.state.since_return_days)
+        failed = units.state.take(self._failed)
+        self._ahead = [features_of(failed, day) for day in range(WINDOW_DAYS)]
+
+    def chance(self, base: float, weights: tuple[float, ...]) -> Floats:
+        """Return what a model tells of them."""
+        expected = np.full(len(self._failed), WINDOW_DAYS * np.exp(base))
+        expected[self._failed] = sum(np.exp(base + one @ np.array(weights)) for one in self._ahead)
+        return np.asarray(-np.expm1(-expected))
+
+
+class Ahead:
+    """One form on the days of all folds."""
+
+    def __init__(self, folds: Sequence[Fold], at: int, nodes: int) -> None:
+        """*at*: which of the forms; *nodes*: of the fleet."""
+        self._folds, self._at, self._nodes = folds, at, nodes
+        self._pooled = [Ranked(one.chances[at], one.came) for one in folds]
+        self._daily = [Ranked(one.chances[at], one.came, one.day) for one in folds]
+
+    @cached_property
+    def figures(self) -> tuple[float, float]:
+        """AUC and recall: means of the folds' by their positives."""
+        even = np.ones(self._nodes)
+        return self._auc(even), self._recall(even)
+
+    @cached_property
+    def drawn(self) -> tuple[Drawn, Drawn]:
+        """The same two of fleets drawn node by node: of the same fleets for every form."""
+        nodes = np.arange(self._nodes)
+        auc, recall = (
+            bootstrapped(figure, nodes, self._nodes, DRAWS, SEED)
+            for figure in (self._auc, self._recall)
+        )
+        return auc, recall
+
+    def _auc(self, weight: Floats) -> float:
+        return self._mean(self._pooled, Ranked.auc, weight)
+
+    def _recall(self, weight: Floats) -> float:
+        return self._mean(self._daily, Ranked.recall, weight)
+
+    def _mean(
+        self, ranked: Sequence[Ranked], figure: Callable[[Ranked, Floats], float], weight: Floats
+    ) -> float:
+        """Return the mean over the folds, by their positives; NaN without any. *weight*: of each node."""
+        figures, masses = [], []
+        for fold, one in zip(self._folds, ranked, strict=True):
+            units = weight[fold.node]
+            figures.append(figure(one, units))
+            masses.append(float(units @ fold.came))
+        known = np.isfinite(figures)
+        mass = np.array(masses)[known]
+        return (
+            float(np.array(figures)[known] @ mass / mass.sum()) if mass.sum() > 0 else float("nan")
+        )
+
+    def calibration(self) -> tuple[float, tuple[tuple[float, float], ...]]:
+        """Return the ECE, and told and observed by bins: means over the folds."""
+        errors, bins = zip(*self._calibrated(), strict=True)
+        told, observed = np.mean(bins, axis=0)
+        return float(np.mean(errors)), tuple(zip(told.tolist(), observed.tolist(), strict=True))
+
+    def _calibrated(self) -> Iterator[tuple[float, tuple[Floats, Floats]]]:
+        for fold in self._folds:
+            one, even = Calibrated(fold.chances[self._at], fold.came), np.ones(len(fold.came))
+            told, observed, mass = one.bins(even)
+            yield one.error(even), (told * BINS / mass, observed * BINS / mass)
