@@ -9,6 +9,8 @@ from .folds import Ahead, folds_of
 from .forms import RICHER, SIMPLE, Form
 from .history import Units
 
+#: Of AUC and of recall. Less is what the draw of nodes makes of two rankings that are as good.
+GAINS_MIN = (0.005, 0.01)
 #: Figures that differ by less are the same, summed in another order.
 ROUNDING = 1e-12
 
@@ -49,14 +51,15 @@ def choose(daily: Units, weekly: Units, outcome: str, end_days: float, nodes: in
 def ranks_better(one: Ahead, other: Ahead) -> bool:
     """Say whether *one* plainly ranks better than *other*.
 
-    The whole 90 % interval of the difference lies above zero for AUC or for recall, and its middle not below for the
-    other of the two.
+    In AUC or in recall it gains at least GAINS_MIN and the whole 90 % interval of the difference lies above zero; in the
+    other of the two it is not below.
     """
-    if any(
-        mine < theirs - ROUNDING for mine, theirs in zip(one.figures, other.figures, strict=True)
+    gains = [mine - theirs for mine, theirs in zip(one.figures, other.figures, strict=True)]
+    if min(gains) < -ROUNDING or all(
+        gain < least for gain, least in zip(gains, GAINS_MIN, strict=True)
     ):
         return False  # before anything is drawn
     return any(
-        mine.less(theirs).estimate().lower > ROUNDING
-        for mine, theirs in zip(one.drawn, other.drawn, strict=True)
+        gain >= least and mine.less(theirs).estimate().lower > ROUNDING
+        for gain, least, mine, theirs in zip(gains, GAINS_MIN, one.drawn, other.drawn, strict=True)
     )

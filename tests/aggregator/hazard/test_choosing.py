@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gangline.aggregator.hazard.baselines import BASELINES
-from gangline.aggregator.hazard.choosing import choose, ranks_better
+from gangline.aggregator.hazard.choosing import GAINS_MIN, choose, ranks_better
 from gangline.aggregator.hazard.events import EventsError, Faults
 from gangline.aggregator.hazard.folds import Ahead, Fold
 from gangline.aggregator.hazard.forms import RICHER, SIMPLE
@@ -38,6 +38,14 @@ def test_one_that_is_better_by_a_few_nodes_is_not() -> None:
     """A gain that one host makes is gone with it: by likelihood, units of one node counted as so many proofs."""
     better, plain = ahead([0.6, -0.1, -0.1, -0.1])
     assert better.figures[0] > plain.figures[0]
+    assert not ranks_better(better, plain)
+
+
+def test_one_that_is_better_by_next_to_nothing_is_not() -> None:
+    """Hardware faults before day 120: every draw of nodes had all features ahead, by 0.001 of AUC."""
+    better, plain = ahead([0.003] * 60)
+    assert 0.0 < better.figures[0] - plain.figures[0] < GAINS_MIN[0]
+    assert better.drawn[0].less(plain.drawn[0]).estimate().lower > 0.0
     assert not ranks_better(better, plain)
 
 
