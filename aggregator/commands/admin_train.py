@@ -50,7 +50,8 @@ def _said(done: Trained) -> str:
         f"{name} {weight:.2f}" for name, weight in zip(NAMES, model.weights, strict=True) if weight
     )
     return (
-        f"{model.faults} faults of {model.nodes} hosts, {model.first_time} to {model.last_time}: {weights or 'base only'}\n"
+        f"{model.faults} faults of {model.nodes} hosts, {model.first_time} to {model.last_time}\n"
+        f"{model.source}: {weights or 'base only'}\n"
         f"out of fold: AUC {model.metrics['auc']:.3f}, recall in the top 5 % {model.metrics['recall']:.3f}, "
         f"ECE {model.metrics['ece']:.4f}\n"
         f"{'in use from now on' if done.accepted else 'refused'}: {done.words}"

@@ -151,7 +151,7 @@ def _put_declared(live: Any, declared: Declared) -> None:
 def _put_models(live: Any) -> None:
     """A model was trained a week ago, and yesterday one that tells worse."""
     model = HazardModel(
-        "the store; features: made up", False, "all classes", -6.2, (0.9, *[0.0] * (len(FEATURES) - 1)),
+        "the store; ranking: made up", False, "all classes", -6.2, (0.9, *[0.0] * (len(FEATURES) - 1)),
         first_time="2023-05-01 00:00:00", last_time="2023-11-07 09:00:00", nodes=HOSTS, faults=31,
         metrics={"auc": 0.62, "recall": 0.21, "ece": 0.009}, calibration=((0.01, 0.012), (0.05, 0.043)),
     )  # fmt: skip

@@ -27,7 +27,7 @@ TRAINED = HazardModel(
     False,
     "all classes",
     -5.0,
-    (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.6, 0.4),
+    (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.6, 0.4, 0.2),
     last_time="2026-11-20",
 )
 
@@ -87,7 +87,7 @@ def test_contributions_of_rules_and_model_add_up(world: World) -> None:
         total = host.inputs.log_hazard_base + sum(e.log_hazard_delta for e in host.evidence)
         assert np.exp(total) == pytest.approx(host.hazard_per_hour, rel=1e-12)
         of_model = [e for e in host.evidence if e.signal.startswith("hazard.")]
-        assert len(of_model) == (4 if host.node_index == 1 else 0)  # an XID; it has not returned
+        assert len(of_model) == (5 if host.node_index == 1 else 0)  # an XID; it has not returned
         assert all(e.normal and e.unit and e.sql for e in of_model)
     assert np.allclose(
         snapshot.columns.hazard_per_hour, [h.hazard_per_hour for h in snapshot.hosts], rtol=1e-6

@@ -23,7 +23,7 @@ from tests.aggregator.world import World, gpu_of
 DAY_NS = 86_400 * 10**9
 LIMITS = Limits(gather_seconds=0.0, verify_seconds=5.0, probation_seconds=2 * 86_400.0)
 TRAINED = HazardModel(
-    "a test", False, "all classes", -5.0, (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.0, 0.0)
+    "a test", False, "all classes", -5.0, (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.0, 0.0, 0.0)
 )
 
 

@@ -214,6 +214,10 @@ def test_the_command_trains_and_tells(tmp_path: Path, capsys: pytest.CaptureFixt
     told = json.loads(capsys.readouterr().out)
     assert told["accepted"]
     assert HazardModel.from_text(json.dumps(told["model"])).nodes == HOSTS
+    assert cli.main(["admin", "train", "--data", str(tmp_path)]) == cli.FAILED
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("the store; ranking: time since return: ")
+    assert lines[2].startswith("out of fold: AUC 0.") and lines[3].startswith("refused: log loss")
 
 
 def test_a_running_aggregator_takes_the_new_model_over(
