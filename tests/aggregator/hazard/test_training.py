@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.quality.made_up import made_up
-from bench.quality.rankings import compared, table
+from bench.quality.made_up import KINDS, UNSEEN, made_up
+from bench.quality.rankings import compared, earlier, splits_table, table
 from gangline.aggregator.hazard.baselines import BASELINES
 from gangline.aggregator.hazard.features import FEATURES, NAMES
 from gangline.aggregator.hazard.fitting import ORDER_WEIGHT_MIN, fit
@@ -84,6 +86,28 @@ def test_where_hosts_differ_for_good_counts_are_taken_in() -> None:
         in told
     )
     assert "| lemons | " in told and "| all alike | " not in told
+
+
+def test_earlier_splits_know_nothing_of_what_comes_after() -> None:
+    """A rule that was checked on the days that it is judged on later."""
+    faults = made_up("recency, 1 / days", 200, 160, seed=1)
+    cut = replace(faults, start=np.where(faults.start > 121.0, 130.0, faults.start))
+    found, again = (list(earlier(one, 120, [5, 80])) for one in (faults, cut))
+    assert [one.kind for one in found] == ["all classes, until 80", "hardware, until 80"]
+    assert found == again
+    told = splits_table(found)
+    auc, recall = found[0].figures["time since return"]
+    assert f"| all classes, until 80 | time since return | {auc:.3f} / {recall:.3f} | " in told
+
+
+@pytest.mark.parametrize("kind", UNSEEN)
+def test_each_kind_that_made_no_rule_has_faults_to_judge_by(kind: str) -> None:
+    """A kind without faults is left out of the table in silence."""
+    assert kind not in KINDS
+    faults = made_up(kind, 100, 60, seed=4)
+    assert len(faults.node) > 10 and np.all(faults.end > faults.start)
+    plain = made_up("all alike", 100, 60, seed=4)
+    assert faults.start.tolist() != plain.start.tolist()
 
 
 def test_a_fleet_that_was_made_up_is_the_same_each_time() -> None:
