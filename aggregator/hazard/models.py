@@ -93,7 +93,12 @@ def compared(found: Recorded, in_use: HazardModel) -> Trained:
         raise EventsError(
             f"no host failed within the last {LAST_DAYS} days: nothing to compare with the model in use"
         )
-    candidate = train(faults.before(float(cut)), ALL, "the store")
+    try:
+        candidate = train(faults.before(float(cut)), ALL, "the store")
+    except EventsError as error:
+        raise EventsError(
+            f"before the last {LAST_DAYS} days, which are kept to compare on: {error}"
+        ) from error
     losses = [_loss(model, last) for model in (candidate, in_use)]
     better = losses[0] <= losses[1]
     kind = (

@@ -130,3 +130,11 @@ def test_too_few_faults_teach_nothing() -> None:
         train(faults, ALL, "a test")
     with pytest.raises(EventsError, match=r"0 fault starts \(hardware\)"):
         train(replace(faults, hardware=np.zeros(len(faults.node), dtype=bool)), HARDWARE, "a test")
+
+
+def test_a_model_of_an_earlier_version_has_no_weight_for_what_came_later() -> None:
+    """After an upgrade the model in use went back to the prior, as its weights were one too few."""
+    told = json.loads(prior().to_text())
+    del told["weights"][NAMES[-1]]
+    model = HazardModel.from_text(json.dumps(told))
+    assert model == prior() and len(model.weights) == len(NAMES)

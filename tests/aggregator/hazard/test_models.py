@@ -182,6 +182,23 @@ def test_too_short_a_record_is_refused_in_words(tmp_path: Path) -> None:
             Models(store, NAMES, lambda: NOW_US * 1000).train()
 
 
+def test_faults_that_all_lie_in_the_last_weeks_are_refused_in_words(tmp_path: Path) -> None:
+    """Thirty faults are on record, and "0 fault starts" is said: the last four weeks are not learned from."""
+    with opened(tmp_path) as store:
+
+        def work(connection: Any) -> None:
+            put(connection, days=27)
+            connection.execute(
+                "INSERT INTO scores (time, host) VALUES (make_timestamp(?::BIGINT), 'node-0')",
+                [NOW_US - 90 * DAY_US],
+            )
+
+        store.in_transaction(work)
+        words = "before the last 28 days, which are kept to compare on: 0 fault starts"
+        with pytest.raises(EventsError, match=words):
+            Models(store, NAMES, lambda: NOW_US * 1000).train()
+
+
 def test_a_model_that_cannot_be_read_leaves_the_prior(tmp_path: Path) -> None:
     """A row of a newer version: judging goes on."""
     with opened(tmp_path) as store:
