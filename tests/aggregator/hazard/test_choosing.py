@@ -56,9 +56,7 @@ def test_one_that_is_better_by_auc_and_worse_by_recall_is_not() -> None:
     plain = np.where(
         node < 10, 1.0, np.where(came > 0, 0.3, 0.4)
     )  # ten of forty on top, the others below all
-    above = np.where(came > 0, 0.6, 0.4) + 0.3 * (
-        (node >= 40) & (node < 60)
-    )  # twenty healthy ones on top
+    above = 0.4 + 0.2 * came + 0.3 * ((node >= 40) & (node < 60))  # twenty healthy ones on top
     fold = Fold(node, np.zeros(NODES, dtype=np.intp), came, (above, plain))
     richer, simple = Ahead([fold], 0, NODES), Ahead([fold], 1, NODES)
     assert richer.figures[0] > simple.figures[0] + 0.1
