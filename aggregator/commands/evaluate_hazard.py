@@ -25,6 +25,8 @@ def main(arguments: list[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     path: Path = options.events
+    if options.out is not None and not options.out.parent.is_dir():  # before minutes of work
+        raise CommandError(f"{options.out}: there is no folder {options.out.parent}", FAILED)
     progress = Progress(quiet=options.quiet)
     try:
         faults = read_events(path)

@@ -130,6 +130,9 @@ def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[s
     command = ["evaluate", "hazard", "--train-until", "9"]
     assert cli.main([*command, str(tmp_path / "none.json")]) == cli.FAILED
     assert "none.json: No such file" in capsys.readouterr().err
+    out = tmp_path / "none" / "out.json"
+    assert cli.main([*command, str(tmp_path / "none.json"), "--out", str(out)]) == cli.FAILED
+    assert f"{out}: there is no folder {out.parent}" in capsys.readouterr().err
     (tmp_path / "torn.json").write_text('[{"node_id"')
     assert cli.main([*command, str(tmp_path / "torn.json")]) == cli.FAILED
     assert "torn.json: no JSON" in capsys.readouterr().err
