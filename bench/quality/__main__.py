@@ -14,7 +14,7 @@ from .simulated import Plan
 
 #: Each is a module of this package with `section(seed, progress) -> str`, in the page's order.
 SECTIONS = ("hazard", "captures", "injected", "simulated")
-#: Causes of each class, or quiet spans: more would take days.
+#: Causes of each class, or hours of the fleet: more would take days.
 COUNT_MAX = 10_000
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "quality.md"
 HEAD = """# How good it is
@@ -72,10 +72,13 @@ def main() -> int:
         "--per-class", type=_count, default=plan.per_class, help="causes of each class"
     )
     parser.add_argument(
-        "--quiet", type=_count, default=plan.quiet, help="spans on which no fault stands"
+        "--hours",
+        type=_count,
+        default=plan.hours,
+        help="hours of the whole fleet, for false drains",
     )
     options = parser.parse_args()
-    plan = Plan(options.scenario, options.per_class, options.quiet)
+    plan = Plan(options.scenario, options.per_class, options.hours)
     try:
         names = [options.only] if options.only else SECTIONS
         sections = [_section(name, options.seed, plan) for name in names]

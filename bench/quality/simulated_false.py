@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, inf, nan
 
 from . import intervals
 from .markdown import number, table
@@ -18,82 +20,109 @@ BUDGET = 1.0
 LISTED_MAX = 12
 WORDS_CHARACTERS_MAX = 160
 
+Wanted = Callable[[Wrong], bool]
+
 
 def advice(run: Run) -> str:
     """Return the table of false advice, and what was behind it."""
-    far = sum(one.far_days for one in run.scores)
-    near = sum(one.near_days for one in run.scores)
-    kinds: list[tuple[str, Callable[[Wrong], bool]]] = [
-        ("**drains, all**", lambda one: one.what == "drain"),
-        ("- nothing stood on the host", lambda one: one.what == "drain" and not one.about),
-        (
-            "- a look-alike stood on it",
-            lambda one: one.what == "drain" and bool(one.about) and not one.is_mistold,
-        ),
-        ("- its telling was wrong", lambda one: one.what == "drain" and one.is_mistold),
+    kinds: list[tuple[str, Wanted]] = [
+        ("**drains, all**", is_drain),
+        ("- nothing stood on the host", lambda one: is_drain(one) and not one.about),
+        ("- a look-alike stood on it", lambda one: is_drain(one) and bool(one.about) and not one.is_mistold),
+        ("- its telling was wrong", lambda one: is_drain(one) and one.is_mistold),
         ("AVOID", lambda one: one.what == "avoid"),
         ("INSPECT and the like", lambda one: one.what == "look"),
-    ]
-    rows = [[name, *_estimated(run, wanted)] for name, wanted in kinds]
-    head = [
-        "advice for a host on which no fault stood", "near a cause", "a 1,000 node-days", "elsewhere",
-        "a 1,000 node-days", "together",
     ]  # fmt: skip
+    rows = [
+        [name, str(rate.count), _told(rate), *_around(run, wanted)]
+        for name, wanted in kinds
+        for rate in (rate_of(run, wanted),)
+    ]
+    head = [
+        "advice for a host on which no fault stood", "in the hours", "a 1,000 node-days", "around causes",
+        "by how often these come, a 1,000 node-days",
+    ]  # fmt: skip
+    days = number(sum(one.days for one in run.sampled()))
     text = f"""Budget, fixed before anything was tuned: **{BUDGET:g} false drain a 1,000 node-days**, in all.
+{verdict(run)}
 
 - A *drain* is whatever takes the host from its work (DRAIN_*, EVICT_NOW, RESET_GPU, REBOOT, RUN_DIAGNOSTIC). It is *false* where no fault stood on that
-  host then, nor within the ten minutes before. Victims of another's fault are such hosts.
-- *Near*: gangs and racks around causes of all sorts, {number(near)} node-days. *Elsewhere*: hosts that nothing stood on, {number(far)} node-days. Each is weighted by how much of
-  the world's {number(run.node_days)} node-days it stands for.
-- A host is looked at for some ten minutes, by a judge that meets it for the first time: what lasts counts each time, and so more often than in service.
-- Where none was seen the upper end says how little was looked at, not what was seen: a single one would come to up to {number(_largest(run) * 1000.0 / run.node_days)} near a cause, and to
-  {number(_elsewhere(run) * 1000.0 / run.node_days)} elsewhere. `make evaluate PER_CLASS=200 QUIET=2000` looks at ten times as much, in an hour or so."""
+  host then, nor within the ten minutes before. Victims of another's fault are such hosts, and so are those whose telling alone is wrong.
+- *In the hours*: {len(run.sampled())} hours of all {run.hosts:,} hosts, one at random from each equal part of the {run.days:g} days: faults, look-alikes and quiet as often as they come,
+  and nothing chosen. {days} node-days on which no fault stood. The rate is what was counted over these, with its exact interval for a Poisson count (Garwood's;
+  several of one hour count as one that weighs as much, by Fay and Feuer, as they may have one cause). It rests on no model of what is false.
+- No limit on how many hosts may be out at once holds advice back in these hours, as one would in service. A judge meets the fleet anew each hour: what lasts
+  counts each time, and so more often than in service; advice that waits for longer than an hour is not seen.
+- *Around causes*: {number(sum(one.days for one in run.around()))} node-days more, of gangs and racks around as many causes of a rare class as of a common one: here false drains show first. The last
+  column weighs each by how many causes its episode stands for. It has no upper end worth the name: one more, beside the commonest class, would be {number(_largest(run) * 1000.0 / run.node_days)}."""
     return f"{text}\n\n{table(head, rows)}\n\n{_behind(run)}"
 
 
-def drains_estimated(run: Run) -> str:
-    """Return false drains a 1,000 node-days, with their interval."""
-    return _estimated(run, lambda one: one.what == "drain")[-1]
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What was counted in the hours, and what that comes to in a thousand node-days, at 90 %."""
+
+    count: int
+    value: float
+    low: float
+    high: float
 
 
-def _estimated(run: Run, wanted: Callable[[Wrong], bool]) -> list[str]:
-    """Return (seen near a cause, what that comes to), the same elsewhere, and what both come to."""
-    elsewhere = _elsewhere(run)
-    near, far = list[float](), list[float]()
-    for one in run.scores:
-        for wrong in one.wrong:
-            if wrong.by != JUDGE or not wanted(wrong):
-                continue
-            if wrong.near:
-                near.append(one.weight)
-            elif not wrong.is_mistold:  # that is another stratum's
-                far.append(elsewhere)
-    largest = _largest(run)
-    return [
-        str(len(near)),
-        _rate(run, near, largest),
-        str(len(far)),
-        _rate(run, far, elsewhere),
-        _rate(run, [*near, *far], max(largest, elsewhere)),
-    ]
+def is_drain(one: Wrong) -> bool:
+    """Say whether advice takes a host from its work."""
+    return one.what == "drain"
 
 
-def _elsewhere(run: Run) -> float:
-    """Return how many of the world's hosts one elsewhere stands for, at the time that it was looked at."""
-    return run.quiet_days / max(sum(one.far_days for one in run.scores), 1e-9)
+def rate_of(run: Run, wanted: Wanted) -> Rate:
+    """Return how often the judge gave advice that was *wanted* to hosts on which no fault stood."""
+    counts = [_count(one, wanted) for one in run.sampled()]
+    days = sum(one.days for one in run.sampled())
+    if not days:
+        return Rate(0, nan, 0.0, inf)
+    low, high = intervals.weighted_rate([c for c in counts if c], max([*counts, 1]))
+    scale = 1000.0 / days
+    return Rate(sum(counts), sum(counts) * scale, low * scale, high * scale)
+
+
+def _count(score: Score, wanted: Wanted) -> int:
+    return sum(one.by == JUDGE and wanted(one) for one in score.wrong)
+
+
+def _told(rate: Rate) -> str:
+    return f"{number(rate.value)} [{number(rate.low)}, {number(rate.high)}]"
+
+
+def drains_told(run: Run) -> str:
+    """Return false drains of the hours, with what they come to."""
+    rate = rate_of(run, is_drain)
+    return f"{rate.count} seen in {number(sum(one.days for one in run.sampled()))} node-days, {_told(rate)} a 1,000"
+
+
+def verdict(run: Run) -> str:
+    """Say whether the budget is shown to be met, and what would show it."""
+    rate = rate_of(run, is_drain)
+    if rate.low > BUDGET:
+        return f"**Not met**: {_told(rate)}."
+    if rate.high <= BUDGET:
+        return f"**Met**: {_told(rate)}, so also at the upper end."
+    days = sum(one.days for one in run.sampled()) / max(len(run.sampled()), 1)
+    enough = ceil(intervals.weighted_rate([], 1.0)[1] * 1000.0 / BUDGET / days) if days else 0
+    return (
+        f"**Neither shown nor refuted here**: {_told(rate)}. `make evaluate HOURS={enough}` looks at so much that, where none is seen, the upper end is below "
+        "the budget."
+    )
+
+
+def _around(run: Run, wanted: Wanted) -> tuple[str, str]:
+    """Return what was seen around causes, and what it comes to by how many causes each episode stands for."""
+    counts = [(_count(one, wanted), one.weight) for one in run.around()]
+    stands_for = sum(count * weight for count, weight in counts)
+    return str(sum(count for count, _ in counts)), number(stands_for * 1000.0 / run.node_days)
 
 
 def _largest(run: Run) -> float:
-    """Return for how many causes the episode of the commonest class stands."""
-    return max((one.weight for one in run.scores if one.class_name), default=0.0)
-
-
-def _rate(run: Run, weights: Sequence[float], largest: float) -> str:
-    """Return what events of these weights come to in a thousand node-days."""
-    scale = 1000.0 / run.node_days
-    scaled = [weight * scale for weight in weights]
-    low, high = intervals.weighted_rate(scaled, largest * scale)
-    return f"{number(sum(scaled))} [{number(low)}, {number(high)}]"
+    """Return for how many causes an episode of the commonest class stands."""
+    return max((one.weight for one in run.around()), default=0.0)
 
 
 def _behind(run: Run) -> str:
@@ -102,9 +131,8 @@ def _behind(run: Run) -> str:
     words: dict[tuple[str, str, str], str] = {}
     for one in run.scores:
         for wrong in one.wrong:
-            if wrong.what == "drain":
-                around = f"an episode of `{one.class_name}`" if one.class_name else "a quiet span"
-                where = around if wrong.near else f"elsewhere beside {around}"
+            if is_drain(wrong):
+                where = f"around `{one.class_name}`" if one.class_name else "an hour of the fleet"
                 kind = wrong.rule, ", ".join(wrong.about) or "nothing", where
                 kinds[kind] += 1
                 words.setdefault(kind, wrong.words)
@@ -136,15 +164,15 @@ def _passing(run: Run) -> str:
     for kind in KINDS:
         said: Counter[str] = Counter()
         grave = 0
-        for one in run.scores:
+        for one in run.sampled():
             for (what, rule, state), count in one.said_in_passing.items():
                 if what == kind:
                     said[f"{rule} {state.name}"] += count
                     grave += count * (state in BLAMED)
-        times = sum(one.passed[kind] for one in run.scores)
+        times = sum(one.passed[kind] for one in run.sampled())
         rows.append([kind, f"{times:,}", _counted(said), str(grave)])
     text = (
-        "And what passes on healthy hosts that are no part of an episode's cause, with what was said while it did, or\n"
+        "And what passes in the hours of the fleet on hosts on which nothing stands, with what was said while it did, or\n"
         "within a minute:"
     )
     return f"{text}\n\n{table(['what', 'times, by host', 'said of how many of them', 'DEGRADED or worse'], rows)}"

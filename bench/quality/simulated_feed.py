@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from gangline.agent.simulated.world.settings import HOSTS_MAX
 from gangline.agent.simulated.world.world import STEP_SECONDS, Delivery, Step
 from gangline.aggregator.advice.advisory import Action, Advisory, Basis
 from gangline.aggregator.advice.advisory import State as AdvisoryState
@@ -35,6 +36,10 @@ from .simulated_baselines import BASELINES, Cry
 JUDGE = "judge"
 #: Hosts that fall within two seconds of each other may be seen to fall a step apart.
 LIMITS = replace(Limits(), shared_seconds=Limits().shared_seconds + STEP_SECONDS)
+#: The same, but that nothing holds advice back: a limit on how many hosts may be out must not hide a false drain.
+UNLIMITED = replace(
+    LIMITS, rack_hosts_max=HOSTS_MAX, job_hosts_max=HOSTS_MAX, cluster_share_max=1.0, open_max=10 * HOSTS_MAX
+)  # fmt: skip
 #: Hosts beyond the episode have been there for so long.
 LONG_NS = 3600 * 1_000_000_000
 
@@ -88,9 +93,11 @@ class Said:
     degraded: dict[str, int] = field(default_factory=dict[str, int])
 
 
-def feed(world: Outside, hosts: Sequence[int], begin: float, end: float) -> Said:
+def feed(
+    world: Outside, hosts: Sequence[int], begin: float, end: float, limits: Limits = LIMITS
+) -> Said:
     """Let an aggregator that never saw them hear *hosts* from *begin* to *end*; return what it says."""
-    aggregator = Aggregator(world, hosts)
+    aggregator = Aggregator(world, hosts, limits)
     for step in world.frames(hosts, begin, end):
         aggregator.step(step)
     return aggregator.said
@@ -100,17 +107,18 @@ class Aggregator:
     """Fleet, judge and advice over the hosts of one episode; of all others it hears that they are there, and
     nothing else, so that limits and outages are of a fleet's size."""
 
-    def __init__(self, world: Outside, hosts: Sequence[int]) -> None:
+    def __init__(self, world: Outside, hosts: Sequence[int], limits: Limits = LIMITS) -> None:
         self.said = Said()
         self._world, self._fleet = world, Fleet(epoch=1)
-        self._index = {name: host for host, name in enumerate(world.names)}
-        spoken = {world.names[host] for host in hosts}
-        self._others = [name for name in world.names if name not in spoken]
+        names = world.names
+        self._index = {name: host for host, name in enumerate(names)}
+        spoken = {names[host] for host in hosts}
+        self._others = [name for name in names if name not in spoken]
         self._boots: dict[str, bytes] = {}
         self._readers: dict[str, Reader] = {}  # of each host's stream
         self._clocks: dict[str, clocks.HostClock] = {}
         self._judged: Judgement | None = None
-        self._machine = Machine(LIMITS)
+        self._machine = Machine(limits)
         self._observer = Observer(lambda: self._fleet.declared, Works(self._fleet, Gangs()))
         self._stands: dict[tuple[str, Cry], Named] = {}
         self._advised: dict[str, tuple[Action, tuple[str, ...]]] = {}

@@ -15,6 +15,10 @@ DRAINS = frozenset(
         Action.DRAIN_P2P, Action.DRAIN_AND_RESET, Action.RECOVER_IMEX_DOMAIN, Action.RUN_DIAGNOSTIC,
     }
 )  # fmt: skip
+#: Of an episode's own hosts: those struck, their gangs, their racks.
+NEAR_MAX = 40
+#: An episode ends so long after the onset was over.
+AFTER_ONSET_SECONDS = 300.0
 #: What begins so long after a cause was over may still be said of it.
 GRACE_SECONDS = 60.0
 #: States that keep work off a host.
@@ -45,6 +49,7 @@ RIGHT: dict[str, frozenset[Reason]] = {
         "gpu_lost": (Reason.XID_FATAL,),
         "gpu_fault": (Reason.XID_FATAL,),
         "silent_corruption": (),
+        "nvlink_switch": (Reason.NVLINK_ERRORS, Reason.XID_FATAL),
     }.items()
 }
 #: Class -> the domain that its cause is of, as fields of `Place`; none: of a job, which no place is.
@@ -54,6 +59,7 @@ DOMAIN = {
     "leaf_down": ("leaf",),
     "rack_dark": ("rack", "power_domain"),
     "congestion": (),
+    "nvlink_switch": ("nvlink_domain", "rack", "power_domain"),
 }
 
 
@@ -92,20 +98,19 @@ class Wrong:
     """Something said of a host on which no fault stood."""
 
     by: str
-    what: str  # "drain", "avoid", or "name": a state that keeps work off it
+    what: str  # "drain", "avoid", "look", or "name": a state that keeps work off it
     host: str
     rule: str
     words: str
-    near: bool  # a host that the episode is about, or shares a job or a rack with one
     about: tuple[str, ...]  # telling and look-alikes that stood on it
     is_mistold: bool
 
 
 @dataclass(slots=True)
 class Score:
-    """An episode."""
+    """An episode around a cause, or an hour of the whole fleet."""
 
-    class_name: str
+    class_name: str  # "": an hour
     weight: float
     found: Found | None = None
     shared: Shared | None = None
@@ -118,11 +123,9 @@ class Score:
     said_in_passing: Counter[tuple[str, str, State]] = field(
         default_factory=Counter[tuple[str, str, State]]
     )
-    #: Node-days on which no fault stood, of the cause's company; of others, on which nothing stood.
-    near_days: float = 0.0
-    far_days: float = 0.0
-    far_hosts: int = 0  # of those, while nothing stood from begin to end
-    far_named: Counter[str] = field(default_factory=Counter[str])  # of them, by whom
+    days: float = 0.0  # node-days on which no fault stood
+    calm_hosts: int = 0  # of an hour: those on which nothing stood from begin to end
+    calm_named: Counter[str] = field(default_factory=Counter[str])  # of them, by whom
     degraded: dict[str, int] = field(default_factory=dict[str, int])
     steps: int = 0
 
@@ -131,12 +134,10 @@ class Score:
 class Case:
     """An episode with all that scoring needs."""
 
-    class_name: str  # "": quiet
+    class_name: str  # "": an hour of the whole fleet
     sort: str
     cause: int
     weight: float
     hosts: tuple[int, ...]  # whose readings are made
-    near: frozenset[str]  # of them: those struck, their gangs, their racks
-    far: frozenset[str]
     begin: float
     end: float

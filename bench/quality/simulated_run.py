@@ -22,13 +22,20 @@ class Run:
     scenario: str
     seed: int
     per_class: int
-    quiet: int
+    hours: int
     hosts: int
     days: float
-    classes: tuple[FaultClass, ...]
+    classes: tuple[FaultClass, ...]  # those that may befall
     scores: tuple[Score, ...]
-    quiet_days: float  # node-days of the world for which quiet hosts stand
-    node_days: float  # all of them
+    node_days: float  # of the world, of hosts that were there
+
+    def sampled(self) -> list[Score]:
+        """Return the hours of the whole fleet."""
+        return [one for one in self.scores if not one.class_name]
+
+    def around(self) -> list[Score]:
+        """Return the episodes around causes."""
+        return [one for one in self.scores if one.class_name]
 
     def of_sort(self, sort: str) -> Iterator[tuple[FaultClass, list[Score]]]:
         """Yield each class of *sort* with its episodes."""

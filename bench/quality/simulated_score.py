@@ -41,17 +41,10 @@ def score(
     """Return how *said* stands against *truth*. *passed*: what passed on the hosts, fault or not."""
     result = Score(case.class_name, case.weight, degraded=said.degraded, steps=said.steps)
     times = np.arange(case.begin, case.end, STEP_SECONDS)
-    result.near_days = truth.well_seconds(sorted(case.near), times, STEP_SECONDS) / 86400.0
-    result.far_days = truth.undisturbed_seconds(sorted(case.far), times, STEP_SECONDS) / 86400.0
-    result.wrong = [
-        *wrong_names(case, said.named, truth),
-        *wrong_advice(case, said.advised, truth),
-    ]
-    calm = {host for host in case.far if truth.is_undisturbed(host, times)}
-    result.far_hosts = len(calm)
-    named = {(one.by, one.host) for one in said.named if one.host in calm and one.state in BLAMED}
-    result.far_named = Counter(by for by, _ in named)
-    _pass(result, [one for one in passed if one.host in calm], said.named)
+    result.days = truth.well_seconds(times, STEP_SECONDS) / 86400.0
+    result.wrong = [*wrong_names(said.named, truth), *wrong_advice(said.advised, truth)]
+    if not case.class_name:
+        _calm(result, said.named, truth.undisturbed(times), passed)
     struck = truth.of_cause(case.cause)
     if case.sort == "faults":
         result.found = _found(case, struck, said, truth)
@@ -62,6 +55,16 @@ def score(
         result.hosts = len(hosts)
         result.said_of = _said_of(hosts, struck, said.named, truth)
     return result
+
+
+def _calm(
+    result: Score, named: Sequence[Named], calm: frozenset[str], passed: Sequence[Passing]
+) -> None:
+    """Count the hosts on which nothing stood, whom each named of them, and what passed there."""
+    result.calm_hosts = len(calm)
+    blamed = {(one.by, one.host) for one in named if one.host in calm and one.state in BLAMED}
+    result.calm_named = Counter(by for by, _ in blamed)
+    _pass(result, [one for one in passed if one.host in calm], named)
 
 
 def _pass(result: Score, passed: Sequence[Passing], named: Sequence[Named]) -> None:

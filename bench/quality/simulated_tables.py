@@ -75,7 +75,7 @@ def baselines(run: Run) -> str:
         cells.append(_of(sum(one.is_blamed for one in found), len(found)))
         cells += [_of(sum(one.by_baseline[name] for one in found), len(found)) for name in names]
         rows.append([f"`{each.name}`", *cells])
-    looks = sum(one.far_hosts for one in run.scores)
+    looks = sum(one.calm_hosts for one in run.sampled())
     rows.append(
         [
             "**healthy hosts named**",
@@ -86,7 +86,7 @@ def baselines(run: Run) -> str:
     text = """Whether anything at all was said of a culprit while the cause stood (for the judge: by the right reason; and as DEGRADED or worse, whatever the
 reason). *Policy table alone*: codes and states that driver or kernel name. *Fixed limits*: each GPU by itself against limits such as those of DCGM's
 health watches; one that is broken all the time is luck when it begins anew. *Slow clock*: a busy GPU below 0.9 of the fleet's median clock. The last
-row is their price: of healthy hosts elsewhere, each looked at for some ten minutes, how many were named (the judge: DEGRADED or worse)."""
+row is their price: of the hosts on which nothing stood in an hour of the fleet, how many were named within it (the judge: DEGRADED or worse)."""
     return f"{text}\n\n{table(['class', 'judge', 'judge, DEGRADED or worse', *names], rows)}"
 
 
@@ -95,7 +95,7 @@ def _of(hits: int, of: int) -> str:
 
 
 def _healthy(run: Run, by: str, looks: int) -> str:
-    named = sum(one.far_named[by] for one in run.scores)
+    named = sum(one.calm_named[by] for one in run.sampled())
     low, high = intervals.wilson(named, looks)
     return f"{named} of {looks:,} [{100 * low:.2g} %, {100 * high:.2g} %]"
 

@@ -58,6 +58,10 @@ class Truth:
         for one in self.struck:
             self.by_host.setdefault(one.host, []).append(one)
 
+    def has(self, host: str) -> bool:
+        """Say whether *host* is one of these hosts."""
+        return host in self._own
+
     def of_cause(self, cause: int) -> tuple[Struck, ...]:
         """Return whom *cause* struck, of these hosts."""
         return tuple(one for one in self.struck if one.cause == cause)
@@ -89,17 +93,13 @@ class Truth:
         numbers = {n for one in struck for n in schedule.stints.get(self._index[one.host], [])}
         return [schedule.jobs[number] for number in sorted(numbers)]
 
-    def well_seconds(self, hosts: Sequence[str], times: Seconds, step: float) -> float:
-        """Return the host-seconds of *hosts* at *times* on which no fault stood and that were not away."""
-        return sum(float(self._well(host, times).sum()) * step for host in hosts)
+    def well_seconds(self, times: Seconds, step: float) -> float:
+        """Return the host-seconds at *times* on which no fault stood on a host, and it was not away."""
+        return sum(float(self._well(host, times).sum()) * step for host in sorted(self._own))
 
-    def undisturbed_seconds(self, hosts: Sequence[str], times: Seconds, step: float) -> float:
-        """Return the same of those whose telling was right, too."""
-        return sum(float(self._well(host, times, "monitoring").sum()) * step for host in hosts)
-
-    def is_undisturbed(self, host: str, times: Seconds) -> bool:
-        """Say whether no fault stood on *host* and its telling was right at all *times*."""
-        return bool(self._well(host, times, "monitoring").all())
+    def undisturbed(self, times: Seconds) -> frozenset[str]:
+        """Return the hosts on which no fault stood, and whose telling was right, at all *times*."""
+        return frozenset(one for one in self._own if self._well(one, times, "monitoring").all())
 
     def _well(self, host: str, times: Seconds, but: str = "") -> Flags:
         """Say when *host* was there and no fault stood on it, nor anything of the sort *but*."""
@@ -110,6 +110,10 @@ class Truth:
         for away in self._world.schedule.absences.get(self._index[host], []):
             well &= ~((times >= away.begin) & (times < away.end))
         return well
+
+    @cached_property
+    def _own(self) -> frozenset[str]:
+        return frozenset(self._names[host] for host in self._hosts)
 
     @cached_property
     def _index(self) -> dict[str, int]:

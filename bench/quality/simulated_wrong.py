@@ -7,49 +7,39 @@ from collections.abc import Sequence
 from gangline.aggregator.advice.advisory import Action, Basis
 
 from .simulated_feed import JUDGE, Advised, Named
-from .simulated_kinds import BLAMED, DRAINS, Case, Wrong
+from .simulated_kinds import BLAMED, DRAINS, Wrong
 from .simulated_truth import Truth
 
 
-def wrong_names(case: Case, named: Sequence[Named], truth: Truth) -> list[Wrong]:
+def wrong_names(named: Sequence[Named], truth: Truth) -> list[Wrong]:
     """Return each host that a state keeps work off without a fault; of each that says so, once an episode."""
     found: dict[tuple[str, str], Wrong] = {}
     for one in named:
-        if (
-            one.state in BLAMED
-            and _is_ours(case, one.host)
-            and not truth.is_ill(one.host, one.begin)
-        ):
-            wrong = _wrong(case, truth, one.by, "name", one.host, one.rule, "", one.begin)
+        if one.state in BLAMED and truth.has(one.host) and not truth.is_ill(one.host, one.begin):
+            wrong = _wrong(truth, one.by, "name", one.host, one.rule, "", one.begin)
             found.setdefault((one.by, one.host), wrong)
     return list(found.values())
 
 
-def wrong_advice(case: Case, advised: Sequence[Advised], truth: Truth) -> list[Wrong]:
+def wrong_advice(advised: Sequence[Advised], truth: Truth) -> list[Wrong]:
     """Return advice about one host on which no fault stood; each advisory once, as the gravest that it was."""
     gravest: dict[str, Wrong] = {}
     for one in advised:
         if one.basis is Basis.SHARED_CAUSE or one.action is Action.RETURN_TO_SERVICE:
             continue
         host = one.hosts[0]
-        if not _is_ours(case, host) or truth.is_ill(host, one.seconds):
+        if not truth.has(host) or truth.is_ill(host, one.seconds):
             continue
         what = (
             "drain" if one.action in DRAINS else "avoid" if one.action is Action.AVOID else "look"
         )
         if one.name not in gravest or what == "drain":
-            gravest[one.name] = _wrong(
-                case, truth, JUDGE, what, host, one.reason, one.words, one.seconds
-            )
+            gravest[one.name] = _wrong(truth, JUDGE, what, host, one.reason, one.words, one.seconds)
     return list(gravest.values())
 
 
-def _is_ours(case: Case, host: str) -> bool:
-    return host in case.near or host in case.far
-
-
 def _wrong(
-    case: Case, truth: Truth, by: str, what: str, host: str, rule: str, words: str, seconds: float
+    truth: Truth, by: str, what: str, host: str, rule: str, words: str, seconds: float
 ) -> Wrong:
     stands = [
         one.each.name
@@ -57,4 +47,4 @@ def _wrong(
         for one in truth.standing(host, seconds, sort)
     ]
     mistold = bool(truth.standing(host, seconds, "monitoring"))
-    return Wrong(by, what, host, rule, words, host in case.near, tuple(sorted({*stands})), mistold)
+    return Wrong(by, what, host, rule, words, tuple(sorted({*stands})), mistold)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from gangline.agent.simulated.world import World, truth
-from gangline.agent.simulated.world.episodes import eventful, quiet
+from gangline.agent.simulated.world.changes import Changes
+from gangline.agent.simulated.world.episodes import eventful, hours
 from gangline.agent.simulated.world.jobs import Job
 from gangline.agent.simulated.world.lives import days_until_next
 from gangline.agent.simulated.world.loading import load
@@ -148,8 +149,11 @@ def test_the_healthy_world_has_look_alikes_and_no_fault() -> None:
 
 def test_every_class_has_its_turn_in_a_parade() -> None:
     """A class that never befalls is a class that nobody tests."""
-    seen = {i["class"] for i in incidents(World("parade", 1))}
-    assert seen >= {n for n, c in SETTINGS.classes.items() if c.per != "share"}
+    for nvlink_hosts in (1, 8):
+        parade = World("parade", 1, settings=small("parade", nvlink_hosts=nvlink_hosts))
+        wanted = {c.name for c in SETTINGS.befalling(parade.scenario) if c.per != "share"}
+        assert {i["class"] for i in incidents(parade)} >= wanted
+        assert ("nvlink_switch" in wanted) == (nvlink_hosts > 1)
 
 
 def test_the_truth_says_who_what_when_how_much_and_who_waited() -> None:
@@ -167,17 +171,34 @@ def test_the_truth_says_who_what_when_how_much_and_who_waited() -> None:
     assert len(places) == 1 and len(parade.place(0).rails) == 8
 
 
-def test_quiet_episodes_weigh_what_they_stand_for() -> None:
-    """False alarms per node-day come from samples: their weights must add up to the quiet time."""
-    spans = list(quiet(world(), 12))
-    total = world().seconds * world().scenario.hosts
-    stands_for = sum(e.weight * len(e.hosts) * (e.end - e.begin) for e in spans)
-    assert len(spans) == 12 and 0.02 * total < stands_for <= total
-    rows = world().schedule.rows
-    serious = np.array([c.sort != "benign" for c in world().schedule.classes])[rows["cls"]]
-    for each in spans:
-        near = serious & np.isin(rows["host"], each.hosts)
-        assert not (near & (rows["begin"] < each.end) & (rows["end"] > each.begin)).any()
+def test_hours_sample_all_time_alike() -> None:
+    """False alarms per node-day come from samples: one at random from each equal part, weighing what it stands for."""
+    spans = list(hours(world(), 12))
+    assert sum(e.weight * (e.end - e.begin) for e in spans) == pytest.approx(world().seconds)
+    assert all(e.hosts == tuple(range(128)) and e.end <= world().seconds for e in spans)
+    assert len({int(12 * e.begin / (world().seconds - 3600.0)) for e in spans}) == 12
+    assert spans == list(hours(world(), 12))
+
+
+def test_frames_are_the_same_whether_unchanged_tables_are_looked_at_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A table that was skipped though its minute was over would be stale, and judged as missing."""
+    parade = World("parade", 3)
+    row = parade.schedule.rows[parade.schedule.rows["cls"] == _number(parade, "gsp_hang")][0]
+    begin = float(row["begin"])
+    spans = ((range(8), 600.0, 700.0, 1.0), ([int(row["host"])], begin, begin + 300.0, 10.0))
+
+    def sent() -> list[bytes]:
+        return [d.frame for span in spans for step in parade.frames(*span) for d in step.deliveries]
+
+    quickly = sent()
+    monkeypatch.setattr(Changes, "unchanged", lambda self, host: ())
+    assert sent() == quickly
+
+
+def _number(of: World, name: str) -> int:
+    return next(n for n, each in enumerate(of.schedule.classes) if each.name == name)
 
 
 def test_eventful_episodes_hold_the_culprit_its_gang_and_the_onset() -> None:

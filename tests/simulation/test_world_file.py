@@ -16,7 +16,7 @@ TEXT = PATH.read_text()
 def test_every_class_says_where_its_numbers_come_from() -> None:
     """A rate without a source is an opinion; one that nobody has published says so."""
     settings = load()
-    assert len(settings.classes) == 30 and len(settings.scenarios) == 7
+    assert len(settings.classes) == 32 and len(settings.scenarios) == 8
     for each in settings.classes.values():
         assert len(each.source) > 5 and each.amount_is
         if "chosen" in each.source.split(":")[0]:
@@ -36,6 +36,12 @@ def test_every_class_says_where_its_numbers_come_from() -> None:
         ("onset_seconds = [40.0, 120.0]", "onset_seconds = [9.0, 1.0]", r"expected \[least, great"),
         ("kills = false", "kills = 0", r"kills: 0: expected true or false"),
         ("rack_hosts = 4", "rack_hosts = 0", r"\[fleet\] rack_hosts: 0: expected 1"),
+        ("nvlink_hosts = 9", "nvlink_hosts = 73", r"nvl72\] nvlink_hosts: 73: expected 1 to 72"),
+        (
+            "tensor_ratio = 0.10",
+            "tensor_ratio = 0.9",
+            r"\[jobs\] tensor_ratio: 0.9: expected 0 to 0.8",
+        ),
         ("hosts = 2000", "hosts = 99999", r"hosts: 99999: expected 1 to 20000"),
         ("[fleet]", "[flet]", r"unknown table \[flet\]"),
         ("[spread]", "[spread]\nmood = 1", r"\[spread\] mood: unknown; expected clock_sigma"),

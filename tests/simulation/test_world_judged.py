@@ -80,6 +80,20 @@ def test_the_culprit_is_named_and_its_victims_are_not(name: str) -> None:
     assert clean and not any(states[host] & set(NAMED) for host in clean)
 
 
+def test_nobody_is_named_for_a_stall_that_rotates() -> None:
+    """One host of the job waits for its data at every moment, and it is no host's fault."""
+    number = next(n for n, c in enumerate(PARADE.schedule.classes) if c.name == "rotating_stall")
+    rows = PARADE.schedule.rows[PARADE.schedule.rows["cls"] == number]
+    begin, hosts = float(rows["begin"].min()), sorted(rows["host"].tolist())
+    faults = np.array([each.sort == "faults" for each in PARADE.schedule.classes])
+    stood = PARADE.schedule.rows[faults[PARADE.schedule.rows["cls"]]]
+    stood = stood[(stood["begin"] < begin + 400.0) & (stood["end"] > begin - 600.0)]
+    ill = {PARADE.names[host] for host in stood["host"].tolist()}
+    states = judged(PARADE, hosts[:12], begin - 60.0, begin + 400.0)
+    assert len(states.keys() - ill) >= 3
+    assert not [host for host in states.keys() - ill if states[host] & set(NAMED)]
+
+
 def test_nobody_is_named_in_a_healthy_world() -> None:
     """Stage and sequence imbalance, checkpoints, stalls shared by all, planned reboots, caps at full load."""
     calm = World("healthy", 5, hosts=64)

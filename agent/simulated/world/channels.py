@@ -58,6 +58,7 @@ class Channels:
         self.unread: Flags = np.zeros(shape, bool)  # a call into its driver does not return
         self.call_seconds: Floats = np.zeros(hosts)
         self.crc: Floats = np.zeros(shape)
+        self.nvlink: Floats = np.ones(shape)  # what a GPU moves over NVLink, over what it should
         self.link_down: Flags = np.zeros(shape, bool)
         self.retransmits: Floats = np.zeros(shape)
         self.symbols: Floats = np.zeros(shape)

@@ -20,6 +20,10 @@ CONTENDED_PRESSURE, CONTENDED_STEAL = 0.75, 0.15
 #: Temperature leads the clock by this share of the onset.
 HEAT_LEADS = 0.5
 HALF_LANES, QUARTER_LANES = 8, 4
+#: Assumed: a GPU one of whose links repeats and is trained anew moves this share of what it should, at worst.
+REPEATING_SHARE = 0.5
+#: Assumed: a host whose turn it is to stall has it for so long.
+TURN_SECONDS = 10.0
 RETRANSMISSIONS_PER_SECOND = 900.0
 SYMBOL_ERRORS_PER_SECOND = 6.0
 #: Corrected errors come in bursts: this share of the ten-second spans has them.
@@ -96,7 +100,8 @@ def pcie_width(channels: Channels, struck: Struck) -> None:
 
 
 def nvlink(channels: Channels, struck: Struck) -> None:
-    """One link repeats more and more, then is gone with XID 74."""
+    """One link repeats more and more, and its tensor group waits for it; then it is gone with XID 74."""
+    _put(channels.nvlink, struck, 1 - (1 - REPEATING_SHARE) * struck.strength, np.minimum)
     _put(channels.crc, struck, struck.amount * np.minimum(struck.strength + 0.02, 1.0), np.add)
     _put(channels.link_down, struck, struck.is_due, np.logical_or)
     _put(channels.hangs, struck, struck.is_due, np.logical_or)
@@ -211,6 +216,18 @@ def stage_imbalance(channels: Channels, struck: Struck) -> None:
     _put(channels.stage, struck, struck.amount, np.maximum)
 
 
+def rotating_stall(channels: Channels, struck: Struck) -> None:
+    """One host of the job waits for its data while the others wait for it: another one at every turn."""
+    for job in np.unique(struck.variant):  # the hosts of one job share its draws
+        mine = np.flatnonzero(struck.variant == job)
+        turn = int(struck.seconds[mine].max() // TURN_SECONDS)
+        place = int(turn * 0.618034 * mine.size) % mine.size
+        at = mine[np.argsort(struck.slot[mine])[place]]
+        slot = struck.slot[at]
+        channels.starved[slot] = max(channels.starved[slot], struck.amount[at])
+        channels.iowait[slot] = max(channels.iowait[slot], 0.3)
+
+
 def full_load_cap(channels: Channels, struck: Struck) -> None:
     """The driver names the power cap at full load, and no clock is lost."""
     _put(channels.capped, struck, struck.amount, np.maximum)
@@ -252,6 +269,8 @@ EFFECTS: dict[str, Callable[[Channels, Struck], None]] = {
     "sequence_imbalance": sequence_imbalance,
     "stage_imbalance": stage_imbalance,
     "full_load_cap": full_load_cap,
+    "nvlink_switch": nvlink,
+    "rotating_stall": rotating_stall,
 }
 
 #: What an amount may be where it is a part of something: some is left, else a gang would wait for ever.
@@ -259,6 +278,7 @@ PART = 0.0, 0.95
 #: Where it is something else, or everything.
 AMOUNTS: dict[str, Pair] = {
     "nvlink": (0.0, 1e6),
+    "nvlink_switch": (0.0, 1e6),
     "hbm": (0.0, 1e6),
     "flap": (0.0, 255.0),
     "gsp_hang": (0.0, 3600.0),

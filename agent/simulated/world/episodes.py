@@ -1,4 +1,4 @@
-"""Which hosts and steps are worth readings: where something happens, and quiet times with their weight."""
+"""Which hosts and steps are worth readings: where something happens, and a random sample of all time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .channels import Ints
-from .incidents import Rows, named_random
+from .incidents import HOUR, Rows, named_random
 from .truth import causes
 from .world import World
 
@@ -22,8 +22,8 @@ HOSTS_MAX, HOSTS_MIN = 48, 16
 class Episode:
     """Hosts and a span to make readings of; each stands for *weight* as many like it."""
 
-    class_name: str  # empty: a quiet time, of which nothing may be said
-    cause: int  # -1: quiet
+    class_name: str  # empty: of no class, whatever befalls then
+    cause: int  # -1: none
     hosts: tuple[int, ...]
     begin: float
     end: float
@@ -70,25 +70,12 @@ def _company(world: World, struck: Ints, now: float) -> Ints:
     return np.asarray(everyone[np.sort(first)][:HOSTS_MAX])
 
 
-def quiet(world: World, count: int, length_seconds: float = 600.0) -> Iterator[Episode]:
-    """Yield *count* random spans of HOSTS_MIN neighbours on which no fault and no fault of the telling
-    stands (what is benign may); weights add up to all the host-seconds of which that is so."""
-    random = named_random(world.seed, "quiet")
-    rows = world.schedule.rows
-    serious = np.array([each.sort != "benign" for each in world.schedule.classes])
-    rows = rows[serious[rows["cls"]]]
-    size = min(HOSTS_MIN, world.scenario.hosts)
-    found: list[tuple[int, float]] = []
-    tried = 0
-    while len(found) < count and tried < 200 * count:
-        tried += 1
-        first = int(random.integers(world.scenario.hosts - size + 1))
-        begin = float(random.uniform(0, max(world.seconds - length_seconds, 0.0)))
-        near = (rows["host"] >= first) & (rows["host"] < first + size)
-        if not (near & (rows["begin"] < begin + length_seconds) & (rows["end"] > begin)).any():
-            found.append((first, begin))
-    total = world.seconds * world.scenario.hosts * len(found) / max(tried, 1)
-    weight = total / max(len(found) * size * length_seconds, 1.0)
-    for first, begin in found:
-        hosts = tuple(range(first, first + size))
-        yield Episode("", -1, hosts, begin, begin + length_seconds, weight)
+def hours(world: World, count: int, length_seconds: float = HOUR) -> Iterator[Episode]:
+    """Yield *count* spans of the whole fleet, one at random within each equal part of the world's time: all that befalls
+    is in them as often as in the world, and nobody chose it."""
+    random = named_random(world.seed, "hours")
+    length = min(length_seconds, world.seconds)
+    everybody = tuple(range(world.scenario.hosts))
+    for number in range(count):
+        begin = float(int((world.seconds - length) * (number + float(random.random())) / count))
+        yield Episode("", -1, everybody, begin, begin + length, world.seconds / (count * length))

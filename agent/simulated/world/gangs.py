@@ -1,7 +1,8 @@
 """How the gangs step at one moment: who computes, who waits for whom. Arrays are (hosts, 8) or (hosts,).
 
 need    = compute seconds of a rank's step at its own speed
-period  = (the greatest need + exchange at the slowest port + gap) / (1 - time lost to hosts)
+delay   = what its tensor group, the job's ranks in one NVLink domain, loses to the slowest of its NVLinks
+period  = (the greatest need + delay + exchange at the slowest port + gap) / (1 - time lost to hosts)
 busy    = need / period: the culprit is the rank that does not wait
 """
 
@@ -43,8 +44,10 @@ class Shares:
 class Gangs:
     """The jobs on a set of hosts while none begins or ends."""
 
-    def __init__(self, jobs: list[Job], slots: list[Ints], hosts: int, seed: int) -> None:
-        """*slots*: of each job, its hosts' places in the arrays, of those that are there."""
+    def __init__(self, jobs: list[Job], slots: list[Ints], domains: Ints, seed: int) -> None:
+        """*slots*: of each job, its hosts' places in the arrays, of those that are there. *domains*: (hosts,), the
+        NVLink domain of each."""
+        hosts = domains.size
         self._job: Ints = np.full(hosts, -1, np.int64)
         self._rank: Floats = np.zeros(hosts)  # of the host within its job, 0 to 1
         for number, own in enumerate(slots):
@@ -60,6 +63,10 @@ class Gangs:
         self._writing = _of(jobs, "checkpoint_seconds")
         self._alone = np.array([job.writes_alone for job in jobs] or [False], bool)
         self._communicate = _of(jobs, "communicate_ratio")
+        self._tensor = _of(jobs, "tensor_ratio")
+        pairs = np.stack([self._job, domains])
+        groups = np.unique(pairs, axis=1, return_inverse=True)[1]
+        self._group: Ints = np.asarray(groups, np.int64).ravel()  # the tensor group of each host
         self.power: Floats = _of(jobs, "power_ratio")[self._safe]
         bound = np.array([job.is_memory_bound for job in jobs] or [False], bool)
         self.is_memory_bound: Flags = bound[self._safe] & self.at_work
@@ -71,7 +78,8 @@ class Gangs:
         """Return what everybody does at *now*. *speed*: of each rank's work, 1.0 nominal."""
         exchange = self._communicate[self._safe]
         need = (1 - exchange - GAP_RATIO)[:, None] / speed * self._uneven(channels, tick, noise)
-        slowest = self._most(np.asarray(need.max(axis=1), np.float64), 0.0)
+        needed = np.asarray(need.max(axis=1), np.float64) + self._delays(channels)
+        slowest = self._most(needed, 0.0)
         exchange = exchange * self._most(np.asarray(1 / channels.port.min(axis=1), np.float64), 1.0)
         lost = 1 - (1 - channels.stall) * (1 - channels.starved)
         period = (slowest + exchange + GAP_RATIO) / (1 - np.minimum(self._most(lost, 0.0), 0.95))
@@ -87,6 +95,13 @@ class Gangs:
         pace = np.where(runs[:, 0], 1 / period, 0.0)
         phase = self._phase.uniform(tick, 1)[self._safe]
         return Shares(self.at_work, compute, sends, wait, gap, writes, pace, phase)
+
+    def _delays(self, channels: Channels) -> Floats:
+        """Return how much longer each host's tensor group exchanges, in healthy steps: its NVLinks are as fast as the
+        slowest of them. Nobody computes meanwhile."""
+        slowest = np.ones(self._group.max(initial=0) + 1)
+        np.minimum.at(slowest, self._group, channels.nvlink.min(axis=1))
+        return np.asarray(self._tensor[self._safe] * (1 / slowest[self._group] - 1))
 
     def _uneven(self, channels: Channels, tick: int, noise: Noise) -> Floats:
         """Return each rank's share of the work: even, but for what the workload itself does."""

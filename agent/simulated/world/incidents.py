@@ -37,7 +37,12 @@ Rows = npt.NDArray[np.void]
 #: So many rows of one class are more than anybody reads, and than memory bears.
 ROWS_MAX = 1_000_000
 #: Classes that strike all hosts of a place, and by which of `Places`' arrays.
-SHARED = {"rack_hour": "rack", "leaf_hour": "leaf", "cooling_hour": "cooling"}
+SHARED = {
+    "rack_hour": "rack",
+    "leaf_hour": "leaf",
+    "cooling_hour": "cooling",
+    "nvlink_hour": "nvlink",
+}
 HOUR, DAY = 3600.0, 86400.0
 
 

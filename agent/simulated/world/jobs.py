@@ -31,6 +31,7 @@ class Job:
     killed_by: int  # the cause; -1: it was done
     period_seconds: float
     communicate_ratio: float
+    tensor_ratio: float  # of a step, exchanged within its tensor groups, over NVLink
     power_ratio: float
     is_memory_bound: bool
     checkpoint_every_seconds: float
@@ -177,6 +178,7 @@ class Cluster:
             killed_by=-1,
             period_seconds=float(random.uniform(*shapes.period_seconds)),
             communicate_ratio=float(random.uniform(*shapes.communicate_ratio)),
+            tensor_ratio=shapes.tensor_ratio,
             power_ratio=float(random.uniform(*shapes.power_ratio)),
             is_memory_bound=bool(random.random() < shapes.memory_bound_ratio),
             checkpoint_every_seconds=60.0 * float(random.uniform(*shapes.checkpoint_minutes)),

@@ -16,6 +16,10 @@ _LINES: dict[str, tuple[str, ...]] = {
         "NVRM: Xid (PCI:{gpu}): 74, " + _UNKNOWN + ", NVLink: fatal error detected on link 0"
         "(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
     ),
+    "nvlink_switch": (
+        "NVRM: Xid (PCI:{gpu}): 74, " + _UNKNOWN + ", NVLink: fatal error detected on link 0"
+        "(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
+    ),
     "gsp_hang": (
         "NVRM: Xid (PCI:{gpu}): 119, "
         + _UNKNOWN

@@ -32,6 +32,8 @@ from .settings import (
 PATH = Path(__file__).parent.parent / "world.toml"
 #: A file longer than this is refused unread.
 FILE_BYTES_MAX = 1 << 20
+#: Of one NVLink domain: 576 GPUs, the most that NVIDIA names for NVLink switches of the fifth generation.
+NVLINK_HOSTS_MAX = 72
 #: Of the logarithm of what is lognormal.
 SIGMA_MAX = 5.0
 #: Nothing of a world is greater, in its unit.
@@ -185,6 +187,7 @@ def _check_jobs(jobs: JobShapes) -> None:
         _within(f"[jobs] {name}", getattr(jobs, name), 0.01, 1e6)
     _within("[jobs] duration_sigma", jobs.duration_sigma, 0.0, SIGMA_MAX)
     _within("[jobs] memory_bound_ratio", jobs.memory_bound_ratio, 0.0, 1.0)
+    _within("[jobs] tensor_ratio", jobs.tensor_ratio, 0.0, 0.8)
     for name, greatest in (
         ("checkpoint_minutes", 1e6),
         ("checkpoint_seconds", 1e6),
@@ -236,6 +239,7 @@ def _check_scenario(scenario: Scenario, settings: Settings) -> None:
     _within(f"{where} days", scenario.days, 1e-3, DAYS_MAX)
     _within(f"{where} rate_factor", scenario.rate_factor, 0.0, 1e4)
     _within(f"{where} parade_seconds", scenario.parade_seconds, 0.0, 1e6)
+    _within(f"{where} nvlink_hosts", scenario.nvlink_hosts, 1, NVLINK_HOSTS_MAX)
     for name in scenario.classes:
         if name not in SORTS and name not in settings.classes:
             raise SettingsError(

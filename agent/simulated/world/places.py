@@ -29,11 +29,18 @@ class Place:
 class Places:
     """The layout of *hosts* hosts, in order; arrays are (hosts,)."""
 
-    def __init__(self, layout: FleetLayout, hosts: int) -> None:
+    def __init__(self, layout: FleetLayout, hosts: int, nvlink_hosts: int = 1) -> None:
+        """*nvlink_hosts*: of an NVLink domain. Where they are several they fill a rack, and racks a leaf group."""
         index = np.arange(hosts, dtype=np.int64)
-        self.rack: Ints = index // layout.rack_hosts
+        is_rack_scale = nvlink_hosts > 1
+        rack_hosts = nvlink_hosts if is_rack_scale else layout.rack_hosts
+        leaf_hosts = layout.leaf_hosts
+        if is_rack_scale:
+            leaf_hosts = rack_hosts * max(leaf_hosts // rack_hosts, 1)
+        self.nvlink: Ints = index // nvlink_hosts
+        self.rack: Ints = index // rack_hosts
         self.cooling: Ints = self.rack // layout.cooling_racks
-        self.leaf: Ints = index // layout.leaf_hosts
+        self.leaf: Ints = index // leaf_hosts
         self.spine: Ints = self.leaf // layout.spine_leaf_groups
 
     def of(self, host: int) -> Place:
@@ -45,6 +52,6 @@ class Places:
             cooling_domain=f"cooling-{int(self.cooling[host]):02d}",
             leaf=f"leaf-{leaf:02d}",
             spine=f"spine-{int(self.spine[host])}",
-            nvlink_domain=f"nvlink-{host:04d}",
+            nvlink_domain=f"nvlink-{int(self.nvlink[host]):04d}",
             rails=tuple(f"leaf-{leaf:02d}-rail-{rail}" for rail in range(GPUS)),
         )

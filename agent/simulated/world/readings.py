@@ -14,6 +14,7 @@ from ..memory_errors import BANKS
 from ..parts import GPUS, LINKS, Machine
 from ..ports import RATE_BYTES_PER_SECOND, RETRANSMISSIONS
 from ..tables import Tables
+from .changes import Changes
 from .hardware import Hardware
 from .incidents import Rows
 from .noise import Floats
@@ -34,6 +35,7 @@ IDLE_GENERATION, FULL_GENERATION = 1, 5
 IDLE_TRANSFERS, FULL_TRANSFERS = 2.5e9, 32e9
 #: State, physical state. One that is down polls; disabled (3) would be on purpose.
 _PORT_UP, _PORT_DOWN = (4, 5), (1, 2)
+_NONE: frozenset[int] = frozenset()
 
 
 class Readings:
@@ -51,8 +53,9 @@ class Readings:
         for row in rows:
             if (slot := slots.get(int(row["host"]), -1)) >= 0:
                 self._rows_lost[slot, int(row["part"])] += 1
-        self._hidden: list[frozenset[int]] = [frozenset()] * hosts
-        self._lost: list[frozenset[int]] = [frozenset()] * hosts
+        self._hidden: list[frozenset[int]] = [_NONE] * hosts
+        self._lost: list[frozenset[int]] = [_NONE] * hosts
+        self._changes = Changes(self._tables, hosts)
         self._disk = np.zeros((hosts, 2))
         self._publish_constants()
 
@@ -91,12 +94,26 @@ class Readings:
         self._publish_ports(now, counters)
         self._publish_host(moment)
         channels, count = now.channels, self._count
+        partly = {at for at, gone in enumerate(self._hidden) if gone}
         self._hidden = _sets(channels.unread[:count])
         self._lost = _sets(channels.lost[:count])
+        partly.update(at for at, gone in enumerate(self._hidden) if gone)
+        partly.update(at for at, gone in enumerate(self._lost) if gone)
+        self._changes.look(partly)
 
-    def blocks(self, slot: int, before_seconds: float, now_seconds: float) -> list[Block]:
-        """Return the blocks of a host whose turn came in (before, now]; all, if before is negative."""
-        blocks = self._tables.due(slot, before_seconds, now_seconds)
+    def blocks(
+        self, slot: int, before_seconds: float, now_seconds: float, *, changed_only: bool = False
+    ) -> list[Block]:
+        """Return the blocks of a host whose turn came in (before, now]; all, if before is negative.
+
+        *changed_only*: without on-change tables that are as they were when they were last handed out, but for those that
+        were not due since a call without it.
+        """
+        if not changed_only or before_seconds < 0:
+            self._changes.due(slot)
+        same = self._changes.unchanged(slot)
+        blocks = self._tables.due(slot, before_seconds, now_seconds, but=same)
+        self._changes.handed(slot, blocks)
         if not self._hidden[slot] and not self._lost[slot]:
             return blocks
         seen = (self._seen(slot, block) for block in blocks)
@@ -189,7 +206,7 @@ class Readings:
         tables.put("gpu_fast.pcie_received_bytes_per_second", moved)
         tables.put("gpu_fast.pcie_transmitted_bytes_per_second", moved + written)
         for way in ("received", "transmitted"):
-            rate = moved * nvlinks.BYTES_PER_PORT_BYTE
+            rate = moved * nvlinks.BYTES_PER_PORT_BYTE * channels.nvlink[own]
             tables.put(f"gpu_fast.nvlink_{way}_bytes_per_second", rate)
 
     def _publish_links(self, now: Now, counters: Counters) -> None:
@@ -284,7 +301,7 @@ def _sectors(count: Floats) -> Floats:
 
 def _sets(flags: np.typing.NDArray[np.bool_]) -> list[frozenset[int]]:
     """Return which GPUs of each host are flagged."""
-    found: list[set[int]] = [set() for _ in range(len(flags))]
+    found = [_NONE] * len(flags)
     for host, gpu in np.argwhere(flags).tolist():
-        found[host].add(gpu)
-    return [frozenset(each) for each in found]
+        found[host] |= {gpu}
+    return found

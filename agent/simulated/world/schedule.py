@@ -18,6 +18,8 @@ from .settings import FaultClass, Scenario, Settings
 #: Jobs of fewer hosts have no peers in their gang: what is drawn for a parade strikes others.
 PARADE_HOSTS_MIN = 4
 _SHARES = ("job_hour", "job_share")
+#: What befalls so strikes hosts, and no part of them.
+_WHOLE_HOSTS = ("host_hour", "rack_hour", "cooling_hour", "nvlink_hour")
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class Schedule:
 
 def build(settings: Settings, scenario: Scenario, seed: int) -> Schedule:
     """Return what happens in *scenario*. The same seed gives the same, to the last bit."""
-    places = Places(settings.fleet, scenario.hosts)
+    places = Places(settings.fleet, scenario.hosts, scenario.nvlink_hosts)
     shares = incidents.frailty(settings, seed, scenario.hosts)
     draws = Draws(seed, settings, scenario, places, shares)
     return _Builder(draws).build()
@@ -132,7 +134,7 @@ class _Builder:
         if each.per in incidents.SHARED:
             where = getattr(self._draws.places, incidents.SHARED[each.per])
             hosts = np.flatnonzero(where == where[host])
-        whole = each.per in ("host_hour", "rack_hour", "cooling_hour") and not each.monitoring
+        whole = each.per in _WHOLE_HOSTS and not each.monitoring
         part = -1 if whole else int(random.integers(GPUS))
         return spread(cause, self._turn(number), part, hosts)
 

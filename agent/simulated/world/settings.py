@@ -15,6 +15,7 @@ PERS = (
     "rack_hour",
     "leaf_hour",
     "cooling_hour",
+    "nvlink_hour",
     "job_hour",
     "job_share",
     "share",
@@ -72,6 +73,7 @@ class JobShapes:
     checkpoint_seconds: Pair
     period_seconds: Pair
     communicate_ratio: Pair
+    tensor_ratio: float
     power_ratio: Pair
     memory_bound_ratio: float
     source: str
@@ -150,6 +152,7 @@ class Scenario:
     parade_seconds: float
     classes: tuple[str, ...]
     about: str
+    nvlink_hosts: int = 1  # hosts of one NVLink domain; of more than one, a domain is a rack
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,10 @@ class Settings:
         return self.scenarios[name]
 
     def befalling(self, scenario: Scenario) -> tuple[FaultClass, ...]:
-        """Return the classes that may befall in *scenario*, in the file's order."""
+        """Return the classes that may befall in *scenario*, in the file's order.
+
+        What NVLink domains share befalls where they have hosts that share it.
+        """
         named = set(scenario.classes)
-        return tuple(c for c in self.classes.values() if c.name in named or c.sort in named)
+        there = [c for c in self.classes.values() if c.name in named or c.sort in named]
+        return tuple(c for c in there if c.per != "nvlink_hour" or scenario.nvlink_hosts > 1)

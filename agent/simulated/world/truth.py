@@ -15,6 +15,8 @@ from .world import World
 
 #: Of these no gang waits: they are of the telling, or show nowhere.
 _WITHOUT_VICTIMS = ("silent_corruption", "full_load_cap")
+#: Classes of NVLinks.
+OF_NVLINK = ("nvlink", "nvlink_switch")
 
 
 def lines(world: World) -> Iterator[str]:
@@ -95,7 +97,17 @@ def incident(world: World, rows: Rows) -> dict[str, object]:
         "jobs": [job.number for job in jobs],
         "killed_jobs": [j.number for j in jobs if j.killed_by == int(first["cause"])],
         "victims_count": len(members - struck) if waits else 0,
+        "tensor_group": [world.machines[h].name for h in tensor_group(world.schedule, rows)],
     }
+
+
+def tensor_group(schedule: Schedule, rows: Rows) -> list[int]:
+    """Return the hosts, by index, that wait for an NVLink at first hand: of the struck hosts' jobs and NVLink domains."""
+    if schedule.classes[int(rows["cls"][0])].name not in OF_NVLINK:
+        return []
+    domains = {*schedule.places.nvlink[rows["host"]].tolist()}
+    members = {h for job in _jobs(schedule, rows) for h in job.hosts.tolist()}
+    return sorted(h for h in members if int(schedule.places.nvlink[h]) in domains)
 
 
 def _jobs(schedule: Schedule, rows: Rows) -> list[Job]:

@@ -129,7 +129,8 @@ class Window:
         if self._gangs is None or regime != self._regime:
             running = [job for job in self._jobs if job.begin <= seconds < job.end]
             slots = [self._slot[job.hosts] for job in running]
-            self._gangs, self._regime = Gangs(running, slots, self.hosts.size, self._seed), regime
+            domains = self._schedule.places.nvlink[self.hosts]
+            self._gangs, self._regime = Gangs(running, slots, domains, self._seed), regime
         return self._gangs
 
 

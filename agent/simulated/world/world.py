@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ....fingerprints.wire import telemetry_pb2
-from ...framing import Framer
+from ...framing import KEYFRAME_NS, Framer
 from ..parts import Machine
 from .channels import Ints
 from .hardware import Hardware
@@ -127,7 +128,8 @@ class World:
         each call, as with a fleet that it has not seen before.
         """
         view = self.open(hosts, begin, end)
-        senders = [_Sender(self, host) for host in view.hosts.tolist()]
+        edges = _edges(self)
+        senders = [_Sender(self, host, edges.get(host, [])) for host in view.hosts.tolist()]
         steps = int(np.ceil((end - begin) / step_seconds))
         before = -1.0
         for number in range(steps):
@@ -184,43 +186,49 @@ class View:
 class _Sender:
     """One host's agent: its run, its boot, its frames."""
 
-    def __init__(self, world: World, host: int) -> None:
-        self._world, self._host = world, host
-        self._edges = _edges(world, host)
-        self._done = -1
+    def __init__(self, world: World, host: int, edges: list[float]) -> None:
+        """*edges*: when another boot or another run of the agent begins."""
+        self._world, self._host, self._name = world, host, world.machines[host].name
+        self._edges = edges
+        self._done = self._keyframe = -1
         self._boot_id, self._booted, self._sequence = b"", 0.0, 0
         self._framer = Framer(bytes(16), bytes(16))
 
     def deliver(self, view: View, slot: int, moment: Moment, before: float) -> Delivery:
         """Return what the host sends now. After a start all of it, as an agent's first turn reads all."""
         seconds = moment.seconds
-        edge = int(np.searchsorted(self._edges, seconds, side="right"))
+        edge = bisect_right(self._edges, seconds)
         if edge != self._done:
-            self._done, before = edge, -1.0
+            self._done, self._keyframe, before = edge, -1, -1.0
             self._boot_id, self._booted = self._world.boot(self._host, seconds)
             self._framer = Framer(self._world.run_id(self._host), self._boot_id)
         self._sequence += 1
         boottime_ns = round((seconds - self._booted) * 1e9)
         offset = round(float(moment.now.channels.offset_seconds[slot]) * 1e9)
         now_ns = self._world.start_wall_ns + round(seconds * 1e9)
-        blocks = view.readings.blocks(slot, before, seconds)
+        keyframe, whole = boottime_ns // KEYFRAME_NS, self._keyframe
+        self._keyframe = keyframe
+        blocks = view.readings.blocks(slot, before, seconds, changed_only=keyframe == whole)
         frame = self._framer.frame(self._sequence, boottime_ns, now_ns + offset, blocks)
         told = view.events(slot)
         for event in told:
             event.boottime_ns, event.wall_time_ns = boottime_ns, now_ns + offset
         booted_ns = self._world.start_wall_ns + round(self._booted * 1e9)
-        name = self._world.machines[self._host].name
-        return Delivery(name, self._boot_id, booted_ns, frame, told)
+        return Delivery(self._name, self._boot_id, booted_ns, frame, told)
 
 
-def _edges(world: World, host: int) -> list[float]:
-    """Return when another boot or another run of the agent begins."""
+def _edges(world: World) -> dict[int, list[float]]:
+    """Return when another boot or another run of the agent begins, by host."""
     rows: Rows = world.schedule.rows
     number = next(
         (n for n, c in enumerate(world.schedule.classes) if c.name == "agent_restart"), -1
     )
-    runs = rows["begin"][(rows["host"] == host) & (rows["cls"] == number)].tolist()
-    return sorted([*runs, *(away.end for away in world.schedule.absences.get(host, []))])
+    found: dict[int, list[float]] = {}
+    for row in rows[rows["cls"] == number]:
+        found.setdefault(int(row["host"]), []).append(float(row["begin"]))
+    for host, absences in world.schedule.absences.items():
+        found.setdefault(host, []).extend(away.end for away in absences)
+    return {host: sorted(edges) for host, edges in found.items()}
 
 
 def _sized(scenario: Scenario, hosts: int | None) -> Scenario:

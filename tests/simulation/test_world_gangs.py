@@ -1,0 +1,133 @@
+"""Who waits for whom within a job: tensor groups over NVLink, NVLink domains of several hosts, stalls that rotate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gangline.agent.simulated.world import World, truth
+from gangline.agent.simulated.world.channels import Channels
+from gangline.agent.simulated.world.gangs import Gangs, Shares
+from gangline.agent.simulated.world.incidents import Rows
+from gangline.agent.simulated.world.loading import load
+from gangline.agent.simulated.world.noise import Noise
+from tests.simulation.readings import Reading
+
+SETTINGS = load()
+
+
+def racks(name: str, hosts: int) -> World:
+    """Return a scenario whose NVLink domains have eight hosts."""
+    scenario = replace(SETTINGS.scenarios[name], hosts=hosts, nvlink_hosts=8)
+    return World(
+        name, 1, settings=replace(SETTINGS, scenarios={**SETTINGS.scenarios, name: scenario})
+    )
+
+
+WORLD = racks("parade", 64)
+
+
+def rows_of(name: str) -> Rows:
+    number = next(n for n, each in enumerate(WORLD.schedule.classes) if each.name == name)
+    return np.asarray(WORLD.schedule.rows[WORLD.schedule.rows["cls"] == number])
+
+
+def shares(domains: list[int], nvlink: dict[int, float]) -> Shares:
+    """Return what two jobs of three hosts do. *nvlink*: by host, what its first GPU's links move of what they should."""
+    drawn: dict[str, Any] = {
+        "communicate_ratio": 0.2, "tensor_ratio": 0.1, "power_ratio": 1.0, "is_memory_bound": False, "begin": 0.0,
+        "checkpoint_every_seconds": 1e9, "checkpoint_seconds": 1.0, "writes_alone": True,
+    }  # fmt: skip
+    jobs: Any = [SimpleNamespace(number=number, **drawn) for number in (0, 1)]
+    gangs = Gangs(jobs, [np.arange(3), np.arange(3, 6)], np.array(domains), 1)
+    channels = Channels(6)
+    for host, moves in nvlink.items():
+        channels.nvlink[host, 0] = moves
+    noise = Noise(1, np.arange(48).reshape(6, 8))
+    return gangs.shares(5.0, 5, np.ones((6, 8)), channels, noise)
+
+
+def test_a_tensor_group_waits_for_its_slowest_link_and_its_gang_for_it() -> None:
+    """NVLink CRC errors on one GPU: nobody computes for longer, and all of the job wait; no other job does."""
+    well, ill = shares([0, 0, 0, 0, 1, 1], {}), shares([0, 0, 0, 0, 1, 1], {0: 0.5})
+    assert well.pace == pytest.approx(np.ones(6))
+    assert ill.pace == pytest.approx([1 / 1.1] * 3 + [1.0] * 3)
+    assert (ill.compute[:3] < well.compute[:3]).all() and (ill.wait[:3] > 0.08).all()
+    assert np.array_equal(ill.wait[3:], well.wait[3:]), (
+        "a host of the domain that works at another job"
+    )
+
+
+def test_two_slow_links_of_one_gang_cost_what_the_slowest_costs() -> None:
+    """Tensor groups exchange beside each other: in one domain, or in two, the step is as long as the longest."""
+    alone = shares([0, 0, 0, 1, 1, 1], {0: 0.5})
+    for domains in ([0, 0, 0, 1, 1, 1], [0, 1, 1, 2, 2, 2]):
+        assert shares(domains, {0: 0.5, 1: 0.8}).pace == pytest.approx(alone.pace)
+
+
+def test_a_rack_of_72_gpus_is_one_domain() -> None:
+    """Hosts of an NVL72 share NVLinks, power and rack; what calls each host a domain of its own sees no shared cause."""
+    world = World("nvl72", 1, hosts=90)
+    places = [world.place(host) for host in range(90)]
+    assert places[0].nvlink_domain == places[8].nvlink_domain != places[9].nvlink_domain
+    assert len({(place.rack, place.nvlink_domain) for place in places}) == 10
+    assert {place.leaf for place in places[:27]} == {"leaf-00"} != {places[27].leaf}, "whole racks"
+    assert World("parade", 1).place(1).nvlink_domain == "nvlink-0001"
+
+
+def test_an_nvlink_fault_is_of_its_tensor_group() -> None:
+    """The truth log names who waits at first hand, and the GPU whose link repeats moves less."""
+    (row,) = rows_of("nvlink")
+    told = truth.incident(WORLD, rows_of("nvlink"))
+    job = WORLD.schedule.job_at(int(row["host"]), float(row["begin"]))
+    assert job is not None
+    domain = {h for h in job.hosts.tolist() if h // 8 == int(row["host"]) // 8}
+    assert told["tensor_group"] == [WORLD.names[h] for h in sorted(domain)]
+    hosts = [int(row["host"])]
+    at = float(row["begin"] + 0.9 * row["onset"])
+    view = WORLD.open(hosts, at - 60.0, at + 1.0)
+    shares = [view.step(seconds).now.shares for seconds in np.arange(at - 50.0, at, 10.0)]
+    moved = Reading(view.readings.blocks(0, -1.0, at)).numbers(
+        "gpu_fast.nvlink_received_bytes_per_second"
+    )
+    others = [each for gpu, each in enumerate(moved) if gpu != row["part"]]
+    assert moved[row["part"]] < 0.7 * min(others)
+    assert 0.85 < max(each.pace[0] for each in shares) < 0.97
+
+
+def test_a_switch_of_a_domain_takes_all_its_hosts_and_no_other() -> None:
+    """Eight hosts of one NVLink domain that fail together are one switch, not eight bad hosts."""
+    rows = rows_of("nvlink_switch")
+    assert len(rows) == 8 and len({host // 8 for host in rows["host"].tolist()}) == 1
+    due = float((rows["begin"] + rows["onset"]).max())
+    hosts = sorted(rows["host"].tolist())
+    view = WORLD.open(hosts, due - 30.0, due + 30.0)
+    said = []
+    for seconds in np.arange(due - 20.0, due + 12.0, 2.0):
+        view.step(float(seconds))
+        said += [(at, event.code) for at in range(8) for event in view.events(at) if event.code]
+    assert sorted(said) == [(at, 74) for at in range(8)]
+    domains = {place.nvlink_domain for place in map(WORLD.place, hosts)}
+    assert domains == {f"nvlink-{hosts[0] // 8:04d}"}
+
+
+def test_a_stall_that_rotates_is_of_another_host_each_time() -> None:
+    """Whoever looks at one moment sees one host that waits for its data; over a minute it is nobody in particular."""
+    rows = rows_of("rotating_stall")
+    hosts, begin = rows["host"].astype(int).tolist(), float(rows["begin"].max())
+    assert len(hosts) >= 4
+    view = WORLD.open(hosts, begin, begin + 200.0)
+    stalled = []
+    for number in range(12):
+        moment = view.step(begin + 5.0 + 10.0 * number)
+        gaps, own = moment.now.channels.starved[: len(hosts)], moment.now.shares
+        assert (gaps > 0).sum() == 1
+        at = int(gaps.argmax())
+        stalled.append(at)
+        if own.compute.any():
+            assert own.gap[at].min() > own.gap[np.arange(len(hosts)) != at].max()
+    assert len({*stalled}) >= min(6, len(hosts) - 1)
