@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ class _Table:
 
     def __init__(self, name: str, machines: Sequence[Machine]) -> None:
         kind = TABLES[name][0].device_kind
-        self.name = name
         self.blocks = [Block(name, machine.devices_of(kind)) for machine in machines]
         shape = (len(TABLES[name]), self.blocks[0].rows)
         self.ints = np.zeros((len(machines), *shape), np.uint64)
@@ -86,23 +85,8 @@ class Tables:
             table.valid[:, column, rows] = 1
             table.valid_revision += 1
 
-    @property
-    def on_change(self) -> tuple[str, ...]:
-        """The tables of which an agent sends what changed."""
-        return tuple(name for name in self._tables if TABLES[name][0].on_change)
-
-    def cells(self, name: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
-        """Return a table's cells and which are valid, (hosts, columns, rows); they change with what is put."""
-        return self._tables[name].ints, self._tables[name].valid
-
-    def due(
-        self,
-        host: int,
-        before_seconds: float,
-        now_seconds: float,
-        but: Container[str] = (),
-    ) -> list[Block]:
-        """Return the blocks of *host* whose turn came in (before, now]; all, if before is negative. None of tables *but*.
+    def due(self, host: int, before_seconds: float, now_seconds: float) -> list[Block]:
+        """Return the blocks of *host* whose turn came in (before, now]; all, if before is negative.
 
         Slow tables of different hosts come at different seconds, as they do in a real fleet.
         """
@@ -111,7 +95,6 @@ class Tables:
             for period_seconds, tables in self._by_period.items()
             if _is_due(period_seconds, host, before_seconds, now_seconds)
             for table in tables
-            if table.name not in but
         ]
 
 

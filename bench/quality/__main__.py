@@ -5,54 +5,43 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from gangline.agent.simulated.world.settings import SettingsError
 
+from . import captures, hazard
+from .head import DATA_WORDS, Made, Section, head, left_out, not_here
+from .progress import Bar
 from .simulated import Plan
 
-#: Each is a module of this package with `section(seed, progress) -> str`, in the page's order.
-SECTIONS = ("hazard", "captures", "injected", "simulated")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "quality.md"
 #: Causes of each class, or hours of the fleet: more would take days.
 COUNT_MAX = 10_000
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "quality.md"
-HEAD = """# How good it is
-
-Made by `make evaluate` (seed {seed}); change nothing here by hand. Real data, injected faults and simulation stand apart, as they show different things.
-What a score means is in [health](health.md), the model of hazard in [hazard](hazard.md), the simulated fleet in [simulation](simulation.md).
-"""
+STEPFUN = "faults of 400 nodes (GitHub: stepfun-ai/InfiniteHBD-Trace)"
 
 
-class Bar:
-    """A line of progress on a terminal; elsewhere a line each tenth."""
-
-    def __init__(self) -> None:
-        self._begin, self._tenth = time.monotonic(), -1
-
-    def __call__(self, what: str, share: float) -> None:
-        """Show that of *what* a *share* is done."""
-        seconds = time.monotonic() - self._begin
-        if sys.stderr.isatty():
-            full = round(30 * share)
-            bar = "#" * full + "-" * (30 - full)
-            print(
-                f"\r[{bar}] {100 * share:3.0f} %  {what}, {seconds:.0f} s\033[K",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
-        elif int(10 * share) != self._tenth:
-            self._tenth = int(10 * share)
-            print(f"{100 * share:3.0f} %  {what}, {seconds:.0f} s", file=sys.stderr, flush=True)
+def sections() -> tuple[Section, ...]:
+    """Return the parts of the page, in its order: each a module with `section(seed, progress) -> str`."""
+    recorded = tuple((captures.DATA / one.path, one.what) for one in captures.CAPTURES)
+    return (
+        Section("hazard", "Real: hazard", ((hazard.RECORDING, STEPFUN),)),
+        Section("captures", "Real: logs, sysfs, captures", recorded),
+        Section("injected", "Injected"),
+        Section("simulated", "Simulated"),
+    )
 
 
-def _section(name: str, seed: int, plan: Plan) -> str:
-    module = importlib.import_module(f".{name}", __package__)
-    more = {"plan": plan} if name == "simulated" else {}
+def _made(one: Section, seed: int, plan: Plan) -> str:
+    if one.is_left_out:
+        print(f"left out: {one.title}: its recordings are not in {DATA_WORDS}", file=sys.stderr)
+        return left_out(one)
+    module = importlib.import_module(f".{one.name}", __package__)
+    more = {"plan": plan} if one.name == "simulated" else {}
     text = str(module.section(seed, Bar(), **more))
     print(file=sys.stderr)
-    return text
+    return "\n".join(filter(None, (f"{text.strip()}\n", not_here(one))))
 
 
 def _count(text: str) -> int:
@@ -61,11 +50,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print one section, or write the page of all."""
+    parts = sections()
     parser = argparse.ArgumentParser(prog="python -m bench.quality", description=__doc__)
     parser.add_argument("--seed", type=int, default=21)
-    parser.add_argument("--only", choices=SECTIONS, help="print this section; write nothing")
+    names = [one.name for one in parts]
+    parser.add_argument("--only", choices=names, help="print this section; write nothing")
     plan = Plan()
     parser.add_argument("--scenario", default=plan.scenario, help="of the simulated fleet")
     parser.add_argument(
@@ -77,21 +68,33 @@ def main() -> int:
         default=plan.hours,
         help="hours of the whole fleet, for false drains",
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     plan = Plan(options.scenario, options.per_class, options.hours)
+    made = Made.now(options.seed, _command(options.seed, plan), ROOT)  # before the page is another
+    wanted = [one for one in parts if options.only in (None, one.name)]
     try:
-        names = [options.only] if options.only else SECTIONS
-        sections = [_section(name, options.seed, plan) for name in names]
+        texts = [_made(one, options.seed, plan) for one in wanted]
     except SettingsError as error:
         parser.error(str(error))
     if options.only:
-        print(sections[0])
+        print(texts[0])
     else:
-        PAGE.write_text(
-            "\n".join([HEAD.format(seed=options.seed), *(f"{one.strip()}\n" for one in sections)])
-        )
+        PAGE.write_text("\n".join([head(made, parts), *(f"{one.strip()}\n" for one in texts)]))
         print(f"wrote {PAGE}", file=sys.stderr)
     return 0
+
+
+def _command(seed: int, plan: Plan) -> str:
+    """Return what makes the same page again."""
+    usual = Plan()
+    told = [
+        ("SEED", seed, 21),
+        ("PER_CLASS", plan.per_class, usual.per_class),
+        ("HOURS", plan.hours, usual.hours),
+    ]
+    return " ".join(
+        ["make evaluate", *(f"{name}={it}" for name, it, is_usual in told if it != is_usual)]
+    )
 
 
 if __name__ == "__main__":

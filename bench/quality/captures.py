@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import log
 from pathlib import Path
 
 from gangline.aggregator.verdicts import State
@@ -13,6 +12,9 @@ from gangline.fingerprints.wire import telemetry_pb2
 from . import feeding
 from .bed import SECOND_NS, START_NS, Bed
 from .feeding import GPUS
+from .intervals import weighted_rate
+from .markdown import table
+from .progress import Progress
 
 #: Recordings that are no part of the project: beside the checkout.
 DATA = Path(__file__).parents[2] / "../shared/data"
@@ -119,16 +121,14 @@ def told_of(capture: Capture, data: Path = DATA) -> Told:
     return Told(capture, read, unit, bed)
 
 
-def section(seed: int, progress: Callable[[str, float], None]) -> str:
+def section(seed: int, progress: Progress) -> str:
     """Return the tables as Markdown. *seed*: nothing is drawn here."""
     there = [one for one in CAPTURES if (DATA / one.path).exists()]
     found = []
     for at, capture in enumerate(there):
         progress(capture.path, at / len(there))
         found.append(told_of(capture))
-    return "\n".join(
-        (*_head(), *(_table(found) if found else ["The recordings are not here."]), "")
-    )
+    return "\n".join((*_head(), *_table(found), ""))
 
 
 def _head() -> list[str]:
@@ -148,8 +148,6 @@ def _head() -> list[str]:
 
 def _table(found: list[Told]) -> list[str]:
     heads = ("recording", "read", "readings", "events", "judged", "true", "false", "state at worst")
-    rows = [heads, *(_cells(one) for one in found)]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
     hours = sum(one.bed.now_ns - START_NS for one in found) / SECOND_NS / 3600
     false = sum(len(one.false) for one in found)
     ill = [
@@ -159,9 +157,7 @@ def _table(found: list[Told]) -> list[str]:
     ]
     why = {f"{signal}: {words}" for one in found for signal, words in one.capture.true.items()}
     return [
-        lines[0],
-        "|" + "---|" * len(heads),
-        *lines[1:],
+        table(heads, [_cells(one) for one in found]),
         "",
         f"**{false} false findings** in {hours:.2f} host-hours{_rate(hours) if not false else ''}.",
         *ill,
@@ -177,7 +173,7 @@ def _table(found: list[Told]) -> list[str]:
 def _rate(hours: float) -> str:
     """Return what none says of the rate: the upper end of the 90 % interval of a Poisson count of 0."""
     return (
-        f": at 90 % fewer than {-log(0.05) / hours:.1f} an hour, no more. That parsers and rules hold on real forms is shown here; "
+        f": at 90 % fewer than {weighted_rate([], 1.0)[1] / hours:.1f} an hour, no more. That parsers and rules hold on real forms is shown here; "
         "how rare false findings are is for the simulated tables"
     )
 

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from .injected_faults import KINDS, Kind
 from .injected_hosts import MEMORY, folder, prepare
 from .injected_stage import APART_SECONDS, LOOK_SECONDS, Stage, Subject
-from .intervals import wilson
-from .markdown import share, table
-
-Progress = Callable[[str, float], None]
+from .markdown import counted, table
+from .progress import Bar, Progress
 
 #: Fleets, and how many of them at the same time, each under an aggregator of its own: some 40 MB of memory a host.
 ROUNDS, AT_ONCE = 5, 3
@@ -106,7 +103,7 @@ def _fault(group: Sequence[Subject]) -> list[str]:
     said = "; ".join(named) + ("" if kind.stands else f"; then {_over(group)}")
     middle, most = (f"{statistics.median(delays):.1f}", f"{delays[-1]:.1f}") if delays else ("", "")
     return [
-        kind.name, kind.boundary, _share(len(delays), len(group)), said, middle, most, _others(group),
+        kind.name, kind.boundary, counted(len(delays), len(group)), said, middle, most, _others(group),
     ]  # fmt: skip
 
 
@@ -118,11 +115,7 @@ def _over(group: Sequence[Subject]) -> str:
 
 def _control(group: Sequence[Subject]) -> list[str]:
     kind, wrong = group[0].kind, sum(bool(each.others) for each in group)
-    return [kind.name, kind.boundary, _share(wrong, len(group)), _others(group)]
-
-
-def _share(hits: int, count: int) -> str:
-    return share(hits, count, wilson(hits, count))
+    return [kind.name, kind.boundary, counted(wrong, len(group)), _others(group)]
 
 
 def _others(group: Sequence[Subject]) -> str:
@@ -136,7 +129,7 @@ def _others(group: Sequence[Subject]) -> str:
 def _advice(subjects: Sequence[Subject]) -> str:
     """Say what was advised about hosts with a fault, and about those without."""
     right = Counter(action for s in subjects if not s.kind.is_control for action in s.advised)
-    wrong = _share(
+    wrong = counted(
         sum(bool(s.advised) for s in subjects if s.kind.is_control),
         sum(s.kind.is_control for s in subjects),
     )
@@ -152,8 +145,8 @@ def _restarts(subjects: Sequence[Subject]) -> str:
     standing = [s for s in subjects if s.named_seconds is not None and s.kind.stands]
     well = [s for s in subjects if s.kind.is_control]
     changed = [s for s in subjects if s.changed and (s in standing or s in well)]
-    lost = _share(sum(s in standing for s in changed), len(standing))
-    false = _share(sum(s in well for s in changed), len(well))
+    lost = counted(sum(s in standing for s in changed), len(standing))
+    false = counted(sum(s in well for s in changed), len(well))
     again = f"each host is looked at for {RESTART_SECONDS:.0f} s more"
     words = [
         f"Then the aggregator is killed (-9) and started again, and {again}: of faults that stood, "
@@ -173,12 +166,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name holds this")
     options = parser.parse_args()
     kinds = [kind for kind in KINDS if options.only in kind.name]
-    found = rounds(kinds, options.seed, options.rounds, _say)
+    found = rounds(kinds, options.seed, options.rounds, Bar())
     print(page(found, options.seed, options.rounds))
-
-
-def _say(words: str, done: float) -> None:
-    print(f"{100 * done:3.0f} % {words}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

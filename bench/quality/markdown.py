@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
+from .intervals import wilson
+
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table, its columns aligned."""
@@ -17,11 +19,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])
 
 
-def share(hits: int, of: int, interval: tuple[float, float]) -> str:
-    """Return "18 of 20, 0.90 [0.74, 0.97]"."""
+def counted(hits: int, of: int) -> str:
+    """Return "18 of 20, 0.90 [0.74, 0.97]", with its interval of 90 % (Wilson's); "-" of nothing."""
     if of == 0:
         return "-"
-    return f"{hits} of {of}, {hits / of:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+    low, high = wilson(hits, of)
+    return f"{hits} of {of}, {hits / of:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def number(value: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from gangline.agent.simulated.world import World
 from gangline.agent.simulated.world.episodes import BEFORE_SECONDS, Episode, eventful, hours
 
+from .progress import Progress
 from .simulated_feed import LIMITS, UNLIMITED, feed
 from .simulated_kinds import AFTER_ONSET_SECONDS, NEAR_MAX, Case, Score
 from .simulated_moments import passing
@@ -24,8 +25,6 @@ from .simulated_page import page
 from .simulated_run import Run
 from .simulated_score import score
 from .simulated_truth import Truth, node_days
-
-Progress = Callable[[str, float], None]
 
 #: Beside an episode's own hosts others, as peers: so many at least, and so many that for each host that one cause strikes
 #: there are 1.25 that it does not, as there would be many more in a fleet.

@@ -30,6 +30,7 @@ def advice(run: Run) -> str:
         ("- nothing stood on the host", lambda one: is_drain(one) and not one.about),
         ("- a look-alike stood on it", lambda one: is_drain(one) and bool(one.about) and not one.is_mistold),
         ("- its telling was wrong", lambda one: is_drain(one) and one.is_mistold),
+        ("drains of a host with a fault, for another reason", lambda one: one.what == "astray"),
         ("AVOID", lambda one: one.what == "avoid"),
         ("INSPECT and the like", lambda one: one.what == "look"),
     ]  # fmt: skip
@@ -39,15 +40,16 @@ def advice(run: Run) -> str:
         for rate in (rate_of(run, wanted),)
     ]
     head = [
-        "advice for a host on which no fault stood", "in the hours", "a 1,000 node-days", "around causes",
+        "advice for a host on which no fault stood, or another", "in the hours", "a 1,000 node-days", "around causes",
         "by how often these come, a 1,000 node-days",
     ]  # fmt: skip
     days = number(sum(one.days for one in run.sampled()))
-    text = f"""Budget, fixed before anything was tuned: **{BUDGET:g} false drain a 1,000 node-days**, in all.
+    text = f"""Budget, fixed before anything was tuned: **{BUDGET:g} false drain a 1,000 node-days**, in all. Here: {_told(rate_of(run, is_drain))}.
 {verdict(run)}
 
 - A *drain* is whatever takes the host from its work (DRAIN_*, EVICT_NOW, RESET_GPU, REBOOT, RUN_DIAGNOSTIC). It is *false* where no fault stood on that
   host then, nor within the ten minutes before. Victims of another's fault are such hosts, and so are those whose telling alone is wrong.
+  One whose reason is none of those of the fault that stood is not counted as false, as the host had to go; it stands in a row of its own.
 - *In the hours*: {len(run.sampled())} hours of all {run.hosts:,} hosts, one at random from each equal part of the {run.days:g} days: faults, look-alikes and quiet as often as they come,
   and nothing chosen. {days} node-days on which no fault stood. The rate is what was counted over these, with its exact interval for a Poisson count (Garwood's;
   several of one hour count as one that weighs as much, by Fay and Feuer, as they may have one cause). It rests on no model of what is false.
@@ -102,14 +104,14 @@ def verdict(run: Run) -> str:
     """Say whether the budget is shown to be met, and what would show it."""
     rate = rate_of(run, is_drain)
     if rate.low > BUDGET:
-        return f"**Not met**: {_told(rate)}."
+        return "**Not met.**"
     if rate.high <= BUDGET:
-        return f"**Met**: {_told(rate)}, so also at the upper end."
+        return "**Met**, also at the upper end."
     days = sum(one.days for one in run.sampled()) / max(len(run.sampled()), 1)
     enough = ceil(intervals.weighted_rate([], 1.0)[1] * 1000.0 / BUDGET / days) if days else 0
     return (
-        f"**Neither shown nor refuted here**: {_told(rate)}. `make evaluate HOURS={enough}` looks at so much that, where none is seen, the upper end is below "
-        "the budget."
+        f"**Neither shown nor refuted here**: `make evaluate HOURS={enough}` looks at so much that, where none is seen, the upper end is "
+        "below the budget."
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from gangline.agent.simulated.world.world import STEP_SECONDS
 
-from .markdown import number
+from .markdown import counted, number
 from .simulated_false import (
     BUDGET,
     advice,
@@ -19,7 +19,7 @@ from .simulated_false import (
     verdict,
 )
 from .simulated_kinds import AFTER_ONSET_SECONDS, DOMAIN, NEAR_MAX, RIGHT
-from .simulated_run import Run, counted, is_missed
+from .simulated_run import Run, is_missed
 from .simulated_tables import baselines, detection, not_detected, shared_causes
 
 LOOKS = Path(__file__).with_name("looks.md")

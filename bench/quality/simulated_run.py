@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from gangline.agent.simulated.world.settings import FaultClass
 
-from . import intervals
-from .markdown import share
 from .simulated_kinds import Found, Score
 
 #: Below this share of its causes a class is not detected, in words.
@@ -52,8 +50,3 @@ class Run:
 def is_missed(found: Sequence[Found]) -> bool:
     """Say whether a class is not detected."""
     return bool(found) and sum(bool(one.rule) for one in found) < DETECTED_RATIO * len(found)
-
-
-def counted(hits: int, of: int) -> str:
-    """Return a share with its interval."""
-    return share(hits, of, intervals.wilson(hits, of))

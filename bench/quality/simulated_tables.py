@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from . import intervals
-from .markdown import number, table
+from .markdown import counted, number, table
 from .simulated_baselines import BASELINES
 from .simulated_feed import JUDGE
 from .simulated_kinds import DOMAIN, RIGHT, Found, Shared
-from .simulated_run import Run, counted, is_missed
+from .simulated_run import Run, is_missed
 
 
 def detection(run: Run) -> str:

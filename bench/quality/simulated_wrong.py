@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gangline.aggregator.advice.advisory import Action, Basis
 
 from .simulated_feed import JUDGE, Advised, Named
-from .simulated_kinds import BLAMED, DRAINS, Wrong
+from .simulated_kinds import BLAMED, DRAINS, RIGHT, Wrong
 from .simulated_truth import Truth
 
 
@@ -22,18 +22,24 @@ def wrong_names(named: Sequence[Named], truth: Truth) -> list[Wrong]:
 
 
 def wrong_advice(advised: Sequence[Advised], truth: Truth) -> list[Wrong]:
-    """Return advice about one host on which no fault stood; each advisory once, as the gravest that it was."""
+    """Return advice about one host on which no fault stood; each advisory once, as the gravest that it was.
+
+    And, as "astray", drains of a host on which a fault stood, for a reason that is none of that fault's.
+    """
     gravest: dict[str, Wrong] = {}
     for one in advised:
         if one.basis is Basis.SHARED_CAUSE or one.action is Action.RETURN_TO_SERVICE:
             continue
         host = one.hosts[0]
-        if not truth.has(host) or truth.is_ill(host, one.seconds):
-            continue
         what = (
             "drain" if one.action in DRAINS else "avoid" if one.action is Action.AVOID else "look"
         )
-        if one.name not in gravest or what == "drain":
+        if faults := truth.standing(host, one.seconds, "faults"):
+            reasons = {reason.name for each in faults for reason in RIGHT[each.each.name]}
+            if what != "drain" or one.reason in reasons:
+                continue
+            what = "astray"
+        if truth.has(host) and (one.name not in gravest or what == "drain"):
             gravest[one.name] = _wrong(truth, JUDGE, what, host, one.reason, one.words, one.seconds)
     return list(gravest.values())
 

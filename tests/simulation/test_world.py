@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from gangline.agent.simulated.world import World, truth
-from gangline.agent.simulated.world.changes import Changes
 from gangline.agent.simulated.world.episodes import eventful, hours
 from gangline.agent.simulated.world.jobs import Job
 from gangline.agent.simulated.world.lives import days_until_next
@@ -178,27 +177,6 @@ def test_hours_sample_all_time_alike() -> None:
     assert all(e.hosts == tuple(range(128)) and e.end <= world().seconds for e in spans)
     assert len({int(12 * e.begin / (world().seconds - 3600.0)) for e in spans}) == 12
     assert spans == list(hours(world(), 12))
-
-
-def test_frames_are_the_same_whether_unchanged_tables_are_looked_at_or_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A table that was skipped though its minute was over would be stale, and judged as missing."""
-    parade = World("parade", 3)
-    row = parade.schedule.rows[parade.schedule.rows["cls"] == _number(parade, "gsp_hang")][0]
-    begin = float(row["begin"])
-    spans = ((range(8), 600.0, 700.0, 1.0), ([int(row["host"])], begin, begin + 300.0, 10.0))
-
-    def sent() -> list[bytes]:
-        return [d.frame for span in spans for step in parade.frames(*span) for d in step.deliveries]
-
-    quickly = sent()
-    monkeypatch.setattr(Changes, "unchanged", lambda self, host: ())
-    assert sent() == quickly
-
-
-def _number(of: World, name: str) -> int:
-    return next(n for n, each in enumerate(of.schedule.classes) if each.name == name)
 
 
 def test_eventful_episodes_hold_the_culprit_its_gang_and_the_onset() -> None:

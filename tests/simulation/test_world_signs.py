@@ -27,6 +27,8 @@ class Seen:
     part: int
     victim: int
     events: list[int]
+    event_ids: list[str]
+    cause: int
 
 
 @lru_cache(maxsize=40)
@@ -43,6 +45,7 @@ def seen(name: str, age_seconds: float = 25.0) -> Seen:
     view = WORLD.open(hosts, max(begin - 30.0, 0.0), after + 1.0)
     taken: list[dict[int, Reading]] = []
     events: list[int] = []
+    ids: list[str] = []
     spans = [
         *np.arange(max(begin - 20.0, 0.0), begin, 10.0),
         *np.arange(begin + 1e-3, after, 5.0),
@@ -55,7 +58,9 @@ def seen(name: str, age_seconds: float = 25.0) -> Seen:
         )
         told = [event for i in range(len(hosts)) for event in view.events(i)]
         events += [event.code for event in told if event.name != "gpu.process"]
-    return Seen(taken[0], taken[-1], culprit, max(int(row["part"]), 0), victim, events)
+        ids += [event.event_id for event in told if event.name != "gpu.process"]
+    part, cause = max(int(row["part"]), 0), int(row["cause"])
+    return Seen(taken[0], taken[-1], culprit, part, victim, events, ids, cause)
 
 
 def gpu(of: Seen, signal: str, when: str = "after") -> float:
@@ -130,6 +135,7 @@ def test_a_gpu_off_the_bus_leaves_only_that() -> None:
     """What is gone has no clock: a reading of 0 Hz would be a lie."""
     it = seen("gpu_lost")
     assert it.events == [79]
+    assert str(it.cause) not in " ".join(it.event_ids), "only the truth log says what is one cause"
     readings = it.after[it.culprit]
     assert readings.column("gpu.lost_state")[it.part] == 1
     assert readings.column("gpu.sm_clock_hertz")[it.part] is None

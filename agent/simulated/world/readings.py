@@ -14,7 +14,6 @@ from ..memory_errors import BANKS
 from ..parts import GPUS, LINKS, Machine
 from ..ports import RATE_BYTES_PER_SECOND, RETRANSMISSIONS
 from ..tables import Tables
-from .changes import Changes
 from .hardware import Hardware
 from .incidents import Rows
 from .noise import Floats
@@ -55,7 +54,6 @@ class Readings:
                 self._rows_lost[slot, int(row["part"])] += 1
         self._hidden: list[frozenset[int]] = [_NONE] * hosts
         self._lost: list[frozenset[int]] = [_NONE] * hosts
-        self._changes = Changes(self._tables, hosts)
         self._disk = np.zeros((hosts, 2))
         self._publish_constants()
 
@@ -94,26 +92,12 @@ class Readings:
         self._publish_ports(now, counters)
         self._publish_host(moment)
         channels, count = now.channels, self._count
-        partly = {at for at, gone in enumerate(self._hidden) if gone}
         self._hidden = _sets(channels.unread[:count])
         self._lost = _sets(channels.lost[:count])
-        partly.update(at for at, gone in enumerate(self._hidden) if gone)
-        partly.update(at for at, gone in enumerate(self._lost) if gone)
-        self._changes.look(partly)
 
-    def blocks(
-        self, slot: int, before_seconds: float, now_seconds: float, *, changed_only: bool = False
-    ) -> list[Block]:
-        """Return the blocks of a host whose turn came in (before, now]; all, if before is negative.
-
-        *changed_only*: without on-change tables that are as they were when they were last handed out, but for those that
-        were not due since a call without it.
-        """
-        if not changed_only or before_seconds < 0:
-            self._changes.due(slot)
-        same = self._changes.unchanged(slot)
-        blocks = self._tables.due(slot, before_seconds, now_seconds, but=same)
-        self._changes.handed(slot, blocks)
+    def blocks(self, slot: int, before_seconds: float, now_seconds: float) -> list[Block]:
+        """Return the blocks of a host whose turn came in (before, now]; all, if before is negative."""
+        blocks = self._tables.due(slot, before_seconds, now_seconds)
         if not self._hidden[slot] and not self._lost[slot]:
             return blocks
         seen = (self._seen(slot, block) for block in blocks)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ....fingerprints.wire import telemetry_pb2
-from ...framing import KEYFRAME_NS, Framer
+from ...framing import Framer
 from ..parts import Machine
 from .channels import Ints
 from .hardware import Hardware
@@ -190,7 +190,7 @@ class _Sender:
         """*edges*: when another boot or another run of the agent begins."""
         self._world, self._host, self._name = world, host, world.machines[host].name
         self._edges = edges
-        self._done = self._keyframe = -1
+        self._done = -1
         self._boot_id, self._booted, self._sequence = b"", 0.0, 0
         self._framer = Framer(bytes(16), bytes(16))
 
@@ -199,16 +199,14 @@ class _Sender:
         seconds = moment.seconds
         edge = bisect_right(self._edges, seconds)
         if edge != self._done:
-            self._done, self._keyframe, before = edge, -1, -1.0
+            self._done, before = edge, -1.0
             self._boot_id, self._booted = self._world.boot(self._host, seconds)
             self._framer = Framer(self._world.run_id(self._host), self._boot_id)
         self._sequence += 1
         boottime_ns = round((seconds - self._booted) * 1e9)
         offset = round(float(moment.now.channels.offset_seconds[slot]) * 1e9)
         now_ns = self._world.start_wall_ns + round(seconds * 1e9)
-        keyframe, whole = boottime_ns // KEYFRAME_NS, self._keyframe
-        self._keyframe = keyframe
-        blocks = view.readings.blocks(slot, before, seconds, changed_only=keyframe == whole)
+        blocks = view.readings.blocks(slot, before, seconds)
         frame = self._framer.frame(self._sequence, boottime_ns, now_ns + offset, blocks)
         told = view.events(slot)
         for event in told:

@@ -131,7 +131,10 @@ def test_a_drain_is_false_where_no_fault_stands_and_only_there() -> None:
         advised=[_advised(struck.host, late), _advised(victim, late), _advised("elsewhere", late)]
     )
     wrong = score(case, said, truth, {}).wrong
-    assert [(one.what, one.host) for one in wrong] == [("drain", victim)]
+    assert [(one.what, one.host) for one in wrong if one.what != "astray"] == [("drain", victim)]
+    right = replace(_advised(struck.host, late), reason="THERMAL_THROTTLE")
+    for advice, what in ((right, []), (_advised(struck.host, late), ["astray"])):
+        assert [one.what for one in score(case, Said(advised=[advice]), truth, {}).wrong] == what
     early = Said(advised=[_advised(struck.host, struck.begin - 50.0, Action.AVOID)])
     assert [one.what for one in score(case, early, truth, {}).wrong] == ["avoid"]
 
@@ -203,9 +206,9 @@ def test_the_rate_is_what_was_counted_over_what_was_looked_at() -> None:
 @pytest.mark.parametrize(
     ("days", "drains", "words"),
     [
-        (80.0, 0, "**Neither shown nor refuted here**: 0 [0, 37.4]. `make evaluate HOURS=38`"),
-        (3000.0, 0, "**Met**: 0 [0, 0.999]"),
-        (1000.0, 9, "**Not met**: 9 ["),
+        (80.0, 0, "**Neither shown nor refuted here**: `make evaluate HOURS=38`"),
+        (3000.0, 0, "**Met**, also"),
+        (1000.0, 9, "**Not met.**"),
     ],
 )
 def test_the_verdict_is_of_the_upper_end(days: float, drains: int, words: str) -> None:

@@ -1,0 +1,134 @@
+"""What the page begins with: how it was made, of what, and what is left out; and what stands in place of the latter."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+#: What figures may depend on.
+PACKAGES = ("numpy", "duckdb", "protobuf", "grpcio", "pyarrow")
+#: Where recordings are looked for, beside the checkout.
+DATA_WORDS = "../shared/data"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """When, from what, and with what a page was made."""
+
+    date: str
+    commit: str
+    seed: int
+    command: str
+    versions: str
+
+    @classmethod
+    def now(cls, seed: int, command: str, root: Path) -> Made:
+        """Return this run's. Never raises: what cannot be known is said to be unknown."""
+        date = datetime.now(UTC).date().isoformat()
+        return cls(date, commit_of(root), seed, command, versions())
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part of the page, and the files that it cannot do without."""
+
+    name: str
+    title: str
+    needed: tuple[tuple[Path, str], ...] = ()  # (file, what it is and whose)
+
+    @property
+    def missing(self) -> tuple[tuple[Path, str], ...]:
+        """Those that are not here."""
+        return tuple(one for one in self.needed if not one[0].exists())
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether none of them is here."""
+        return bool(self.needed) and len(self.missing) == len(self.needed)
+
+
+def head(made: Made, sections: Sequence[Section]) -> str:
+    """Return what the page begins with."""
+    left_out = [f"**{one.title}**" for one in sections if one.is_left_out]
+    partly = [f"**{one.title}**" for one in sections if one.missing and not one.is_left_out]
+    told = [
+        f"Left out here, as the recordings that they are of are not there: {', '.join(left_out)}." if left_out else "",
+        f"Made of a part of their recordings: {', '.join(partly)}." if partly else "",
+    ]  # fmt: skip
+    lines = [
+        "# How good it is",
+        "",
+        f"Made on {made.date} from commit {made.commit} by `{made.command}` (seed {made.seed}), with {made.versions}; change nothing here by hand.",
+        "Real data, injected faults and simulation stand apart, as they show different things; each section says what was tuned on what.",
+        "What a score means is in [health](health.md), the model of hazard in [hazard](hazard.md), the simulated fleet in [simulation](simulation.md).",
+        f"The real recordings are others' and no part of the project; they are looked for in `{DATA_WORDS}`. Without them `make evaluate` says which section",
+        "it leaves out, and makes the others. What is injected and what is simulated needs nothing but what `make` installs.",
+        *(one for one in told if one),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def left_out(one: Section) -> str:
+    """Return what stands in place of a section whose recordings are not here: why, and what to do."""
+    files = [f"- `{_told(path)}`: {what}" for path, what in one.missing]
+    return "\n".join(
+        [
+            f"## {one.title}",
+            "",
+            "**Left out**: this page was made where none of the recordings is that it is of, so nothing is said here. Lay them where they are looked for, beside",
+            f"the checkout, and run `python -m bench.quality --only {one.name}` for this section, or `make evaluate` for the page:",
+            "",
+            *files,
+            "",
+        ]
+    )  # fmt: skip
+
+
+def not_here(one: Section) -> str:
+    """Return what to add to a section that some recordings are missing of; "" for none."""
+    if not one.missing or one.is_left_out:
+        return ""
+    files = [f"- `{_told(path)}`: {what}" for path, what in one.missing]
+    return "\n".join(["Not here when this was made, and so not looked at:", *files, ""])
+
+
+def _told(path: Path) -> str:
+    """Return how a recording's path is shown: from the checkout, not from this machine's root."""
+    parts = path.parts
+    return "/".join(parts[parts.index("..") :]) if ".." in parts else path.name
+
+
+def versions() -> str:
+    """Return the versions of what figures may depend on, and the cores."""
+    found = [f"Python {platform.python_version()}"]
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"no {name}")
+    return f"{', '.join(found)}, on {os.cpu_count()} cores"
+
+
+def commit_of(root: Path) -> str:
+    """Return the commit that is checked out at *root*, and whether files are not as in it."""
+    commit = _git(root, "rev-parse", "--short=12", "HEAD")
+    if not commit:
+        return "unknown (no git checkout)"
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ":!docs/quality.md")
+    return f"{commit} with changes that are not committed" if changed else commit
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,93 @@
+"""docs/quality.md as a whole: how it was made stands at its head, and what cannot be made is left out in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import bench.quality.__main__ as quality
+from bench.quality import captures, hazard
+from bench.quality.head import Made, Section, commit_of, head, left_out, not_here
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A page of the real recordings alone, on a machine that has none of them."""
+    parts = quality.sections
+    monkeypatch.setattr(quality, "sections", lambda: parts()[:2])
+    monkeypatch.setattr(hazard, "RECORDING", tmp_path / "../shared/data/faults/some.json")
+    monkeypatch.setattr(captures, "DATA", tmp_path / "../shared/data")
+    monkeypatch.setattr(quality, "PAGE", tmp_path / "quality.md")
+    return tmp_path / "quality.md"
+
+
+def test_without_recordings_the_page_says_what_is_left_out_and_ends_well(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A clean clone has none of them: half a page without a word would pass for a whole one."""
+    assert quality.main(["--seed", "3", "--hours", "2"]) == 0
+    told = page.read_text()
+    assert "by `make evaluate SEED=3 HOURS=2` (seed 3)" in told
+    assert (
+        "Left out here, as the recordings that they are of are not there: **Real: hazard**, **Real: logs"
+        in told
+    )
+    for title in ("## Real: hazard", "## Real: logs, sysfs, captures"):
+        assert f"{title}\n\n**Left out**" in told
+    assert "- `../shared/data/faults/some.json`: faults of 400 nodes (GitHub: stepfun-ai" in told
+    assert all(f"- `../shared/data/{one.path}`: {one.what}" in told for one in captures.CAPTURES)
+    assert str(page.parent) not in told, "no path of the machine that made it"
+    assert (
+        "left out: Real: hazard: its recordings are not in ../shared/data"
+        in capsys.readouterr().err
+    )
+    assert quality.main(["--only", "hazard"]) == 0
+    assert capsys.readouterr().out.startswith("## Real: hazard\n\n**Left out**")
+
+
+def test_a_part_of_the_recordings_is_named_as_a_part(tmp_path: Path) -> None:
+    """A table of three recordings where eight were meant."""
+    (tmp_path / "here").touch()
+    needed = tuple((tmp_path / name, f"what {name} is") for name in ("here", "gone"))
+    some = Section("captures", "Some", needed)
+    assert not some.is_left_out and not_here(some).endswith("- `gone`: what gone is\n")
+    made = Made("2026-11-21", "abc", 21, "make evaluate", "Python 3")
+    assert "Made of a part of their recordings: **Some**." in head(made, [some])
+    whole = Section("captures", "Some", needed[:1])
+    assert not_here(whole) == "" and "part of their" not in head(made, [whole])
+    assert left_out(Section("x", "X", needed[1:])).count("gone") == 2
+
+
+def test_the_head_says_when_from_what_and_with_what_it_was_made(tmp_path: Path) -> None:
+    """Two pages of different commits, side by side, that nobody can tell apart."""
+    made = Made.now(21, "make evaluate", quality.ROOT)
+    told = head(made, quality.sections())
+    assert (
+        f"Made on {made.date} from commit {made.commit} by `make evaluate` (seed 21), with Python 3."
+        in told
+    )
+    assert all(name in told for name in ("numpy", "duckdb", "protobuf", "cores"))
+    assert commit_of(tmp_path) == "unknown (no git checkout)"
+    assert len(commit_of(quality.ROOT).split()[0]) == 12
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [["--hours", "0"], ["--per-class", "x"], ["--only", "nothing"], ["--scenario", "quater"]],
+)
+def test_a_slip_is_told_in_words(
+    wrong: list[str],
+    page: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ten minutes of work for another page than was asked for."""
+    simulated = Section("simulated", "Simulated")
+    monkeypatch.setattr(quality, "sections", lambda: (simulated,))
+    with pytest.raises(SystemExit) as ended:
+        quality.main(wrong)
+    assert ended.value.code == 2 and "expected" in capsys.readouterr().err.replace(
+        "choose from", "expected"
+    )
+    assert not page.exists()
