@@ -20,7 +20,7 @@ NEAR_MAX = 40
 #: An episode ends so long after the onset was over.
 AFTER_ONSET_SECONDS = 300.0
 #: What begins so long after a cause was over may still be said of it.
-GRACE_SECONDS = 60.0
+AFTER_SECONDS = 60.0
 #: States that keep work off a host.
 BLAMED = frozenset({State.DEGRADED, State.SUSPECT, State.UNHEALTHY})
 NOTHING_SAID = frozenset({State.HEALTHY, State.UNKNOWN})

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from gangline.agent.simulated.world import World
 
-#: What begins so long after one was over may still be said of it.
-AFTER_SECONDS = 60.0
 CHECKPOINT, BEGINS, ENDS, IDLE = (
     "checkpoint",
     "job begins",

@@ -15,10 +15,10 @@ from gangline.aggregator.verdicts import State
 from .simulated_baselines import BASELINES
 from .simulated_feed import JUDGE, Named, Said
 from .simulated_kinds import (
+    AFTER_SECONDS,
     BLAMED,
     DOMAIN,
     DRAINS,
-    GRACE_SECONDS,
     NOTHING_SAID,
     RIGHT,
     Case,
@@ -26,7 +26,7 @@ from .simulated_kinds import (
     Score,
     Shared,
 )
-from .simulated_moments import AFTER_SECONDS, Passing
+from .simulated_moments import Passing
 from .simulated_truth import Struck, Truth
 from .simulated_wrong import wrong_advice, wrong_names
 
@@ -88,7 +88,7 @@ def _during(struck: Sequence[Struck], named: Iterable[Named], by: str) -> list[N
         for one in named
         if one.by == by
         and (of := since.get(one.host))
-        and of.begin <= one.begin <= of.end + GRACE_SECONDS
+        and of.begin <= one.begin <= of.end + AFTER_SECONDS
     ]
 
 

@@ -35,9 +35,9 @@ class Struck:
     end: float
     parts: tuple[str, ...]
 
-    def stands(self, seconds: float, grace: float = GRACE_SECONDS) -> bool:
+    def stands(self, seconds: float) -> bool:
         """Say whether it stood at *seconds*, or so lately that it may still be told."""
-        return self.begin <= seconds <= self.end + grace
+        return self.begin <= seconds <= self.end + GRACE_SECONDS
 
     def is_about(self, device: str) -> bool:
         """Say whether *device* is the part that was struck, or a part of it (`GPU-3f../link3`)."""

@@ -16,12 +16,14 @@ from bench.quality.simulated import Plan as Size
 from bench.quality.simulated import judge_case, judged, planned
 from bench.quality.simulated_false import is_drain, rate_of, verdict
 from bench.quality.simulated_feed import JUDGE, LIMITS, UNLIMITED, Advised, Named, Said, feed
-from bench.quality.simulated_kinds import Case, Score, Wrong
+from bench.quality.simulated_kinds import DOMAIN, RIGHT, Case, Score, Wrong
 from bench.quality.simulated_page import page
 from bench.quality.simulated_run import Run
 from bench.quality.simulated_score import score
 from bench.quality.simulated_truth import Truth, node_days
 from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world.incidents import SHARED
+from gangline.agent.simulated.world.loading import load
 from gangline.agent.simulated.world.world import Step
 from gangline.aggregator.advice.advisory import Action, Basis
 from gangline.aggregator.verdicts import Reason, State
@@ -217,6 +219,27 @@ def test_the_verdict_is_of_the_upper_end(days: float, drains: int, words: str) -
         [_hour(days / 10, int(at < drains)) for at in range(10)] if drains else [_hour(days, 0)]
     )
     assert verdict(_run(one_each)).startswith(words)
+
+
+def test_a_switch_of_an_nvlink_domain_is_one_advisory_for_the_domain() -> None:
+    """Eight hosts of one rack-scale NVLink domain at once: eight drains would empty the rack for one switch."""
+    settings = load()
+    parade = replace(settings.scenarios["parade"], nvlink_hosts=8)
+    scenarios = {**settings.scenarios, "parade": parade}
+    world = World("parade", 1, settings=replace(settings, scenarios=scenarios))
+    of_all = planned(world, Size("parade", 1, 1))
+    told = judge_case(world, next(each for each in of_all if each.class_name == "nvlink_switch"))
+    assert told.found is not None and told.found.victims > 0 == told.found.victims_blamed
+    assert told.shared is not None and (told.shared.named, told.shared.hosts) == (8, 8)
+    assert (told.shared.shared, told.shared.right_domain, told.shared.drains) == (1, True, 0)
+
+
+def test_every_fault_has_its_reasons_and_every_shared_one_its_domain() -> None:
+    """A class that is forgotten here ends the run after ten minutes, or is never rightly named."""
+    faults = {name: one for name, one in load().classes.items() if one.sort == "faults"}
+    assert RIGHT.keys() == faults.keys()
+    shared = {name for name, one in faults.items() if one.per in (*SHARED, "job_hour")}
+    assert DOMAIN.keys() == shared
 
 
 def test_wilson() -> None:
