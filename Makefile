@@ -36,7 +36,7 @@ bench: .venv/ready-dev
 	$(BIN)/python -m bench --seed $(SEED)
 
 # How good judging is: real, injected, simulated; into docs/quality.md. PER_CLASS=2 HOURS=1 is quicker, and says less;
-# HOURS=40 looks at so much that false drains are shown to be below their budget, if none is seen.
+# HOURS=40 looks at so much that false drains are shown to be below their budget, if none is seen (40 minutes and more on two cores).
 evaluate: SEED = 21
 evaluate: .venv/ready-dev
 	$(BIN)/python -m bench.quality --seed $(SEED) $(if $(PER_CLASS),--per-class $(PER_CLASS)) $(if $(HOURS),--hours $(HOURS))
