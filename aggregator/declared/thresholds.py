@@ -68,6 +68,14 @@ THRESHOLDS: dict[str, Threshold] = {
             "it is the same host of its job in this share of two minutes' windows of ten seconds",
         ),
         (
+            "network.slowed_ratio", 0.03, 0.005, 0.5, "1",
+            "the hosts of a job move less than before in it by this share, while their ports wait: its network is short",
+        ),
+        (
+            "network.waits_ratio", 1.5, 1.05, 1000.0, "1",
+            "so many times as much as before do the ports of a job's hosts wait for the network",
+        ),
+        (
             "filesystem.available_ratio", 0.02, 0.0, 0.5, "1",
             "a file system with less room is full, if that is less than filesystem.available_bytes too",
         ),

@@ -36,12 +36,14 @@ COUNTED = frozenset(
         "pcie.aer_nonfatal_errors",
         "rdma.ack_timeout_errors",
         "rdma.adaptive_retransmissions_packets",
+        "rdma.congestion_notifications_handled_packets",
         "rdma.implied_nak_errors",
         "rdma.link_downed_events",
         "rdma.out_of_sequence_packets",
         "rdma.packet_sequence_errors",
         "rdma.received_bytes",
         "rdma.symbol_errors",
+        "rdma.transmit_wait_count",
         "rdma.transmitted_bytes",
     }
 )

@@ -4,6 +4,7 @@ In a synchronous job all ranks step together, so each does its share of work in 
 long it computes for it and how long it waits: the culprit is the host that does not wait. A window tells who that was,
 by the share of time in which the SMs were busy, and two minutes of windows whether it is always the same. More time at
 more work (a later pipeline stage, a longer sequence) is the workload's; more time at the same work is the host's.
+What befalls all alike, or a job of one host, no other host tells: that is held against the job's own past.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from . import network
 from .activity import least_watts
 from .arrays import Codes, Flags, Floats, Indexes, Times, grown, room
 from .grouped import medians, of_members, ranked, without
 from .jobs import Job
+from .past import Past
 from .tables import DeviceTable
 
 if TYPE_CHECKING:
@@ -59,18 +62,32 @@ class Standing(NamedTuple):
     io: Floats
     io_median: Floats  # pressure of its gang, by its median
     steal: Floats
+    # Against its own past in this job.
+    slowed: Floats  # how much less its ports moved, as a share
+    slowed_often: Floats
+    waits: Floats  # how many times as much they waited for the network, by the sign that rose most
+    gap_more: Floats  # of the time
+    gap_more_often: Floats
+    cpu_more: Floats
+    io_more: Floats
 
 
-_RINGS = ("busy", "work", "gap", "gap_median", "cpu", "io", "io_median", "steal")
+_RINGS = (
+    "busy", "work", "gap", "gap_median", "cpu", "io", "io_median", "steal",
+    "slowed", "waits", "gap_more", "cpu_more", "io_more",
+)  # fmt: skip
+_OFTEN = ("busy", "gap", "slowed", "gap_more")
 #: A window counts for what is so in all when it shows this share of it.
 OFTEN_SHARE = 0.5
+#: What is so much unlike the past is not taken for usual: waits this many times as often, and gaps of so much more time.
+UNUSUAL_WAITS, UNUSUAL_SLOWED, UNUSUAL_GAP = 1.25, 0.02, 0.015
 
 
 class Gangs:
     """Belongs to the fleet's thread."""
 
     def __init__(self) -> None:
-        #: The jobs of several hosts, as of the last window.
+        #: The jobs, as of the last window.
         self.jobs: list[Job] = []
         self.standing: Standing | None = None
         self._begin_ns = 0
@@ -84,13 +101,14 @@ class Gangs:
         self._counts: Floats = np.zeros((6, capacity))
         #: Which make-up of which gang each host was in; 0: none.
         self._code: Codes = np.zeros(capacity, dtype=np.int32)
+        self._past = Past(1 + len(network.SIGNS) + 3, capacity)
         self._rings: NDArray[np.float32] = np.zeros((len(_RINGS), WINDOWS, capacity), np.float32)
         self._filled: NDArray[np.bool_] = np.zeros((WINDOWS, capacity), dtype=bool)
         self._joules: Floats = np.zeros(64)
         self._joules_ns: Times = np.zeros(64, dtype=np.int64)
 
     def sample(self, table: DeviceTable, rows: Indexes, hosts: int) -> None:
-        """Add the new readings of *rows* to the window of their hosts; nothing while no job is of several hosts."""
+        """Add the new readings of *rows* to the window of their hosts; nothing while there is no job."""
         if table.name not in SAMPLED or not self.jobs:
             return
         self._fit(hosts)
@@ -107,13 +125,14 @@ class Gangs:
             capacity = room(hosts, self._code.size)
             for name in ("_sums", "_counts", "_code", "_rings", "_filled"):
                 setattr(self, name, grown(getattr(self, name), capacity))
+            self._past.fit(capacity)
 
     def advance(self, fleet: Fleet, now_ns: int) -> None:
         """End the window if its time is over."""
         if 0 <= now_ns - self._begin_ns < WINDOW_NS:
             return
         self._begin_ns = now_ns
-        self.jobs = fleet.jobs.of_several()
+        self.jobs = fleet.jobs.all()
         if not self.jobs:
             self.standing = None
             return
@@ -129,6 +148,9 @@ class Gangs:
         twice = np.zeros(hosts, dtype=bool)
         code = np.zeros(hosts, dtype=np.int32)
         members: dict[tuple[str, str, int], tuple[frozenset[int], int]] = {}
+        # Beside a job of several hosts a process of nobody's, or a shell, makes no host another job's.
+        self.jobs.sort(key=lambda job: len(job.gpus) == 1)
+        in_several = np.zeros(hosts, dtype=bool)
         for place, job in enumerate(self.jobs):
             # Hosts that hold fewer GPUs for it than the others do another share of the work.
             counts = list(job.gpus.values())
@@ -140,12 +162,16 @@ class Gangs:
                 before = own, self._next
             members[job.key] = before
             at = np.fromiter(own, np.intp, len(own))
+            if len(job.gpus) == 1 and in_several[at].any():
+                continue
+            in_several[at] = len(job.gpus) > 1
             twice[at] |= gang[at] >= 0
             gang[at], code[at] = place, before[1]
         self._members = members
         gang[twice], code[twice] = -1, 0
         changed = code != self._code[:hosts]
         self._filled[:, :hosts] &= ~changed
+        self._past.begin_anew(changed)
         self._code[:hosts] = code
         return gang
 
@@ -160,6 +186,7 @@ class Gangs:
             group = np.where((of_members(shown.astype(np.float64), gang) > 0) & known, gang, -1)
             told = self._longest(busy, means[WORK], _clocks(fleet, now_ns), group, count)
             told |= self._gaps(means, group, count)
+            told |= self._since(fleet, means, group >= 0, now_ns)
         at = self._number % WINDOWS
         for number, name in enumerate(_RINGS):
             self._rings[number, at, :hosts] = told[name]
@@ -215,6 +242,26 @@ class Gangs:
             "io_median": of_members(without(means[IO], first.most, group, count), group),
         }
 
+    def _since(self, fleet: Fleet, means: Floats, counts: Flags, now_ns: int) -> dict[str, Floats]:
+        """Return each host against its own past, and let the window be a part of that where nothing is unusual."""
+        values = np.array(
+            [network.moved(fleet, now_ns), *network.waited(fleet, now_ns),
+             1.0 - means[USED], means[CPU], means[IO]]
+        )  # fmt: skip
+        usual = self._past.usual(len(fleet))
+        least = np.array([[sign.least] for sign in network.SIGNS])
+        ends = 1 + len(network.SIGNS)
+        rose = values[1:ends] / np.maximum(usual[1:ends], least)
+        found = {
+            "slowed": 1.0 - values[0] / usual[0],
+            "waits": np.fmax.reduce(rose, axis=0),
+            **dict(zip(("gap_more", "cpu_more", "io_more"), (values - usual)[ends:], strict=True)),
+        }
+        unusual = (found["waits"] >= UNUSUAL_WAITS) & (found["slowed"] >= UNUSUAL_SLOWED)
+        unusual |= found["gap_more"] >= UNUSUAL_GAP
+        self._past.learn(values, counts, unusual, WINDOW_NS / 1e9)
+        return found
+
     def _standing(self, gang: Indexes, hosts: int) -> Standing:
         filled = self._filled[:, :hosts]
         windows = filled.sum(axis=0, dtype=np.int32)
@@ -230,7 +277,7 @@ class Gangs:
         often = {
             f"{name}_often": (told[_RINGS.index(name)] >= OFTEN_SHARE * found[name]).sum(axis=0)
             / np.maximum(windows, 1)
-            for name in ("busy", "gap")
+            for name in _OFTEN
         }
         return Standing(gang=gang, windows=windows, **found, **often)
 
@@ -251,4 +298,5 @@ def _are_read(gang: Indexes, known: Flags, count: int) -> Flags:
     """Say of which gangs enough is known in this window."""
     every = np.bincount(gang[gang >= 0], minlength=count)
     shown = np.bincount(gang[(gang >= 0) & known], minlength=count)
-    return np.asarray((shown > 1) & (shown >= READ_SHARE_MIN * every), dtype=bool)
+    several = shown >= np.minimum(every, 2)
+    return np.asarray((shown > 0) & several & (shown >= READ_SHARE_MIN * every), dtype=bool)

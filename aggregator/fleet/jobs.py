@@ -82,9 +82,9 @@ class Jobs:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def of_several(self) -> list[Job]:
-        """Return the jobs that run on several hosts."""
-        return [job for job in self._jobs.values() if len(job.gpus) > 1]
+    def all(self) -> list[Job]:
+        """Return the jobs that run."""
+        return list(self._jobs.values())
 
     def take(self, host: int, boot: str, event: EventLike) -> None:
         """Take over what *host*, in the boot of that id in hex, tells of a process. Never raises."""

@@ -118,6 +118,7 @@ KEPT = frozenset(
         "rdma.ack_timeout_errors",
         "rdma.adaptive_retransmissions_packets",
         "rdma.buffer_overrun_errors",
+        "rdma.congestion_notifications_handled_packets",
         "rdma.counter_epoch_count",
         "rdma.implied_nak_errors",
         "rdma.link_downed_events",

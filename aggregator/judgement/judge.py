@@ -29,6 +29,7 @@ from .model import parts_of, trained
 from .present import Present
 from .restart import Before, carried
 from .rules import agent as rules_agent
+from .rules import alone as rules_alone
 from .rules import clock as rules_clock
 from .rules import expected as rules_expected
 from .rules import fabric as rules_fabric
@@ -39,6 +40,7 @@ from .rules import host as rules_host
 from .rules import jobs as rules_jobs
 from .rules import kernel as rules_kernel
 from .rules import memory as rules_memory
+from .rules import network as rules_network
 from .rules import nvlink as rules_nvlink
 from .rules import parts as rules_parts
 from .rules import pcie as rules_pcie
@@ -81,6 +83,8 @@ RULES: tuple[Callable[[Present], Iterator[Symptom]], ...] = (
     rules_jobs.dead_holders,
     rules_gang.long_hosts,
     rules_gang.gapped_hosts,
+    rules_alone.waiting_hosts,
+    rules_network.congested_jobs,
     rules_xid.standing_xids,
     rules_xid.standing_sxids,
     rules_kernel.standing_events,

@@ -11,6 +11,7 @@ from gangline.aggregator.declared.reading import File, parse
 from gangline.aggregator.fleet.arrays import Floats, Indexes
 from gangline.aggregator.fleet.counted import COUNTED
 from gangline.aggregator.fleet.kept import KEPT
+from gangline.aggregator.fleet.network import SIGNS
 from gangline.aggregator.fleet.tables import DeviceTable
 from gangline.aggregator.judgement import judge as judging
 from gangline.aggregator.judgement import readings
@@ -76,6 +77,8 @@ def test_the_counters_that_are_followed_are_those_that_rules_read() -> None:
         list(rule(Asked(world.fleet, world.now_ns)))
     none = Faults().after(world.fleet.index, frozenset(), world.now_ns // 1000)
     assemble(Asked(world.fleet, world.now_ns), none, tuple(world.fleet.names))
+    # What is read once for the window of all gangs, and by no rule.
+    asked |= {f"{TABLES[one.table][0].device_kind}.{one.column}" for one in SIGNS}
     assert asked == COUNTED
 
 

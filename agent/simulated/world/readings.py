@@ -34,7 +34,8 @@ IDLE_GENERATION, FULL_GENERATION = 1, 5
 IDLE_TRANSFERS, FULL_TRANSFERS = 2.5e9, 32e9
 #: State, physical state. One that is down polls; disabled (3) would be on purpose.
 _PORT_UP, _PORT_DOWN = (4, 5), (1, 2)
-_NONE: frozenset[int] = frozenset()
+#: A port that nothing crowds waits a tick in so many bytes: some 3,000 a second at work, as `ports.py` has it (assumed).
+BYTES_PER_WAIT = 2e6
 
 
 class Readings:
@@ -224,7 +225,10 @@ class Readings:
         moved = np.floor(counters.moved[own] / 4) * 4
         for way in ("received", "transmitted"):
             tables.put(f"rdma.{way}_bytes", moved)
-        tables.put("rdma.transmit_wait_count", np.floor(moved / 1e5) + counters.marked[own])
+        tables.put(
+            "rdma.transmit_wait_count",
+            np.floor(moved / BYTES_PER_WAIT) + counters.marked[own],
+        )
         for name, share in RETRANSMISSIONS.items():
             tables.put(name, np.floor(counters.resent[own] * share))
         tables.put("rdma.symbol_errors", np.minimum(counters.symbols[own], 65535))

@@ -59,9 +59,9 @@ def long_hosts(present: Present) -> Iterator[Symptom]:
     if standing is None:
         return
     least = present.threshold("gang.slow_ratio")
-    found = _settled(present, standing) & (standing.busy >= least)
+    found = settled(present, standing) & (standing.busy >= least)
     found &= standing.busy_often >= present.threshold("gang.identity_ratio")
-    found &= _sizes(standing) >= HOSTS_MIN
+    found &= sizes(standing) >= HOSTS_MIN
     for host in _rows(found & _are_few(standing, found)):
         excess, work = float(standing.busy[host]), float(standing.work[host])
         told = f"computes {100 * excess:.0f} % longer than the others of its job, which wait for it"
@@ -82,8 +82,8 @@ def gapped_hosts(present: Present) -> Iterator[Symptom]:
     if standing is None:
         return
     least, pressure = present.threshold("gang.gap_ratio"), present.threshold("gang.pressure_ratio")
-    settled = _settled(present, standing)
-    found = settled & (standing.gap >= least)
+    known = settled(present, standing)
+    found = known & (standing.gap >= least)
     found &= standing.gap_often >= present.threshold("gang.identity_ratio")
     for host in _rows(found & _are_few(standing, found)):
         cpu, io, steal = (float(a[host]) for a in (standing.cpu, standing.io, standing.steal))
@@ -99,7 +99,7 @@ def gapped_hosts(present: Present) -> Iterator[Symptom]:
         else:
             words = f"{told}; neither its cores nor its disks say why"
             yield _gapped(present, standing, UNKNOWN, host, words)
-    for host in _rows(settled & (standing.gap_median >= least) & (standing.io_median >= pressure)):
+    for host in _rows(known & (standing.gap_median >= least) & (standing.io_median >= pressure)):
         words = (
             f"its job waits for data on all hosts alike, {100 * standing.gap_median[host]:.0f} % of the time: "
             "a service they share, no host is to blame"
@@ -107,7 +107,7 @@ def gapped_hosts(present: Present) -> Iterator[Symptom]:
         yield _gapped(present, standing, SHARED, host, words)
 
 
-def _settled(present: Present, standing: Standing) -> Flags:
+def settled(present: Present, standing: Standing) -> Flags:
     """Say of which hosts enough windows are known, and which are heard."""
     known = np.zeros(len(present.fleet), dtype=bool)
     enough = standing.windows >= present.threshold("gang.windows_count")
@@ -115,7 +115,7 @@ def _settled(present: Present, standing: Standing) -> Flags:
     return np.asarray((known & present.awake)[: standing.gang.size], dtype=bool)
 
 
-def _sizes(standing: Standing, among: Flags | None = None) -> Indexes:
+def sizes(standing: Standing, among: Flags | None = None) -> Indexes:
     """Return for each host how many of its gang there are; *among*: of these."""
     member = standing.gang >= 0
     counted = member if among is None else member & among
@@ -126,7 +126,7 @@ def _sizes(standing: Standing, among: Flags | None = None) -> Indexes:
 
 def _are_few(standing: Standing, found: Flags) -> Flags:
     """Say of which hosts few others of their gang are *found* too."""
-    few = _sizes(standing, found) <= np.maximum(1, LONG_SHARE_MAX * _sizes(standing))
+    few = sizes(standing, found) <= np.maximum(1, LONG_SHARE_MAX * sizes(standing))
     return np.asarray((standing.gang >= 0) & few, dtype=bool)
 
 
@@ -175,6 +175,7 @@ def _sql(present: Present, standing: Standing, host: int, table: str, *columns: 
     """Return the query for the means of *columns* over the windows, by host of the gang."""
     fleet = present.fleet
     others: Indexes = np.flatnonzero(standing.gang == standing.gang[host])
+    others = others[: HOSTS_SHOWN_MAX + 1]
     shown = [host, *(one for one in others.tolist() if one != host)][:HOSTS_SHOWN_MAX]
     names = ", ".join(quoted(fleet.names[one]) for one in shown)
     means = ", ".join(f"avg({column}) AS {column}" for column in columns)
@@ -182,4 +183,13 @@ def _sql(present: Present, standing: Standing, host: int, table: str, *columns: 
     return (
         f"SELECT host, {means} FROM readings.{table} WHERE host IN ({names}) AND time BETWEEN "
         f"{present.moment(-seconds)} AND {present.moment(5)} GROUP BY host ORDER BY {columns[0]} DESC"
+    )
+
+
+def gap_sql(present: Present, host: int) -> str:
+    """Return the query for how empty the GPUs of *host* stood in each minute."""
+    return (
+        "SELECT time_bucket(INTERVAL 1 MINUTE, time) AS minute, 1 - avg(utilization_ratio) AS empty_ratio "
+        f"FROM readings.gpu_1s WHERE host = {quoted(present.fleet.names[host])} AND time BETWEEN "
+        f"{present.moment(-900)} AND {present.moment(5)} GROUP BY ALL ORDER BY minute"
     )
