@@ -97,5 +97,8 @@ class Symptom:
 
 
 def short(device: str) -> str:
-    """Return a device's name as a sentence can bear it: `GPU-3f2a…` for a UUID."""
-    return f"{device[:8]}…" if device.startswith(("GPU-", "MIG-")) and len(device) > 12 else device
+    """Return a device's name as a sentence can bear it: `GPU-3f2a…` for a UUID, `GPU-3f2a…/link4` for a part of it."""
+    whole, slash, part = device.partition("/")
+    if whole.startswith(("GPU-", "MIG-")) and len(whole) > 12:
+        whole = f"{whole[:8]}…"
+    return f"{whole}{slash}{part}"

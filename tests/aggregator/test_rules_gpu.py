@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.aggregator.verdicts import Reason, State
-from tests.aggregator.world import IDLE_WATTS, Host, World, gpu_of
+from tests.aggregator.world import IDLE_WATTS, WAITING_WATTS, Host, World, gpu_of
 
 
 @pytest.mark.parametrize(
@@ -249,3 +249,38 @@ def test_a_gpu_that_nothing_reads_is_noticed_beside_its_neighbours() -> None:
     seen, driverless = world.score(world.hosts[0]), world.score(world.hosts[1])
     assert (seen.state, seen.reason) == (State.WATCH, Reason.BLIND)
     assert (driverless.state, driverless.reason) == (State.HEALTHY, Reason.BLIND)
+
+
+def test_who_waits_for_a_bad_nvlink_is_explained_and_not_named() -> None:
+    """Seven GPUs of a tensor group stood at 150 W for a link of the eighth, and three of them were sent back."""
+    world = World()
+    sick = world.hosts[0]
+    link = f"{gpu_of(sick, 3)}/link4"
+    for host in world.hosts:
+        for gpu in range(8):
+            host.set("nvlink_10s_changes", f"{gpu_of(host, gpu)}/link4", crc_errors=5, link_state=1)
+    world.run(30)
+    sick.grow("nvlink_10s_changes", link, crc_errors=40)
+    for gpu in (0, 1, 2, 4, 5, 6, 7):
+        sick.set("gpu_1s", gpu_of(sick, gpu), power_watts=WAITING_WATTS)
+    world.run(40)
+    score = world.score(sick)
+    assert {one.device for one in score.evidence} == {link}
+    assert score.reason_words.startswith("GPU-h0-3…/link4 NVLink checksum errors")
+    assert score.reason_words.endswith("; its host's 7 other GPUs wait for it meanwhile")
+    assert world.snapshot
+    states = {one.gpu: one.state for one in world.snapshot.gpus.of(0)}
+    assert [gpu for gpu, state in states.items() if state is not State.HEALTHY] == [gpu_of(sick, 3)]
+    assert set(world.states().values()) == {"HEALTHY", "WATCH"}
+
+
+def test_of_an_nvlink_nobody_waits_for_no_waiting_is_told() -> None:
+    """A link that repeats a little holds nobody up."""
+    world = World()
+    link = f"{gpu_of(world.hosts[0], 3)}/link4"
+    world.hosts[0].set("nvlink_10s_changes", link, crc_errors=5, link_state=1)
+    world.run(30)
+    world.hosts[0].grow("nvlink_10s_changes", link, crc_errors=40)
+    world.run(40)
+    words = world.score(world.hosts[0]).reason_words
+    assert "checksum errors" in words and "wait" not in words

@@ -67,7 +67,7 @@ def test_a_congested_network_is_named_at_all_hosts_of_its_job_and_blames_none() 
     assert watched(world) == {f"h{n}" for n in range(6)} == set(blamed(world))
     score = world.score(world.hosts[3])
     assert (score.state, score.reason) == (State.WATCH, Reason.FABRIC)
-    assert "all 6 hosts of its job move less (12 % here)" in score.reason_words
+    assert "all 6 hosts of its job move 12 % less" in score.reason_words
     assert "the network between them is congested; no host is to blame" in score.reason_words
     assert score.relative_speed > 0.95 and score.evidence[0].log_hazard_delta == 0.0
 

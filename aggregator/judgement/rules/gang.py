@@ -8,6 +8,7 @@ pipeline stage, long sequences), and gaps on all hosts alike are a shared servic
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -99,12 +100,23 @@ def gapped_hosts(present: Present) -> Iterator[Symptom]:
         else:
             words = f"{told}; neither its cores nor its disks say why"
             yield _gapped(present, standing, UNKNOWN, host, words)
-    for host in _rows(known & (standing.gap_median >= least) & (standing.io_median >= pressure)):
-        words = (
-            f"its job waits for data on all hosts alike, {100 * standing.gap_median[host]:.0f} % of the time: "
-            "a service they share, no host is to blame"
-        )
-        yield _gapped(present, standing, SHARED, host, words)
+    yield from _shared(
+        present, standing, known & (standing.gap_median >= least) & (standing.io_median >= pressure)
+    )
+
+
+def _shared(present: Present, standing: Standing, found: Flags) -> Iterator[Symptom]:
+    """Say of each host that its gang waits alike: words and query are the gang's, as it may be the whole fleet that waits."""
+    told: dict[int, Symptom] = {}
+    for host in _rows(found):
+        gang = int(standing.gang[host])
+        if gang not in told:
+            words = (
+                f"its job waits for data on all hosts alike, {100 * standing.gap_median[host]:.0f} % of the time: "
+                "a service they share, no host is to blame"
+            )
+            told[gang] = _gapped(present, standing, SHARED, host, words)
+        yield replace(told[gang], host=host)
 
 
 def settled(present: Present, standing: Standing) -> Flags:
@@ -146,8 +158,8 @@ def _long(present: Present, standing: Standing, rule: Rule, host: int, words: st
         device="host",
         signal=rule.name,
         value=round(1.0 + excess, 3),
-        unit="of its gang's",
-        normal=f"below {1.0 + present.threshold('gang.slow_ratio'):.2f} of the median of its gang, "
+        unit="times the median of its gang's others",
+        normal=f"below {1.0 + present.threshold('gang.slow_ratio'):.2f}, "
         f"by {standing.windows[host]} windows of {WINDOW_NS // 10**9} s",
         words=words,
         sql=_sql(present, standing, host, "gpu_fast_1s", "sm_active_ratio", "tensor_active_ratio"),
@@ -162,9 +174,9 @@ def _gapped(present: Present, standing: Standing, rule: Rule, host: int, words: 
         host=host,
         device="host",
         signal=rule.name,
-        value=round(1.0 - gap, 3),
-        unit="of the time in use, to its gang's",
-        normal=f"within {100 * present.threshold('gang.gap_ratio'):.0f} % of its gang's",
+        value=round(gap, 3),
+        unit="of the time" if rule is SHARED else "of the time more than its gang's others",
+        normal=f"below {present.threshold('gang.gap_ratio'):g}",
         words=words,
         sql=_sql(present, standing, host, "gpu_1s", "utilization_ratio"),
         speed=max(1.0 - gap, 0.05) if rule in (CONTENDED, STALLED) else 1.0,

@@ -7,7 +7,9 @@ wait as well, and is named by its own rules: then nothing is said here.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from ...fleet import network
 from ...fleet.arrays import Flags, Floats, Indexes
 from ...fleet.gangs import Standing
 from ...fleet.network import SIGNS, Sign
+from ...fleet.tables import Names
 from ...sql import quoted
 from ...verdicts import Reason, State
 from ..present import Present
@@ -28,6 +31,8 @@ from .pcie import gpu_links, links_above
 HOSTS_SHARE_MIN = 0.7
 #: One port a host (by name) has so much of all the waiting: it is that rail.
 RAIL_SHARE_MIN = 0.7
+#: A rail is short on all hosts of a job alike: so many are asked which.
+HOSTS_ASKED = 4
 #: Names that words hold.
 NAMES_SHOWN_MAX = 3
 #: Rules that name one link, port or host behind it.
@@ -55,45 +60,79 @@ def congested_jobs(present: Present) -> Iterator[Symptom]:
         return
     sick = {one.host for rule in OF_ONE_LINK for one in rule(present)}
     waited = network.waited(present.fleet, present.now_ns)
-    for gang in np.unique(standing.gang[shows]).tolist():
-        members = np.flatnonzero(standing.gang == gang)
+    ports = [_ports(present, sign) for sign in SIGNS]
+    for members in _gangs(standing, shows):
         own = members[shows[members]]
         if own.size >= HOSTS_SHARE_MIN * members.size and sick.isdisjoint(members.tolist()):
-            yield from _of_job(present, standing, members, own, waited)
+            yield from _of_job(present, standing, members, own, waited, ports)
+
+
+class _Ports(NamedTuple):
+    """All ports that a sign is read of, in the order of their hosts."""
+
+    names: Names
+    rates: Floats  # 0 where not read
+    order: Indexes
+    begins: Indexes  # of each host within `order`, and the end
+
+
+def _ports(present: Present, sign: Sign) -> _Ports:
+    devices = present.fleet.tables[sign.table].devices
+    order = np.argsort(devices.host, kind="stable")
+    begins = np.searchsorted(devices.host[order], np.arange(len(present.fleet) + 1))
+    each = network.rates(present.fleet, sign.table, sign.column, present.now_ns)
+    return _Ports(devices.names, np.nan_to_num(each), order, begins)
+
+
+def _gangs(standing: Standing, shows: Flags) -> Iterator[Indexes]:
+    """Yield the hosts of each gang of which any *shows* it, in one pass: it may be all of them."""
+    wanted = np.isin(standing.gang, standing.gang[shows])
+    hosts = np.flatnonzero(wanted)
+    hosts = hosts[np.argsort(standing.gang[hosts], kind="stable")]
+    yield from np.split(hosts, np.flatnonzero(np.diff(standing.gang[hosts])) + 1)
 
 
 def _of_job(
-    present: Present, standing: Standing, members: Indexes, own: Indexes, waited: Floats
+    present: Present,
+    standing: Standing,
+    members: Indexes,
+    own: Indexes,
+    waited: Floats,
+    ports: Sequence[_Ports],
 ) -> Iterator[Symptom]:
     least = np.array([[sign.least] for sign in SIGNS])
-    sign = SIGNS[int(np.nansum(waited[:, own] / least, axis=1).argmax())]
-    shared = _shared(present, sign, members)
+    which = int(np.nansum(waited[:, own] / least, axis=1).argmax())
+    sign, shared = SIGNS[which], _shared(present, ports[which], members)
+    slowed, waits = float(np.median(standing.slowed[own])), float(np.median(standing.waits[own]))
+    if members.size == 1:
+        told = f"its ports {sign.words} {waits:.1f} times as much as before, and it moves {100 * slowed:.0f} % less"
+        words = f"{told}: {shared}"
+    else:
+        all_of = "all" if own.size == members.size else f"{own.size} of"
+        told = f"{all_of} {members.size} hosts of its job move {100 * slowed:.0f} % less"
+        told = f"{told} while their ports {sign.words} {waits:.1f} times as much as before"
+        words = f"{told}: {shared} is congested; no host is to blame"
+    one = Symptom(
+        rule=CONGESTED,
+        host=-1,
+        device="host",
+        signal=f"rdma.{sign.column}",
+        value=round(waits, 2),
+        unit="times its rate before",
+        normal=f"below {present.threshold('network.waits_ratio'):g}, or no less moved than before",
+        words=words,
+        sql="",
+    )
+    since = f"time BETWEEN {present.moment(-900)} AND {present.moment(5)}"
     for host in own.tolist():
-        slowed, waits = float(standing.slowed[host]), float(standing.waits[host])
-        if members.size == 1:
-            told = f"its ports {sign.words} {waits:.1f} times as much as before, and it moves {100 * slowed:.0f} % less"
-            words = f"{told}: {shared}"
-        else:
-            told = f"all {members.size} hosts of its job move less ({100 * slowed:.0f} % here) while their ports"
-            words = f"{told} {sign.words} {waits:.1f} times as much as before: {shared} is congested; no host is to blame"
-        yield Symptom(
-            rule=CONGESTED,
-            host=host,
-            device="host",
-            signal=f"rdma.{sign.column}",
-            value=round(waits, 2),
-            unit="of its rate before",
-            normal=f"below {present.threshold('network.waits_ratio'):g}, or no less moved than before",
-            words=words,
-            sql=_sql(present, host, sign),
-        )
+        yield replace(one, host=host, sql=_sql(quoted(present.fleet.names[host]), since, sign))
 
 
-def _shared(present: Present, sign: Sign, members: Indexes) -> str:
+def _shared(present: Present, ports: _Ports, members: Indexes) -> str:
     """Return what the hosts share that is short: one rail, one leaf, or the network between them."""
     if members.size == 1:
         return "the network, or its way into it; a job of one host does not tell which"
-    rail = _rail(present, sign, members)
+    rail = _rail(ports, members)
     of_rail = f"rail {rail} of " if rail else ""
     places = [present.fleet.declared.place(present.fleet.names[host]) for host in members.tolist()]
     for what in ("leaf", "spine"):
@@ -105,23 +144,19 @@ def _shared(present: Present, sign: Sign, members: Indexes) -> str:
     return f"{of_rail}the network between them{between if leaves else ''}"
 
 
-def _rail(present: Present, sign: Sign, members: Indexes) -> str:
+def _rail(ports: _Ports, members: Indexes) -> str:
     """Return the port, by name, on which most of the waiting is; "" where it is on several."""
-    devices = present.fleet.tables[sign.table].devices
-    each = network.rates(present.fleet, sign.table, sign.column, present.now_ns)
-    mine: Flags = np.isin(devices.host, members) & np.isfinite(each)
     waits: dict[str, float] = defaultdict(float)
-    for row in np.flatnonzero(mine).tolist():
-        waits[devices.names[row]] += float(each[row])
+    for host in members[:HOSTS_ASKED].tolist():
+        for row in ports.order[ports.begins[host] : ports.begins[host + 1]].tolist():
+            waits[ports.names[row]] += float(ports.rates[row])
     most = max(waits, key=lambda name: waits[name], default="")
-    is_one = len(waits) > 1 and waits[most] >= RAIL_SHARE_MIN * sum(waits.values())
+    is_one = len(waits) > 1 and waits[most] >= RAIL_SHARE_MIN * sum(waits.values()) > 0.0
     return most if is_one else ""
 
 
-def _sql(present: Present, host: int, sign: Sign) -> str:
-    """Return the query for how much the ports waited in each minute, all together."""
-    name = quoted(present.fleet.names[host])
-    since = f"time BETWEEN {present.moment(-900)} AND {present.moment(5)}"
+def _sql(name: str, since: str, sign: Sign) -> str:
+    """Return the query for how much the ports of a host waited in each minute, all together."""
     step = f"greatest({sign.column}, lag({sign.column}) OVER ports) - lag({sign.column}) OVER ports"
     return (
         f"SELECT time_bucket(INTERVAL 1 MINUTE, time) AS minute, sum(waited) / 60 AS {sign.column}_per_second "

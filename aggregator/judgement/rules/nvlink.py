@@ -7,7 +7,11 @@ only where it was up before, and errors only where they are far more than the pe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
+
+from ...fleet.activity import UTILIZATION_MIN
 from ...fleet.arrays import Flags
 from ...verdicts import Reason
 from .. import readings
@@ -127,7 +131,23 @@ FABRICS = (
 
 
 def links(present: Present) -> Iterator[Symptom]:
-    """A link that was up is down, or makes errors as its peers do not."""
+    """A link that was up is down, or makes errors as its peers do not.
+
+    The host's other GPUs step together with its own and wait for it: they are counted in words, and have no fault.
+    """
+    waiting: dict[int, list[str]] = {}
+    for one in _links(present):
+        if one.host not in waiting:
+            waiting[one.host] = _waiting(present, one.host)
+        own = one.device.partition("/")[0]
+        others = len(waiting[one.host])
+        if own.startswith("GPU-") and others and own not in waiting[one.host]:
+            many = f"{others} other GPUs wait" if others > 1 else "other GPU waits"
+            one = replace(one, words=f"{one.words}; its host's {many} for it meanwhile")
+        yield one
+
+
+def _links(present: Present) -> Iterator[Symptom]:
     for entry, seen in DOWN:
         down = present.where(entry.table, entry.column, entry.wrong)
         once_up: Flags = getattr(present.fleet.seen, seen)
@@ -136,6 +156,15 @@ def links(present: Present) -> Iterator[Symptom]:
                 yield stands(present, entry, row, 0.0)
     yield from readings.standing(present, STANDS)
     yield from readings.counted(present, COUNTS)
+
+
+def _waiting(present: Present, host: int) -> list[str]:
+    """Return the GPUs of *host* on which a kernel spins while it draws little."""
+    fleet = present.fleet
+    gpus = np.array(fleet.devices["gpu"].rows_of(host), dtype=np.intp)
+    busy = present.gauge_at("gpu_1s", "utilization_ratio", gpus) >= UTILIZATION_MIN
+    idle = ~fleet.activity.loaded[gpus]
+    return [fleet.devices["gpu"].names[row] for row in gpus[busy & idle].tolist()]
 
 
 def _should_be_up(present: Present, host: int, link: str) -> bool:
