@@ -5,7 +5,7 @@ and decode. Everything is deflated alike (level 1, raw), so that what differs is
 
 And the same table each second of a stream, as differences to the second before, against the samples of
 Prometheus remote-write: of the values above, drawn anew each second, which is more noise than hardware
-has; and of a host of the simulated fleet, whose noise is its physical model's.
+has; and of a host of the simulated world, whose noise is its physical model's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from gangline.agent.simulated import SimulatedFleet
+from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world.live import LiveWorld
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block, is_float
 from gangline.fingerprints.catalogue import TABLES
@@ -131,10 +132,10 @@ def _microseconds(call: Callable[[], object]) -> float:
 
 
 def _simulated(seed: int) -> list[Block]:
-    """`gpu_1s` of one host of the simulated fleet, each second."""
-    fleet, found = SimulatedFleet(seed=seed, hosts=1), []
+    """`gpu_1s` of one host of a simulated world, each second."""
+    live, found = LiveWorld(World("calm", seed, hosts=1)), []
     for _ in range(STREAM_SECONDS):
-        ((_, blocks, _),) = fleet.step(1.0)
+        ((_, blocks, _),) = live.step(1.0)
         for block in blocks:
             if block.table == "gpu_1s":
                 copy = Block(block.table, block.devices, block.signal_ids)

@@ -1,6 +1,6 @@
 """What readings weigh once they have left the live file, what that costs, and what commits feel of it.
 
-Readings of a simulated fleet (24 hosts of eight GPUs, five minutes), stored by the store itself. Floor of the CPU:
+Readings of a simulated world (24 hosts of eight GPUs, five minutes), stored by the store itself. Floor of the CPU:
 DuckDB's own COPY of the same rows, sorted, as Parquet version 2 with zstd: no rollups, no fsync, no checks.
 """
 
@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from gangline.agent.simulated.fleet import SimulatedFleet
+from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world.live import LiveWorld
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.history.history import History
 from gangline.aggregator.history.packing import Packing
@@ -78,14 +79,14 @@ class Fed:
         self.history = self._new_history()
 
     def _simulate(self, seed: int) -> Iterator[tuple[str, Stamp, tuple[Any, ...], int]]:
-        fleet = SimulatedFleet(seed, HOSTS)
+        live = LiveWorld(World("three", seed, hosts=HOSTS))
         draw = self._source
         hosts = {
             name: Host(draw.randrange(900_000_000), draw.randrange(10**14, 10**16))
-            for name in fleet.names
+            for name in live.names
         }
         for second in range(SECONDS):
-            for name, blocks, _ in fleet.step(1.0):
+            for name, blocks, _ in live.step(1.0):
                 host = hosts[name]
                 since = second * 10**9 + host.offset_ns + int(draw.gauss(0, 2e5))
                 stamp = Stamp(b"r" * 16, b"b" * 16, 0, host.booted_ns + since, NOW_NS + since)

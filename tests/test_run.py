@@ -20,7 +20,7 @@ from gangline.aggregator.commands.demonstration import Truth, missing, read_trut
 from gangline.fingerprints.wire import score_pb2
 from tests.processes import GUARD_SECONDS, Process, free_port, until
 
-TRUTH = [Truth("b", "thermal"), Truth("c", "ecc_xid95")]
+TRUTH = [Truth("b", "thermal"), Truth("c", "hbm")]
 
 
 def score(host: str, state: str, reason: str = "REASON_CODE_UNSPECIFIED") -> score_pb2.NodeScore:
@@ -32,7 +32,7 @@ def score(host: str, state: str, reason: str = "REASON_CODE_UNSPECIFIED") -> sco
     )
 
 
-XID = score("c", "UNHEALTHY", "REASON_XID_FATAL")
+XID = score("c", "UNHEALTHY", "REASON_ECC_TREND")
 HEAT = score("b", "DEGRADED", "REASON_THERMAL_THROTTLE")
 WELL = score("a", "HEALTHY")
 

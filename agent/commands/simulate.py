@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from ...cli import FAILED, OK
 from ..clock import SystemClock
 from ..main import Signals
-from ..simulated.fleet import HOSTS_MAX, SimulatedFleet
-from ..simulated.runner import Fleet, run
+from ..simulated.runner import HOSTS_MAX, run
 from ..simulated.world import truth
 from ..simulated.world.live import LiveWorld
 from ..simulated.world.loading import load
@@ -22,8 +20,7 @@ from ..spool.folder import FolderError
 from ..transport.client import TargetError, on_loopback, parse_target
 from ..transport.credentials import Credentials
 
-#: Without a scenario.
-HOSTS, FAULTS_AFTER_SECONDS = 32, 20.0
+SCENARIO = "three"
 ADDRESS = "127.0.0.1:7600"
 SEED_MAX = 2**64 - 1
 
@@ -38,17 +35,19 @@ def main(arguments: list[str]) -> int:
     )
     try:
         login.check(beyond_loopback=not on_loopback(options.aggregator))
-        fleet, log = _made(options, clock)
+        world = _made(options, clock)
         if options.truth:
             options.truth.parent.mkdir(parents=True, exist_ok=True)
-            options.truth.write_text("".join(line + "\n" for line in log))
+            options.truth.write_text("".join(line + "\n" for line in truth.lines(world)))
+        live = LiveWorld(world, clock.boottime_ns() / 1e9)
         print(
-            f"{len(fleet.names)} simulated hosts, seed {options.seed}, to {options.aggregator}; "
+            f"{len(live.names)} simulated hosts, scenario {options.scenario}, seed {options.seed}, "
+            f"to {options.aggregator}; "
             f"data under {options.data}",
             flush=True,
         )
         with signals.caught():
-            run(fleet, options.aggregator, options.data, clock, signals.stop, signals.wait, login)
+            run(live, options.aggregator, options.data, clock, signals.stop, signals.wait, login)
     except (FolderError, TargetError, ValueError, OSError) as error:
         print(f"gangline simulate: {_words(error)}", file=sys.stderr)
         return FAILED
@@ -64,14 +63,6 @@ def _words(error: Exception) -> str:
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.scenario is None:
-        if options.world is not None:
-            parser.error("--world: expected --scenario NAME beside it, of those of the file")
-        return options
-    if options.faults_after is not None:
-        parser.error(
-            "--faults-after is of the three faults without --scenario; world.toml says when"
-        )
     try:
         options.settings = load(options.world) if options.world else load()
         options.settings.scenario(options.scenario)
@@ -80,38 +71,30 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _made(options: argparse.Namespace, clock: SystemClock) -> tuple[Fleet, Iterable[str]]:
-    """Return the fleet and the lines of its truth log. Raises ValueError, in words, for what makes none."""
-    wall_ns = clock.wall_ns()
-    if options.scenario is None:
-        fleet = SimulatedFleet(
-            options.seed,
-            options.hosts or HOSTS,
-            FAULTS_AFTER_SECONDS if options.faults_after is None else options.faults_after,
-            uptime_seconds=clock.boottime_ns() / 1e9,
-        )
-        return fleet, (fault.to_json(wall_ns) for fault in fleet.truth)
+def _made(options: argparse.Namespace, clock: SystemClock) -> World:
+    """Return what is asked for. Raises ValueError, in words, for what makes no world."""
     settings = options.settings
     hosts = options.hosts or settings.scenario(options.scenario).hosts
     if hosts > HOSTS_MAX:
         raise ValueError(
             f"scenario {options.scenario} has {hosts} hosts: name at most {HOSTS_MAX} with --hosts"
         )
-    world = World(
-        options.scenario, options.seed, hosts=hosts, settings=settings, start_wall_ns=wall_ns
+    return World(
+        options.scenario,
+        options.seed,
+        hosts=hosts,
+        settings=settings,
+        start_wall_ns=clock.wall_ns(),
     )
-    return LiveWorld(world), truth.lines(world)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline simulate",
         description="Run simulated eight-GPU hosts in one process, through the agent's own codec, "
-        "spool and client. Three of them get a fault: thermal, RDMA retransmissions, XID 95. Or, with "
-        "--scenario, a whole world (docs/simulation.md).",
+        "spool and client (docs/simulation.md).",
     )
-    settings = load()
-    parser.add_argument("--scenario", metavar="NAME", help=_scenarios(settings))
+    parser.add_argument("--scenario", default=SCENARIO, metavar="NAME", help=_scenarios(load()))
     parser.add_argument(
         "--world", type=Path, metavar="FILE", help="rates and scenarios of your own, as world.toml"
     )
@@ -119,14 +102,14 @@ def _parser() -> argparse.ArgumentParser:
         "--hosts",
         type=_hosts,
         metavar="N",
-        help=f"1 to {HOSTS_MAX} (default {HOSTS}, or the scenario's)",
+        help=f"1 to {HOSTS_MAX} (default: the scenario's)",
     )
     parser.add_argument(
         "--seed",
         type=_seed,
         default=1,
         metavar="N",
-        help="the same seed, the same fleet and faults",
+        help="the same seed, the same hosts and faults",
     )
     parser.add_argument(
         "--aggregator",
@@ -140,12 +123,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--truth", type=Path, metavar="FILE", help="write what goes wrong, when, as JSON lines"
-    )
-    parser.add_argument(
-        "--faults-after",
-        type=_seconds,
-        metavar="SECONDS",
-        help=f"the faults begin within the ten seconds after this (default {FAULTS_AFTER_SECONDS:.0f})",
     )
     group = parser.add_argument_group(
         "login", "where the aggregator asks for one: of the role admin, which may write as any host"
@@ -162,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _scenarios(settings: Settings) -> str:
     words = (f"{name}: {each.about}" for name, each in settings.scenarios.items())
-    return "instead of the three faults, a scenario. " + "; ".join(words)
+    return f"what befalls them (default {SCENARIO}). " + "; ".join(words)
 
 
 def _whole(text: str) -> int:
@@ -184,16 +161,6 @@ def _seed(text: str) -> int:
     if not 0 <= seed <= SEED_MAX:
         raise argparse.ArgumentTypeError(f"{seed}: expected 0 or more, below 2**64")
     return seed
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, 0 or more")
-    return seconds
 
 
 def _address(text: str) -> str:

@@ -7,6 +7,8 @@ from . import parts
 #: Verified, as `gpu.violation_*_field_state` has it.
 _VERIFIED = 2
 _MIB = 1 << 20
+#: Memory banks of an H100 with 80 GB: the sum of nvidia-smi's histogram.
+BANKS = 2560
 
 GPU: dict[str, float] = {
     "gpu.counter_epoch_count": 0,

@@ -16,26 +16,20 @@ _INDEX = 2
 class Interfaces:
     """One interface a host; arrays are (hosts,)."""
 
-    def __init__(self, random: np.random.Generator, noise: np.random.Generator, hosts: int) -> None:
+    def __init__(self, random: np.random.Generator, hosts: int) -> None:
         self._hosts = hosts
-        self._noise = noise
+        self._random = random
         self._bytes = np.floor(random.uniform(1e11, 9e12, (2, hosts)))
         self._dropped = np.floor((random.random(hosts) < 0.2) * random.uniform(0, 40, hosts))
 
     def publish(self, tables: Tables, seconds: float) -> None:
-        """Put this second's traffic."""
-        self._bytes += np.floor(self._noise.gamma(4.0, 5e5, (2, self._hosts)) * seconds)
+        """Put the traffic of the last *seconds*."""
+        self._bytes += np.floor(self._random.gamma(4.0, 5e5, (2, self._hosts)) * seconds)
         for row, way in enumerate(("received", "transmitted")):
             tables.put(f"net.{way}_bytes", self._bytes[row])
             tables.put(f"net.{way}_packets", np.floor(self._bytes[row] / PACKET_BYTES))
-        self._dropped += self._noise.poisson(0.004 * seconds, self._hosts)
+        self._dropped += self._random.poisson(0.004 * seconds, self._hosts)
         tables.put("net.receive_dropped_packets", self._dropped)
-
-    @staticmethod
-    def publish_constants(tables: Tables) -> None:
-        """Put what does not change while the model runs."""
-        for signal, value in CONSTANTS.items():
-            tables.put(signal, value)
 
 
 #: Signal -> its value on every host.

@@ -20,39 +20,34 @@ _STA_PLL_NANO = 0x2001
 class Kernels:
     """The kernels of all hosts; arrays are (hosts,)."""
 
-    def __init__(self, noise: np.random.Generator, hosts: int) -> None:
-        self._noise = noise
-        self._frequency = noise.normal(0.0, 8e-6, hosts)
-        self._polled_seconds = noise.uniform(0.0, POLL_SECONDS, hosts)
+    def __init__(self, random: np.random.Generator, hosts: int) -> None:
+        self._random = random
+        self._frequency: Floats = random.normal(0.0, 8e-6, hosts)
+        self._polled_seconds = random.uniform(0.0, POLL_SECONDS, hosts)
         self._records = np.full(hosts, float(BOOT_RECORDS))
         self._told = np.zeros(hosts)
         self._incident_until_seconds = np.zeros(hosts)
 
-    def tell_xid(self, host: int, now_seconds: float) -> None:
-        """Take note that the driver of *host* wrote an XID, which NVML delivers as well."""
-        self._records[host] += 1
-        self._told[host] += 1
+    def tell_xids(self, host: int, count: int, now_seconds: float) -> None:
+        """Take note that the driver of *host* wrote so many XIDs, which NVML delivers as well."""
+        self._records[host] += count
+        self._told[host] += count
         self._incident_until_seconds[host] = now_seconds + INCIDENT_SECONDS
 
     def publish(self, tables: Tables, seconds: float, now_seconds: float) -> None:
-        """Put this second's readings."""
+        """Put what was read in the last *seconds*."""
         shape = self._told.shape
-        self._records += self._noise.poisson(RECORDS_PER_HOUR / 3600 * seconds, shape)
+        self._records += self._random.poisson(RECORDS_PER_HOUR / 3600 * seconds, shape)
         tables.put("kernel_log.read_count", self._records)
         tables.put("kernel_log.told_events", self._told)
         tables.put("kernel_log.incidents_count", self._incident_until_seconds > now_seconds)
         tables.put("nvml_events.received_events", self._told)
         tables.put("nvml_events.told_by_kernel_log_events", self._told)
         since_poll = (now_seconds + self._polled_seconds) % POLL_SECONDS
-        tables.put("clock.offset_seconds", self._noise.normal(0.0, 2e-5, shape))
+        strays = self._random.normal(0.0, 2e-5, shape)
+        tables.put("clock.offset_seconds", tables.read("clock.offset_seconds")[:, 0] + strays)
         tables.put("clock.error_max_seconds", 1e-3 + ERROR_GROWTH * since_poll)
-
-    def publish_constants(self, tables: Tables) -> None:
-        """Put what does not change while the model runs."""
-        frequency: Floats = self._frequency
-        tables.put("clock.frequency_offset_ratio", frequency)
-        for signal, value in CONSTANTS.items():
-            tables.put(signal, value)
+        tables.put("clock.frequency_offset_ratio", self._frequency)
 
 
 #: Signal -> its value on every host.

@@ -1,4 +1,4 @@
-"""The simulated fleet in real time: one loop at 1 Hz for all hosts, a client thread for each."""
+"""The simulated world in real time: one loop at 1 Hz for all hosts, a client thread for each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from ...fingerprints.block import Block
 from ...fingerprints.wire import telemetry_pb2
 from ..clock import Clock
 from ..transport.credentials import WITHOUT, Credentials
-from .fleet import Reading
 from .host import SimulatedHost
+from .world.live import LiveWorld
 
+#: On the wire, from one process.
+HOSTS_MAX = 512
 SECOND_NS = 1_000_000_000
 #: All clients begin to connect within this, one after another.
 STAGGER_NS = 20_000_000
@@ -27,23 +29,6 @@ CLOSE_SECONDS_MAX = 3.0
 #: and some to spare.
 FILES_PER_HOST = 10
 FILES_BESIDE = 64
-
-
-class Fleet(Protocol):
-    """What the loop needs of a `SimulatedFleet` or a `LiveWorld`."""
-
-    @property
-    def names(self) -> list[str]: ...
-
-    def devices(self, host: str) -> list[telemetry_pb2.Device]: ...
-
-    def labels(self, host: str) -> dict[str, str]: ...
-
-    def step(self, elapsed_seconds: float) -> list[Reading]: ...
-
-    def offset_ns(self, host: int) -> int: ...
-
-    def is_away(self, host: int) -> bool: ...
 
 
 class Host(Protocol):
@@ -67,14 +52,14 @@ class Runner:
 
     def __init__(
         self,
-        fleet: Fleet,
+        world: LiveWorld,
         hosts: Sequence[Host],
         clock: Clock,
         reopen: Callable[[str], Host] | None = None,
     ) -> None:
-        """*hosts*: in the fleet's order. The first tick is due at once. *reopen*: makes a host that was
-        away anew; None for a fleet where none ever is."""
-        self._fleet, self._clock, self._reopen = fleet, clock, reopen
+        """*hosts*: in the world's order. The first tick is due at once. *reopen*: makes a host that was
+        away anew; None for a world where none ever is."""
+        self._world, self._clock, self._reopen = world, clock, reopen
         #: Those that are there, by index.
         self.hosts: dict[int, Host] = dict(enumerate(hosts))
         self._leaving: dict[int, threading.Thread] = {}
@@ -86,13 +71,13 @@ class Runner:
         now_ns = self._clock.boottime_ns()
         tick = (now_ns - self._begin_ns) // SECOND_NS
         if tick > self._done:
-            readings = self._fleet.step(float(tick - self._done))
+            readings = self._world.step(float(tick - self._done))
             self._done = tick
             wall_ns = self._clock.wall_ns()
             for i, (name, blocks, events) in enumerate(readings):
                 host = self._there(i, name)
                 if host is not None and (blocks or events):  # else it is silent
-                    host.send(now_ns, wall_ns + self._fleet.offset_ns(i), blocks, events)
+                    host.send(now_ns, wall_ns + self._world.offset_ns(i), blocks, events)
         return self._begin_ns + (self._done + 1) * SECOND_NS
 
     def _there(self, index: int, name: str) -> Host | None:
@@ -100,7 +85,7 @@ class Runner:
         host = self.hosts.get(index)
         if self._reopen is None:
             return host
-        if self._fleet.is_away(index):
+        if self._world.is_away(index):
             if host is not None:
                 leaving = threading.Thread(target=host.close, args=(CLOSE_SECONDS_MAX,))
                 self._leaving[index] = leaving
@@ -128,7 +113,7 @@ class Runner:
 
 
 def run(
-    fleet: Fleet,
+    world: LiveWorld,
     aggregator: str,
     folder: Path,
     clock: Clock,
@@ -136,19 +121,19 @@ def run(
     wait: Callable[[int], object],
     login: Credentials = WITHOUT,
 ) -> None:
-    """Run *fleet* against *aggregator* until *stop* is set; spools are under *folder*/HOST.
+    """Run *world* against *aggregator* until *stop* is set; spools are under *folder*/HOST.
 
     *wait*: as for `Runner.run`. Raises FolderError when a folder cannot be used, TargetError for an
     address that cannot, OSError when so many hosts need more open files than the system allows.
     """
-    allow_files(FILES_BESIDE + FILES_PER_HOST * len(fleet.names))
+    allow_files(FILES_BESIDE + FILES_PER_HOST * len(world.names))
     runner = Runner(
-        fleet, (), clock, lambda name: _open(fleet, name, aggregator, folder, clock, login)
+        world, (), clock, lambda name: _open(world, name, aggregator, folder, clock, login)
     )
     with closing(runner):
-        for index, name in enumerate(fleet.names):
-            runner.hosts[index] = _open(fleet, name, aggregator, folder, clock, login)
-        pause_ns = min(STAGGER_NS, STAGGER_NS_MAX // len(fleet.names))
+        for index, name in enumerate(world.names):
+            runner.hosts[index] = _open(world, name, aggregator, folder, clock, login)
+        pause_ns = min(STAGGER_NS, STAGGER_NS_MAX // len(world.names))
         for host in list(runner.hosts.values()):
             host.start()
             wait(clock.boottime_ns() + pause_ns)
@@ -158,7 +143,7 @@ def run(
 
 
 def _open(
-    fleet: Fleet,
+    world: LiveWorld,
     name: str,
     aggregator: str,
     folder: Path,
@@ -167,8 +152,8 @@ def _open(
 ) -> SimulatedHost:
     return SimulatedHost(
         name,
-        fleet.devices(name),
-        fleet.labels(name),
+        world.devices(name),
+        world.labels(name),
         folder=folder / name,
         aggregator=aggregator,
         clock=clock,

@@ -85,6 +85,15 @@ class Tables:
             table.valid[:, column, rows] = 1
             table.valid_revision += 1
 
+    def has(self, signal: str) -> bool:
+        """Say whether a signal is of a table that there is."""
+        return signal in self._columns
+
+    def read(self, signal: str) -> Floats:
+        """Return a copy of what was put, (hosts, rows). KeyError for an unknown signal."""
+        table, column, is_float = self._columns[signal]
+        return np.array((table.floats if is_float else table.ints)[:, column], np.float64)
+
     def due(self, host: int, before_seconds: float, now_seconds: float) -> list[Block]:
         """Return the blocks of *host* whose turn came in (before, now]; all, if before is negative.
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from ...fingerprints.wire import score_pb2
 from .table import host_of
 
-#: Fault of `gangline simulate` -> the reason that is right for it.
+#: Fault of the scenario that `gangline simulate` plays -> the reason that is right for it.
 REASONS: dict[str, score_pb2.ReasonCode] = {
     "thermal": score_pb2.REASON_THERMAL_THROTTLE,
-    "rdma_retransmissions": score_pb2.REASON_FABRIC,
-    "ecc_xid95": score_pb2.REASON_XID_FATAL,
+    "rdma_link": score_pb2.REASON_FABRIC,
+    "hbm": score_pb2.REASON_ECC_TREND,
 }
 #: States of a host that something is wrong with.
 BAD = (score_pb2.DEGRADED, score_pb2.SUSPECT, score_pb2.UNHEALTHY)
@@ -22,7 +22,7 @@ BAD = (score_pb2.DEGRADED, score_pb2.SUSPECT, score_pb2.UNHEALTHY)
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """One line of the truth log that `gangline simulate` writes, and the aggregator never sees."""
+    """A fault of the truth log that `gangline simulate` writes, and the aggregator never sees."""
 
     host: str
     kind: str
@@ -34,7 +34,8 @@ def read_truth(file: Path) -> list[Truth]:
         lines = file.read_text().splitlines()
     except FileNotFoundError:
         return []
-    return [Truth(fields["host"], fields["kind"]) for fields in map(json.loads, lines)]
+    told = (fields for fields in map(json.loads, lines) if fields.get("sort") == "faults")
+    return [Truth(host, fields["class"]) for fields in told for host, _ in fields["struck"]]
 
 
 def missing(scores: Sequence[score_pb2.NodeScore], hosts: int, truth: Sequence[Truth]) -> str:

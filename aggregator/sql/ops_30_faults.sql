@@ -52,4 +52,4 @@ FROM (
 )
 ORDER BY time, host, what, name;
 COMMENT ON MACRO TABLE ops.part IS
-    'all that was ever told of a device, on whichever host it was (the beginning of its name is enough): SELECT time, host, what, name, words FROM ops.part(''GPU-7dcf2349'')';
+    'all that was ever told of a device, on whichever host it was (the beginning of its name is enough): SELECT time, host, what, name, words FROM ops.part(''GPU-fc08cb51'')';

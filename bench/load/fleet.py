@@ -1,6 +1,6 @@
-"""What the hosts of a load say: frames of the simulated fleet's model, each many hosts' with their own names.
+"""What the hosts of a load say: frames of a simulated world, each many hosts' with their own names.
 
-The model steps TEMPLATES hosts once a second and the agent's own framer makes their frames (slow tables and
+The world steps TEMPLATES hosts once a second and the agent's own framer makes their frames (slow tables and
 keyframes of different templates come at different seconds). Every host of the load is one of them with GPUs,
 run and boot of its own: names are as long as those they stand in place of, and the checksum is made anew.
 """
@@ -13,7 +13,8 @@ import zlib
 from dataclasses import dataclass
 
 from gangline.agent.framing import Framer, dictionary
-from gangline.agent.simulated import SimulatedFleet
+from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world.live import LiveWorld
 from gangline.fingerprints.frames import decode
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
@@ -69,11 +70,11 @@ class Model:
     """The templates, stepped once a second."""
 
     def __init__(self, seed: int, templates: int = TEMPLATES) -> None:
-        self._fleet = SimulatedFleet(seed, templates, faults_after_seconds=1e9)
+        self._world = LiveWorld(World("calm", seed, hosts=templates))
         self._framers = [Framer(bytes(16), bytes(16)) for _ in range(templates)]
         self._renamed: set[int] = set()
         self._second = 0
-        names = self._fleet.names
+        names = self._world.names
         self.registrations = [self._registration(name) for name in names]
 
     def _registration(self, name: str) -> bytes:
@@ -84,7 +85,7 @@ class Model:
                 key=_marked(device.key, keys),
                 attributes={k: _marked(v, keys) for k, v in device.attributes.items()},
             )
-            for device in self._fleet.devices(name)
+            for device in self._world.devices(name)
         ]
         return wire.RegisterNodeRequest(
             protocol_version=1, node=_NAME, run_id=_RUN, boot_id=_BOOT, agent_version="load",
@@ -93,18 +94,18 @@ class Model:
 
     def _marks(self, name: str) -> dict[str, str]:
         """Return GPU UUID -> the same with the host's mark, which differs in its last digit only."""
-        uuids = [d.key for d in self._fleet.devices(name) if d.kind == "gpu"]
+        uuids = [d.key for d in self._world.devices(name) if d.kind == "gpu"]
         return {u: f"GPU-{_MARK.decode()}-0000-4000-8000-{at:012d}" for at, u in enumerate(uuids)}
 
     def second(self) -> list[Said]:
         """Step by a second and return what each template says."""
         at, self._second = self._second, self._second + 1
-        readings = self._fleet.step(1.0)
+        readings = self._world.step(1.0)
         said: list[Said] = []
         for number, (name, blocks, _) in enumerate(readings):
             keys = self._marks(name) if any(id(b) not in self._renamed for b in blocks) else {}
             for block in blocks:
-                if id(block) not in self._renamed:  # the model hands out the same blocks again
+                if id(block) not in self._renamed:  # the world hands out the same blocks again
                     self._renamed.add(id(block))
                     block.devices = tuple(_marked(device, keys) for device in block.devices)
             boottime_ns = UPTIME_NS + (at + number) * SECOND_NS

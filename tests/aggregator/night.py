@@ -1,11 +1,13 @@
 """A night in a simulated fleet of eight hosts, the same in every run: what `docs/sql.md` is about.
 
-Time is handed in, readings are the simulated fleet's, and what it has no fault for is put over them here.
+Time is handed in, readings are of the simulated world's three faults, and what that has no fault for is put over them
+here. The hosts step in pairs, so that the dead one does not hide the slow one; who runs there is told here too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,8 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from gangline.agent.framing import Framer
-from gangline.agent.simulated import SimulatedFleet, parts
-from gangline.aggregator.advice.book import Book
+from gangline.agent.simulated import parts
+from gangline.agent.simulated.world import World, truth
+from gangline.agent.simulated.world.live import LiveWorld
+from gangline.agent.simulated.world.loading import load
+from gangline.agent.simulated.world.ranks import EVENT as PROCESS
+from gangline.agent.simulated.world.settings import Settings
+from gangline.aggregator.advice.book import Book, Happened
 from gangline.aggregator.advice.events import PutBack, TakenOut
 from gangline.aggregator.advice.gangs import Gang, Gangs
 from gangline.aggregator.advice.limits import Limits
@@ -48,7 +55,7 @@ SECOND_NS = 1_000_000_000
 START_NS = 1_700_000_000 * SECOND_NS
 SECONDS = 240
 UPTIME_NS = 5 * 3600 * SECOND_NS
-HOSTS, SEED, FAULTS_AFTER_SECONDS = 8, 1, 60.0
+HOSTS, SEED, FAULTS_SECONDS = 8, 446, (60.0, 70.0)
 SILENT, SILENT_AFTER = "sim-005", 150
 FLAPPING, REMAPPING, OLD_DRIVER, WRONG_CLOCK = "sim-002", "sim-001", "sim-003", "sim-007"
 FLAPS = (100, 130, 190)
@@ -173,6 +180,15 @@ def _put_parts(live: Any, broken: str) -> None:
     )
 
 
+def _settings() -> Settings:
+    """Return the file's world with its three faults later, and in pairs of hosts."""
+    settings = load()
+    scenario = settings.scenario("three")
+    pairs = replace(scenario.jobs or settings.jobs, hosts=(2,), weights=(1.0,))
+    scenario = replace(scenario, stage_seconds=FAULTS_SECONDS, jobs=pairs)
+    return replace(settings, scenarios={scenario.name: scenario})
+
+
 @dataclass
 class Night:
     """The fleet, its judge and its store, a second at a time."""
@@ -183,10 +199,10 @@ class Night:
     seen: Judgement | None = None
 
     def __post_init__(self) -> None:
-        self.simulated = SimulatedFleet(SEED, HOSTS, FAULTS_AFTER_SECONDS)
+        self.simulated = LiveWorld(World("three", SEED, hosts=HOSTS, settings=_settings()))
         self.findings, self.scores = Findings(self.fleet), ScoreLog()
         self.framers = {name: Framer(RUN_ID, BOOT_ID) for name in self.simulated.names}
-        self.gpus = {m.name: m.gpus for m in self.simulated.machines}
+        self.gpus = {m.name: m.gpus for m in self.simulated.world.machines}
         for name in self.simulated.names:
             self._register(name)
         declared = parse([DECLARED], START_NS, number=1)
@@ -220,14 +236,22 @@ class Night:
                        "rank": str(rank), "world_size": str(HOSTS * parts.GPUS)}  # fmt: skip
                 self._process(name, gpu, 4000 + rank, job, minutes_ago=50)
                 rank += 1
-        hot = self.simulated.truth[0]
+        host, gpu = self.struck("thermal")
         other = {"state": "ended", "source": "slurm", "job_id": "119", "rank": "0"}
-        self._process(hot.host, hot.device, 3200, other, minutes_ago=170)
+        self._process(host, gpu, 3200, other, minutes_ago=170)
         pod = {"state": "held", "namespace": "ml", "pod": "notebook-0", "container": "main"}
         self.event("sim-003", "gpu.allocation", self.gpus["sim-003"][0], attributes=pod)
-        broken = self.simulated.truth[2]
-        self.event("sim-002", "gpu.xid", broken.device, code=94, ago_seconds=20 * 3600,
+        _, broken = self.struck("hbm")
+        self.event("sim-002", "gpu.xid", broken, code=94, ago_seconds=20 * 3600,
                    message="NVRM: Xid (PCI:0000:43:00): 94, Contained memory error")  # fmt: skip
+
+    def struck(self, class_name: str) -> tuple[str, str]:
+        """Return the host and the part that a class strikes."""
+        told = map(json.loads, truth.lines(self.simulated.world))
+        ((host, part),) = (
+            pair for one in told if one.get("class") == class_name for pair in one["struck"]
+        )
+        return host, part
 
     def _process(
         self, host: str, gpu: str, pid: int, attributes: dict[str, str], minutes_ago: int
@@ -260,7 +284,7 @@ class Night:
             self._happen(second)
             for name, blocks, events in self.simulated.step(1.0):
                 self._hear(name, blocks, second)
-                for one in events:
+                for one in (event for event in events if event.name != PROCESS):
                     one.boottime_ns = self.now_ns - START_NS + UPTIME_NS
                     one.wall_time_ns = self.now_ns
                     self._tell(name, one, self.now_ns)
@@ -292,7 +316,7 @@ class Night:
         self.store.submit_findings(self.findings.changes(self.now_ns))
 
 
-def _inventory(simulated: SimulatedFleet, name: str) -> Iterator[wire.Device]:
+def _inventory(simulated: LiveWorld, name: str) -> Iterator[wire.Device]:
     for device in simulated.devices(name):
         if device.kind == "gpu":
             device.attributes["driver"] = DRIVERS.get(name, "580.65.06")
@@ -313,7 +337,7 @@ def _around(gpus: tuple[str, ...]) -> Iterator[wire.Device]:
 
 
 def _put_over(name: str, block: Block, second: int) -> None:
-    """Put the faults over the readings that the simulated fleet has none for."""
+    """Put the faults over the readings that the simulated world has none for."""
     if name == FLAPPING and block.table == "net_1s_changes":
         _put(block, 0, carrier_down_events=sum(second >= at for at in FLAPS))
     if name == FLAPPING and block.table == "rdma_1s_changes":
@@ -374,7 +398,7 @@ def night(folder: Path) -> Iterator[Night]:
         store.in_transaction(_put_models)
         store.in_transaction(lambda live: _put_declared(live, one.fleet.declared))
         store.in_transaction(lambda live: live.execute(ROLLUPS))
-        store.in_transaction(lambda live: _put_parts(live, one.simulated.truth[2].device))
+        store.in_transaction(lambda live: _put_parts(live, one.struck("hbm")[1]))
         yield one
     finally:
         store.close(60.0)

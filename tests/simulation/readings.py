@@ -1,15 +1,31 @@
-"""What the tests of the simulated fleet share."""
+"""What the tests of the simulated world share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from gangline.agent.simulated import SimulatedFleet
+from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world.live import LiveWorld
 from gangline.fingerprints.block import Block, is_float
 from gangline.fingerprints.catalogue import BY_NAME
 
-#: No fault begins before this in any test that runs without faults.
-NEVER_SECONDS = 1e6
+
+@dataclass(frozen=True)
+class Struck:
+    """A fault: of which part of which host (by index), when, and how much."""
+
+    host: str
+    index: int
+    part: int
+    begin: float
+    onset: float
+    amount: float
+
+    @property
+    def due(self) -> float:
+        """When its onset is over."""
+        return self.begin + self.onset
 
 
 class Reading:
@@ -40,6 +56,32 @@ def _copied(block: Block) -> Block:
     return copy
 
 
-def read(fleet: SimulatedFleet, elapsed_seconds: float = 1.0) -> dict[str, Reading]:
-    """Step *fleet* and return what each host says."""
-    return {host: Reading(blocks) for host, blocks, _ in fleet.step(elapsed_seconds)}
+def calm(seed: int, hosts: int) -> LiveWorld:
+    """Return hosts that nothing befalls."""
+    return LiveWorld(World("calm", seed, hosts=hosts))
+
+
+def three(seed: int, hosts: int) -> LiveWorld:
+    """Return hosts three of which get a fault 20 to 30 s after the begin, as `gangline run` shows them."""
+    return LiveWorld(World("three", seed, hosts=hosts))
+
+
+def read(live: LiveWorld, elapsed_seconds: float = 1.0) -> dict[str, Reading]:
+    """Step *live* and return what each host says."""
+    return {host: Reading(blocks) for host, blocks, _ in live.step(elapsed_seconds)}
+
+
+def struck(live: LiveWorld, class_name: str) -> Struck:
+    """Return whom a class of *live* strikes; there must be one such row."""
+    schedule = live.world.schedule
+    numbers = [number for number, each in enumerate(schedule.classes) if each.name == class_name]
+    (row,) = schedule.rows[schedule.rows["cls"] == numbers[0]]
+    host = int(row["host"])
+    return Struck(
+        live.names[host],
+        host,
+        int(row["part"]),
+        float(row["begin"]),
+        float(row["onset"]),
+        float(row["amount"]),
+    )

@@ -1,4 +1,4 @@
-"""The simulated fleet in time: never a burst, real spools, a clean end."""
+"""The simulated world in time: never a burst, real spools, a clean end."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.simulated import SimulatedFleet
 from gangline.agent.simulated.host import SimulatedHost
 from gangline.agent.simulated.runner import Runner, allow_files
-from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world import World, truth
 from gangline.agent.simulated.world.live import LiveWorld
 from gangline.agent.spool.folder import FolderError
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.wire import telemetry_pb2
 from tests.processes import Process, free_port, until
-from tests.simulation.readings import Reading
+from tests.simulation.readings import Reading, calm
 
 SECOND_NS = 1_000_000_000
 WALL_NS = 1_700_000_000 * SECOND_NS
@@ -67,8 +66,8 @@ class Recorder:
 
 def test_a_late_tick_is_one_longer_step_and_no_burst() -> None:
     """After a pause of seven seconds a loop that caught up would send seven frames that all say now."""
-    fleet, clock, host = SimulatedFleet(1, 1), HandedClock(), Recorder()
-    runner = Runner(fleet, [host], clock)
+    live, clock, host = calm(1, 1), HandedClock(), Recorder()
+    runner = Runner(live, [host], clock)
     begin = clock.now_ns
     assert runner.tick() == begin + SECOND_NS
     clock.now_ns += SECOND_NS // 2
@@ -77,7 +76,7 @@ def test_a_late_tick_is_one_longer_step_and_no_burst() -> None:
     clock.now_ns = begin + 7 * SECOND_NS + 300_000_000
     assert runner.tick() == begin + 8 * SECOND_NS, "back on the grid"
     assert len(host.sent) == 2
-    assert fleet.now_seconds == 8.0
+    assert live.now_seconds == 8.0
     assert host.sent[-1][:2] == (clock.boottime_ns(), clock.wall_ns())
 
 
@@ -86,14 +85,14 @@ def test_a_host_that_is_away_is_closed_and_comes_back_as_another() -> None:
     Its clock is off while it says so, and a gap is no frame."""
     world = World("parade", 1, hosts=16)
     row = next(a for a in world.schedule.away if a.begin > 20)
-    fleet, clock = LiveWorld(world), HandedClock()
+    live, clock = LiveWorld(world), HandedClock()
     hosts, opened = [Recorder() for _ in range(16)], list[tuple[str, Recorder]]()
 
     def reopen(name: str) -> Recorder:
         opened.append((name, Recorder()))
         return opened[-1][1]
 
-    runner, begin = Runner(fleet, hosts, clock, reopen), clock.now_ns
+    runner, begin = Runner(live, hosts, clock, reopen), clock.now_ns
     for seconds in (0.0, row.begin + 1, row.begin + 2, row.end + 1, row.end + 2):
         clock.now_ns = begin + round(seconds * SECOND_NS)
         runner.tick()
@@ -104,11 +103,11 @@ def test_a_host_that_is_away_is_closed_and_comes_back_as_another() -> None:
     assert again.closed_within_seconds > 0
 
 
-def open_host(folder: Path, fleet: SimulatedFleet, clock: HandedClock) -> SimulatedHost:
+def open_host(folder: Path, live: LiveWorld, clock: HandedClock) -> SimulatedHost:
     return SimulatedHost(
         "sim-000",
-        fleet.devices("sim-000"),
-        fleet.labels("sim-000"),
+        live.devices("sim-000"),
+        live.labels("sim-000"),
         folder=folder,
         aggregator=f"127.0.0.1:{free_port()}",
         clock=clock,
@@ -117,10 +116,10 @@ def open_host(folder: Path, fleet: SimulatedFleet, clock: HandedClock) -> Simula
 
 def test_frames_and_events_wait_on_disk(tmp_path: Path) -> None:
     """With no aggregator there, what the model said is in the spool, through the real codec."""
-    fleet, clock = SimulatedFleet(1, 1), HandedClock()
-    host = open_host(tmp_path, fleet, clock)
+    live, clock = calm(1, 1), HandedClock()
+    host = open_host(tmp_path, live, clock)
     event = telemetry_pb2.HealthEvent(event_id="xid-1", name="gpu.xid", code=95)
-    for _, blocks, _ in fleet.step(1.0):
+    for _, blocks, _ in live.step(1.0):
         host.send(clock.boottime_ns(), clock.wall_ns(), blocks, [event])
     ((sequence, data),) = host.spool.pending(0, 10)
     frame = frames.decode(data)
@@ -140,17 +139,17 @@ def test_frames_and_events_wait_on_disk(tmp_path: Path) -> None:
 def test_each_start_is_a_boot_of_its_own(tmp_path: Path) -> None:
     """After a restart with the same seed the faults have yet to come: what the aggregator holds
     against the host must end, as it does when a real host reboots; frames left over must not."""
-    fleet, clock = SimulatedFleet(1, 1), HandedClock()
-    first = open_host(tmp_path, fleet, clock)
+    live, clock = calm(1, 1), HandedClock()
+    first = open_host(tmp_path, live, clock)
     first.send(clock.boottime_ns(), clock.wall_ns(), [], [])
     run_id, boot_id = first.spool.run_id, first.spool.boot_id
     first.close(1.0)
-    second = open_host(tmp_path, fleet, clock)
+    second = open_host(tmp_path, live, clock)
     assert second.spool.run_id == run_id and second.spool.boot_id != boot_id
     assert len(second.spool.pending(0, 10)) == 1
     request = second.request()
     assert request.simulated and request.node == "sim-000"
-    assert request.labels == {"simulated": "true"}
+    assert request.labels == {"simulated": "true", **live.labels("sim-000")}
     assert request.run_id == run_id and request.boot_id == second.spool.boot_id
     assert len(request.devices) == 17 and request.signals
     second.close(1.0)
@@ -158,12 +157,12 @@ def test_each_start_is_a_boot_of_its_own(tmp_path: Path) -> None:
 
 def test_two_of_them_do_not_share_a_folder(tmp_path: Path) -> None:
     """Two processes that append to one spool would give one sequence to two frames."""
-    fleet, clock = SimulatedFleet(1, 1), HandedClock()
-    first = open_host(tmp_path, fleet, clock)
+    live, clock = calm(1, 1), HandedClock()
+    first = open_host(tmp_path, live, clock)
     with pytest.raises(FolderError, match="held by process"):
-        open_host(tmp_path, fleet, clock)
+        open_host(tmp_path, live, clock)
     first.close(1.0)
-    open_host(tmp_path, fleet, clock).close(1.0)
+    open_host(tmp_path, live, clock).close(1.0)
 
 
 def test_too_few_open_files_are_said_before_anything_is_opened() -> None:
@@ -192,16 +191,18 @@ def spooled(folder: Path) -> int:
 def test_it_runs_without_an_aggregator_and_ends_when_asked(tmp_path: Path) -> None:
     """Started before its aggregator, it waits with its frames on disk; asked to end, it leaves no
     process, no lock, and exit code 0."""
-    truth = tmp_path / "truth.jsonl"
-    with simulate(tmp_path, "--truth", str(truth), "--seed", "7") as process:
+    written = tmp_path / "truth.jsonl"
+    with simulate(tmp_path, "--truth", str(written), "--seed", "7") as process:
         until(lambda: spooled(tmp_path) > 5000, "frames of the last host are on disk")
-        lines = [json.loads(line) for line in truth.read_text().splitlines()]
-        assert [line["kind"] for line in lines] == [f.kind for f in SimulatedFleet(7, 4).truth]
+        lines = [json.loads(line) for line in written.read_text().splitlines()]
+        expected = map(json.loads, truth.lines(World("three", 7, hosts=4)))
+        told = [[line.get("struck") for line in log] for log in (lines, expected)]
+        assert told[0] == told[1] and lines[0]["scenario"] == "three"
         pid = process.pid
         assert process.stop() == 0
         assert not os.path.exists(f"/proc/{pid}")
     said = (tmp_path / "log").read_text()
-    assert "4 simulated hosts, seed 7" in said and "Traceback" not in said
+    assert "4 simulated hosts, scenario three, seed 7" in said and "Traceback" not in said
     before = spooled(tmp_path)
     with simulate(tmp_path) as process:  # the same folders serve again
         until(lambda: spooled(tmp_path) > before, "the next run appends")
@@ -223,14 +224,12 @@ def test_a_held_folder_is_named(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--scenario", "doom"], "'doom': expected one of quarter"),
-        (["--world", "mine.toml"], "--world: expected --scenario NAME beside it"),
-        (["--scenario", "demo", "--faults-after", "5"], "--faults-after is of the three faults"),
+        (["--world", "mine.toml"], "mine.toml: No such file"),
         (["--scenario", "demo", "--world", "/none.toml"], "/none.toml: No such file"),
         (["--hosts", "0"], "0: expected 1 to 512 hosts"),
         (["--hosts", "513"], "513: expected 1 to 512 hosts"),
         (["--hosts", "many"], "'many': expected a whole number"),
         (["--seed", "-1"], "-1: expected 0 or more"),
-        (["--faults-after", "soon"], "'soon': expected seconds, 0 or more"),
         (["--aggregator", "nowhere"], "expected HOST:PORT"),
     ],
 )

@@ -16,7 +16,7 @@ TEXT = PATH.read_text()
 def test_every_class_says_where_its_numbers_come_from() -> None:
     """A rate without a source is an opinion; one that nobody has published says so."""
     settings = load()
-    assert len(settings.classes) == 32 and len(settings.scenarios) == 8
+    assert len(settings.classes) == 30 and len(settings.scenarios) == 9
     for each in settings.classes.values():
         assert len(each.source) > 5 and each.amount_is
         if "chosen" in each.source.split(":")[0]:
@@ -68,6 +68,31 @@ def test_every_class_says_where_its_numbers_come_from() -> None:
             "pause_median_minutes = 6.0",
             "pause_median_minutes = 0.0",
             r"pause_median_minutes: 0: expected 0.01",
+        ),
+        (
+            "stage_seconds = [20.0,",
+            "stage_seconds = [40.0,",
+            r"stage_seconds: .*expected \[least, great",
+        ),
+        (
+            "parade_seconds = 90.0",
+            "parade_seconds = 90.0\nstage_seconds = [1.0, 2.0]",
+            r"\[scenario.demo\] stage_seconds: expected no parade_seconds beside it",
+        ),
+        (
+            "[scenario.three.jobs]",
+            "[scenario.three.jobs]\nmood = 1",
+            r"\[scenario.three.jobs\] mood: unknown",
+        ),
+        (
+            "hosts = [8]",
+            "hosts = [0]",
+            r"\[scenario.three.jobs\] hosts and weights: expected as many",
+        ),
+        (
+            "[scenario.demo]",
+            "[scenario.demo]\njobs = 7",
+            r"\[scenario.demo\] jobs: 7: expected a table",
         ),
         ("shape = 2.0", "shape = 1e-9", r"\[frailty\] shape: 1e-09: expected 0.01"),
     ],

@@ -39,6 +39,7 @@ class Shares:
     writes: Flags  # a checkpoint, now
     pace: Floats  # (hosts,): steps over those of a healthy gang
     phase: Floats  # (hosts,): where in the step this moment is, the same for a gang
+    port: Floats  # (hosts,): the pace of the gang's slowest port, at which all of them send
 
 
 class Gangs:
@@ -78,9 +79,9 @@ class Gangs:
         """Return what everybody does at *now*. *speed*: of each rank's work, 1.0 nominal."""
         exchange = self._communicate[self._safe]
         need = (1 - exchange - GAP_RATIO)[:, None] / speed * self._uneven(channels, tick, noise)
-        needed = np.asarray(need.max(axis=1), np.float64) + self._delays(channels)
-        slowest = self._most(needed, 0.0)
-        exchange = exchange * self._most(np.asarray(1 / channels.port.min(axis=1), np.float64), 1.0)
+        slowest = self._most(np.asarray(need.max(axis=1), np.float64), 0.0)
+        slowness = self._most(np.asarray(1 / channels.port.min(axis=1), np.float64), 1.0)
+        exchange = exchange * slowness
         lost = 1 - (1 - channels.stall) * (1 - channels.starved)
         period = (slowest + exchange + GAP_RATIO) / (1 - np.minimum(self._most(lost, 0.0), 0.95))
         hangs = self._most(channels.hangs.astype(np.float64), 0.0) > 0
@@ -94,7 +95,7 @@ class Gangs:
         wait = np.where(self.at_work[:, None], np.maximum(1 - compute - sends - gap, 0.0), 0.0)
         pace = np.where(runs[:, 0], 1 / period, 0.0)
         phase = self._phase.uniform(tick, 1)[self._safe]
-        return Shares(self.at_work, compute, sends, wait, gap, writes, pace, phase)
+        return Shares(self.at_work, compute, sends, wait, gap, writes, pace, phase, 1 / slowness)
 
     def _delays(self, channels: Channels) -> Floats:
         """Return how much longer each host's tensor group exchanges, in healthy steps: its NVLinks are as fast as the

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..parts import GPUS
 from .places import Places
-from .settings import FaultClass, Scenario, Settings, SettingsError
+from .settings import FaultClass, JobShapes, Scenario, Settings, SettingsError
 
 Floats = npt.NDArray[np.float64]
 Random = np.random.Generator
@@ -60,6 +60,11 @@ class Draws:
     def seconds(self) -> float:
         """How long the world lasts."""
         return self.scenario.days * DAY
+
+    @property
+    def jobs(self) -> JobShapes:
+        """Sizes, durations and steps of this scenario's jobs."""
+        return self.scenario.jobs or self.settings.jobs
 
     @property
     def hosts(self) -> int:

@@ -57,7 +57,7 @@ class Cluster:
         self, draws: Draws, lives: Lives, reboots: Sequence[tuple[float, int, int]]
     ) -> None:
         """*reboots*: (when, host, cause) of those planned: done once no job is on the host."""
-        self._draws, self._shapes = draws, draws.settings.jobs
+        self._draws, self._shapes = draws, draws.jobs
         self._random = draws.random("jobs")
         weights = np.array(self._shapes.weights)
         self._sizes, self._weights = np.array(self._shapes.hosts), weights / weights.sum()

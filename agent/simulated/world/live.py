@@ -17,11 +17,13 @@ class LiveWorld:
     another boot. The clock since boot is this machine's: it does not begin anew.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, uptime_seconds: float = 3600.0) -> None:
+        """*uptime_seconds*: the hosts' at the begin."""
         self.world = world
-        self._view = world.open(range(world.scenario.hosts), 0.0, world.seconds)
+        self._view = world.open(range(world.scenario.hosts), 0.0, world.seconds, uptime_seconds)
         self._index = {name: i for i, name in enumerate(world.names)}
-        self._now, self._before = 0.0, -1.0
+        #: Seconds of the world.
+        self.now_seconds, self._before = 0.0, -1.0
         self._moment: Moment | None = None
 
     @property
@@ -38,16 +40,20 @@ class LiveWorld:
         return self.world.labels(self._index[host])
 
     def step(self, elapsed_seconds: float) -> list[Reading]:
-        """Advance and return (host, blocks, events) of every host, as `SimulatedFleet.step`."""
-        self._now += max(elapsed_seconds, 0.0)
-        self._moment = moment = self._view.step(self._now)
-        before, self._before = self._before, self._now
+        """Advance and return (host, blocks, events) of every host.
+
+        Blocks are those of the collectors whose turn came: read them before the next step. Events have no
+        clock and an id that is unique within this world only.
+        """
+        self.now_seconds += max(elapsed_seconds, 0.0)
+        self._moment = moment = self._view.step(self.now_seconds)
+        before, self._before = self._before, self.now_seconds
         return [
             (name, [], [])
             if moment.silent[slot]
             else (
                 name,
-                self._view.readings.blocks(slot, before, self._now),
+                self._view.readings.blocks(slot, before, self.now_seconds),
                 self._view.events(slot),
             )
             for slot, name in enumerate(self.world.names)
@@ -55,7 +61,7 @@ class LiveWorld:
 
     def is_away(self, host: int) -> bool:
         """Say whether a host, by its index, is switched off now."""
-        return self.world.schedule.is_away(host, self._now)
+        return self.world.schedule.is_away(host, self.now_seconds)
 
     def offset_ns(self, host: int) -> int:
         """Return how far the wall clock of a host, by its index, is off now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,7 +68,7 @@ def parse(text: str) -> Settings:
     if unknown := sorted(tables.keys() - known):
         raise SettingsError(f"unknown table [{unknown[0]}]: expected {', '.join(sorted(known))}")
     classes = {n: _made(FaultClass, f"class.{n}", t, n) for n, t in _many(tables, "class")}
-    scenarios = {n: _made(Scenario, f"scenario.{n}", t, n) for n, t in _many(tables, "scenario")}
+    scenarios = {n: _scenario(n, t, tables.get("jobs")) for n, t in _many(tables, "scenario")}
     settings = Settings(
         _made(FleetLayout, "fleet", tables.get("fleet")),
         _made(Spread, "spread", tables.get("spread")),
@@ -88,6 +88,18 @@ def _many(tables: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
     if not isinstance(found, dict) or not found:
         raise SettingsError(f"[{name}.NAME]: expected at least one such table")
     return list(found.items())
+
+
+def _scenario(name: str, table: Any, jobs: Any) -> Scenario:
+    """Return a scenario; its `jobs` say what of the file's [jobs] is otherwise in it."""
+    where, own = f"scenario.{name}", None
+    if isinstance(table, dict) and "jobs" in table:
+        own = _of(f"[{where}] jobs", table["jobs"], dict, "a table")
+        table = {key: value for key, value in table.items() if key != "jobs"}
+    made = _made(Scenario, where, table, name)
+    if own is None:
+        return made
+    return replace(made, jobs=_made(JobShapes, f"{where}.jobs", {**(jobs or {}), **own}))
 
 
 def _made(kind: type[T], where: str, table: Any, name: str = "") -> T:
@@ -154,11 +166,7 @@ def _short(value: object) -> str:
 def _check(settings: Settings) -> None:
     for name in ("rack_hosts", "cooling_racks", "leaf_hosts", "spine_leaf_groups"):
         _within(f"[fleet] {name}", getattr(settings.fleet, name), 1, 10_000)
-    jobs, after = settings.jobs, settings.after_return
-    if len(jobs.hosts) != len(jobs.weights) or not jobs.hosts or min(jobs.hosts) < 1:
-        raise SettingsError("[jobs] hosts and weights: expected as many of each, hosts 1 or more")
-    if min(jobs.weights) < 0 or sum(jobs.weights) <= 0:
-        raise SettingsError("[jobs] weights: expected 0 or more each, and more than 0 together")
+    after = settings.after_return
     if len(after.until_days) != len(after.per_1000_node_days) or not after.until_days:
         raise SettingsError("[after_return]: expected as many until_days as per_1000_node_days")
     if list(after.until_days) != sorted(set(after.until_days)) or after.until_days[0] <= 0:
@@ -169,7 +177,7 @@ def _check(settings: Settings) -> None:
         _within(f"[repair] {name}", getattr(settings.repair, name), 0.01, 1e6)
     _within("[frailty] shape", settings.frailty.shape, 0.01, 1e6)
     _within("[repair] sigma", settings.repair.sigma, 0.0, SIGMA_MAX)
-    _check_jobs(jobs)
+    _check_jobs("[jobs]", settings.jobs)
     _check_spread(settings.spread)
     for each in settings.classes.values():
         _check_class(each)
@@ -177,25 +185,28 @@ def _check(settings: Settings) -> None:
         _check_scenario(scenario, settings)
 
 
-def _check_jobs(jobs: JobShapes) -> None:
+def _check_jobs(where: str, jobs: JobShapes) -> None:
+    if len(jobs.hosts) != len(jobs.weights) or not jobs.hosts or min(jobs.hosts) < 1:
+        raise SettingsError(f"{where} hosts and weights: expected as many of each, hosts 1 or more")
+    if min(jobs.weights) < 0 or sum(jobs.weights) <= 0:
+        raise SettingsError(f"{where} weights: expected 0 or more each, and more than 0 together")
     for name in (
         "duration_median_hours",
         "duration_hours_max",
         "pause_median_minutes",
         "restart_minutes",
     ):
-        _within(f"[jobs] {name}", getattr(jobs, name), 0.01, 1e6)
-    _within("[jobs] duration_sigma", jobs.duration_sigma, 0.0, SIGMA_MAX)
-    _within("[jobs] memory_bound_ratio", jobs.memory_bound_ratio, 0.0, 1.0)
-    _within("[jobs] tensor_ratio", jobs.tensor_ratio, 0.0, 0.8)
+        _within(f"{where} {name}", getattr(jobs, name), 0.01, 1e6)
+    _within(f"{where} duration_sigma", jobs.duration_sigma, 0.0, SIGMA_MAX)
+    _within(f"{where} memory_bound_ratio", jobs.memory_bound_ratio, 0.0, 1.0)
     for name, greatest in (
         ("checkpoint_minutes", 1e6),
         ("checkpoint_seconds", 1e6),
         ("period_seconds", 1e6),
         ("power_ratio", 1.3),
     ):
-        _both_within(f"[jobs] {name}", getattr(jobs, name), 0.1, greatest)
-    _both_within("[jobs] communicate_ratio", jobs.communicate_ratio, 0.0, 0.8)
+        _both_within(f"{where} {name}", getattr(jobs, name), 0.1, greatest)
+    _both_within(f"{where} communicate_ratio", jobs.communicate_ratio, 0.0, 0.8)
 
 
 def _check_spread(spread: Spread) -> None:
@@ -239,7 +250,11 @@ def _check_scenario(scenario: Scenario, settings: Settings) -> None:
     _within(f"{where} days", scenario.days, 1e-3, DAYS_MAX)
     _within(f"{where} rate_factor", scenario.rate_factor, 0.0, 1e4)
     _within(f"{where} parade_seconds", scenario.parade_seconds, 0.0, 1e6)
-    _within(f"{where} nvlink_hosts", scenario.nvlink_hosts, 1, NVLINK_HOSTS_MAX)
+    _both_within(f"{where} stage_seconds", scenario.stage_seconds, 0.0, 1e6)
+    if scenario.stage_seconds[1] and scenario.parade_seconds:
+        raise SettingsError(f"{where} stage_seconds: expected no parade_seconds beside it")
+    if scenario.jobs is not None:
+        _check_jobs(f"[scenario.{scenario.name}.jobs]", scenario.jobs)
     for name in scenario.classes:
         if name not in SORTS and name not in settings.classes:
             raise SettingsError(

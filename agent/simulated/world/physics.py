@@ -7,31 +7,32 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import parts
-from ..fast import OWN_BANDWIDTH, OWN_TENSOR, WAIT_SM_ACTIVE
-from ..fast import OWN_SM_ACTIVE as OWN_SM
-from ..gpus import (
+from ..levels import (
     BRAKED_CELSIUS,
     CLOCK_HERTZ,
     CLOCK_IDLE_HERTZ,
     CLOCK_STEP_HERTZ,
     OWN_ACTIVITY,
+    OWN_BANDWIDTH,
+    OWN_SM_ACTIVE,
+    OWN_TENSOR,
     POWER_EXPONENT,
     POWER_NOISE,
     REASON_GPU_IDLE,
     REASON_HW_SLOWDOWN,
+    REASON_POWER_BRAKE,
     REASON_SW_POWER_CAP,
     REASON_SW_THERMAL,
     WAIT_ACTIVITY,
+    WAIT_SM_ACTIVE,
+    Phase,
 )
-from ..job import OVERLAPPED_SHARE, Phase
-from ..ports import EXCHANGE_SHARE, RATE_BYTES_PER_SECOND
+from ..ports import EXCHANGE_SHARE, OVERLAPPED_SHARE, RATE_BYTES_PER_SECOND
 from .channels import Channels, Flags
 from .gangs import Gangs, Shares
 from .hardware import Hardware
 from .noise import Floats, Noise
 
-#: nvml.h, nvmlClocksEventReasonHwPowerBrakeSlowdown.
-REASON_POWER_BRAKE = 0x80
 #: Dies and coolers follow their load with this time constant.
 HEAT_SECONDS = 40.0
 #: A power limit that is lowered stands this little above what is drawn at work.
@@ -146,7 +147,8 @@ class Physics:
         )
         lowered = (idle + dynamic * slow) * AT_LIMIT
         moved = shares.exchange * EXCHANGE_SHARE * RATE_BYTES_PER_SECOND / (1 - OVERLAPPED_SHARE)
-        moved = moved * channels.port * at_work * ~channels.port_down
+        # A collective ties its ports together: in a step each moves as much as any other.
+        moved = moved * shares.port[:, None] * at_work * ~channels.port_down
         return Now(
             shares=shares,
             channels=channels,
@@ -157,10 +159,10 @@ class Physics:
             limit_watts=np.where(channels.limit < 1, np.round(lowered), parts.POWER_LIMIT_WATTS),
             computes=computes,
             flags=self._flags(channels, computes, at_work, noise, tick),
-            sm_active=_mix(shares, OWN_SM, WAIT_SM_ACTIVE) * at_work,
+            sm_active=mix(shares, OWN_SM_ACTIVE, WAIT_SM_ACTIVE) * at_work,
             # Every rank does its share of work in the same wall time: one that does less in a cycle is busy for more.
-            tensor_active=_mix(shares, OWN_TENSOR, 0.0) * channels.work * at_work,
-            bandwidth=_mix(shares, OWN_BANDWIDTH, 0.0) * channels.work * at_work,
+            tensor_active=mix(shares, OWN_TENSOR, 0.0) * channels.work * at_work,
+            bandwidth=mix(shares, OWN_BANDWIDTH, 0.0) * channels.work * at_work,
             port_bytes_per_second=moved,
             narrow=~at_work,
         )
@@ -210,7 +212,7 @@ def _counted(mean: Floats, noise: Noise, tick: int, channel: int) -> Floats:
     return np.asarray(np.floor(spread + noise.uniform(tick, channel + 1)))
 
 
-def _mix(shares: Shares, own: dict[Phase, float], waiting: float) -> Floats:
+def mix(shares: Shares, own: dict[Phase, float], waiting: float) -> Floats:
     """Return the mean over the step of what each state shows."""
     return (
         shares.compute * own[Phase.COMPUTE]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from ....fingerprints.block import Block
 from ....fingerprints.catalogue import BY_NAME
 from .. import drives, interfaces, kernel, machines, nvlinks, parts
-from ..gpu_constants import GPU
-from ..memory_errors import BANKS
+from ..gpu_constants import BANKS, GPU
 from ..parts import GPUS, LINKS, Machine
 from ..ports import RATE_BYTES_PER_SECOND, RETRANSMISSIONS
 from ..tables import Tables
@@ -41,13 +40,20 @@ BYTES_PER_WAIT = 2e6
 class Readings:
     """The hosts that a window was asked for, as blocks."""
 
-    def __init__(self, window: Window, hardware: Hardware, hosts: int, rows: Rows) -> None:
+    def __init__(
+        self,
+        window: Window,
+        hardware: Hardware,
+        hosts: int,
+        rows: Rows,
+        tables: Collection[str] = TABLES,
+    ) -> None:
         """*hosts*: of the window's, the first so many are told of. *rows*: earlier uncorrectable errors."""
         self._window, self._count = window, hosts
         self._own = window.hosts[:hosts]
         self._hardware = hardware
         self.machines: Sequence[Machine] = [hardware.machines[h] for h in self._own.tolist()]
-        self._tables = Tables(self.machines, TABLES)
+        self.tables = self._tables = Tables(self.machines, tables)
         self._rows_lost = np.zeros((hosts, GPUS))
         slots = {host: i for i, host in enumerate(self._own.tolist())}
         for row in rows:
@@ -60,7 +66,7 @@ class Readings:
 
     def _put(self, values: Mapping[str, float]) -> None:
         for signal, value in values.items():
-            if BY_NAME[signal].table in TABLES:
+            if self._tables.has(signal):
                 self._tables.put(signal, value)
 
     def _publish_constants(self) -> None:
@@ -70,16 +76,16 @@ class Readings:
             drives.CONSTANTS,
             interfaces.CONSTANTS,
             kernel.CONSTANTS,
+            nvlinks.CONSTANTS,
         ):
             self._put(constants)
         tables = self._tables
-        nvlinks.NvLinks.publish_constants(tables)
         tables.put("rdma.rate_bytes_per_second", RATE_BYTES_PER_SECOND)
         self._put(
             {"rdma.link_layer_code": 1, "rdma.counter_epoch_count": 0, "rdma.receive_errors": 0}
         )
-        tables.put("filesystem.size_bytes", [[0.94e12, 7.6e12]])
-        tables.put("filesystem.available_bytes", [[0.71e12, 4.9e12]])
+        for signal, values in drives.FILESYSTEMS.items():
+            tables.put(signal, [values])
         tables.put("pcie.class_code", [[machines.CLASS_GPU] * 8 + [machines.CLASS_NIC] * 8])
         tables.put("pcie.numa_node_number", [[*parts.NUMA_NODES, *parts.NUMA_NODES]])
 
@@ -106,7 +112,7 @@ class Readings:
 
     def _seen(self, slot: int, block: Block) -> Block:
         """Leave out the rows of GPUs that nothing can be read of; of lost ones, all but that they are."""
-        per = {"nvlink_10s_changes": LINKS}.get(block.table, 1)
+        per = LINKS if block.table.startswith("nvlink") else 1
         if not block.table.startswith(("gpu", "nvlink")):
             return block
         gone = set(self._hidden[slot])
@@ -154,12 +160,13 @@ class Readings:
         own, tables, channels = slice(self._count), self._tables, now.channels
         corrected, lost = counters.corrected[own], counters.uncorrected[own]
         before = self._hardware.corrected[self._own]
-        tables.put("gpu.ecc_corrected_volatile_errors", corrected)
-        tables.put("gpu.ecc_uncorrected_volatile_errors", lost)
-        tables.put("gpu.ecc_corrected_volatile_device_errors", corrected)
-        tables.put("gpu.ecc_uncorrected_volatile_device_errors", lost)
-        tables.put("gpu.ecc_corrected_lifetime_errors", before + corrected)
-        tables.put("gpu.ecc_uncorrected_lifetime_errors", self._rows_lost + lost)
+        for kind, since_load, of_life in (
+            ("corrected", corrected, before + corrected),
+            ("uncorrected", lost, self._rows_lost + lost),
+        ):
+            for place in ("", "_device"):  # all errors of the model are those of DRAM
+                tables.put(f"gpu.ecc_{kind}_volatile{place}_errors", since_load)
+                tables.put(f"gpu.ecc_{kind}_lifetime{place}_errors", of_life)
         tables.put("gpu.remapped_uncorrectable_rows", self._rows_lost)
         tables.put("gpu.remapped_correctable_rows", 0)
         tables.put("gpu.remap_banks_max_count", BANKS - self._rows_lost)
@@ -274,17 +281,13 @@ class Readings:
         written = drives.CHECKPOINT_BYTES_PER_SECOND * shares.writes[own].any(axis=1)
         self._disk += np.stack([read, written], axis=1) * seconds
         row = slice(drives.SCRATCH, drives.SCRATCH + 1)
-        self._tables.put("disk.read_bytes", _sectors(self._disk[:, :1]), row)
-        self._tables.put("disk.written_bytes", _sectors(self._disk[:, 1:]), row)
+        self._tables.put("disk.read_bytes", drives.sectors(self._disk[:, :1]), row)
+        self._tables.put("disk.written_bytes", drives.sectors(self._disk[:, 1:]), row)
 
     def _outcomes(self, unread: np.typing.NDArray[np.bool_]) -> Floats:
         outcomes = np.zeros((self._count, len(parts.COLLECTORS)))
         outcomes[:, _OF_GPUS] = np.where(unread.any(axis=1), HUNG, 0)[:, None]
         return outcomes
-
-
-def _sectors(count: Floats) -> Floats:
-    return np.asarray(np.floor(count / 512) * 512)
 
 
 def _sets(flags: np.typing.NDArray[np.bool_]) -> list[frozenset[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,9 @@ from .settings import FaultClass, Scenario, Settings
 #: Jobs of fewer hosts have no peers in their gang: what is drawn for a parade strikes others.
 PARADE_HOSTS_MIN = 4
 _SHARES = ("job_hour", "job_share")
-#: What befalls so strikes hosts, and no part of them.
-_WHOLE_HOSTS = ("host_hour", "rack_hour", "cooling_hour", "nvlink_hour")
+_BY_PART = ("gpu_hour", "port_hour")
+#: On a stage nobody waits for minutes.
+STAGE_ONSET_SECONDS_MAX = 15.0
 
 
 @dataclass(slots=True)
@@ -91,7 +93,7 @@ class _Builder:
         loose = _while_there(result, before[~ends])
         of_jobs = self._of_jobs(result)
         planned = self._planned(cluster.rebooted)
-        rows = joined([lives.rows, loose, of_jobs, planned])
+        rows = joined([lives.rows, loose, of_jobs, planned, self._on_stage(result)])
         rows = rows[rows["begin"] < draws.seconds]
         _number(result, rows[np.lexsort((rows["host"], rows["cause"], rows["begin"]))])
         return result
@@ -105,7 +107,7 @@ class _Builder:
         found: list[Rows] = []
         reboots: list[tuple[float, int, int]] = []
         for number, each in self._allowed:
-            if each.per in _SHARES or each.exposure == "job":
+            if each.per in _SHARES or each.exposure == "job" or self._is_staged(each):
                 continue
             if self._draws.scenario.parade_seconds and each.per != "share":
                 rows = self._on_parade(number, each)
@@ -148,7 +150,7 @@ class _Builder:
         """Return what befalls only while a job runs."""
         found: list[Rows] = []
         for number, each in self._allowed:
-            if each.exposure != "job":
+            if each.exposure != "job" or self._is_staged(each):
                 continue
             if self._draws.scenario.parade_seconds:
                 rows = self._parade_of_jobs(schedule, number, each)
@@ -200,6 +202,25 @@ class _Builder:
         part = int(random.integers(GPUS)) if each.per == "gpu_hour" else -1
         return spread(row, begin, part, random.choice(job.hosts, 1))
 
+    def _is_staged(self, each: FaultClass) -> bool:
+        return self._draws.scenario.stage_seconds[1] > 0 and each.per != "share"
+
+    def _on_stage(self, schedule: Schedule) -> Rows:
+        """Return one of each class, clearly to be seen: on hosts of different jobs while there are some, and
+        until the world ends, for nobody repairs on a stage."""
+        begins, random = self._draws.scenario.stage_seconds, self._draws.random("stage")
+        staged = [(number, each) for number, each in self._allowed if self._is_staged(each)]
+        found: list[Rows] = []
+        for (number, each), host in zip(staged, _apart(schedule.jobs, random), strict=False):
+            low, high = each.amount
+            row = details(empty(1), replace(each, amount=((low + high) / 2, high)), number, random)
+            row["cause"], row["host"] = self._causes(1), host
+            row["part"] = random.integers(GPUS) if each.per in _BY_PART else -1
+            row["onset"] = np.minimum(row["onset"], STAGE_ONSET_SECONDS_MAX)
+            row["begin"], row["end"] = random.uniform(*begins), self._draws.seconds
+            found.append(row)
+        return joined(found)
+
     def _planned(self, rebooted: list[Away]) -> Rows:
         number = next((n for n, e in self._allowed if e.name == "planned_reboot"), -1)
         rows = empty(len(rebooted))
@@ -207,6 +228,15 @@ class _Builder:
             row["cls"], row["cause"], row["host"], row["part"] = number, away.cause, away.host, -1
             row["begin"], row["end"], row["amount"] = away.begin, away.end, 1.0
         return rows
+
+
+def _apart(jobs: list[Job], random: np.random.Generator) -> list[int]:
+    """Return the hosts of the jobs that begin the world, a job after another: large jobs first, else at random."""
+    first = [random.permutation(job.hosts).tolist() for job in jobs if not job.begin]
+    order = random.permutation(len(first)).tolist()
+    order.sort(key=lambda at: -min(len(first[at]), PARADE_HOSTS_MIN))
+    turns = zip_longest(*(first[at] for at in order))
+    return [host for turn in turns for host in turn if host is not None]
 
 
 def _by_host(away: list[Away]) -> dict[int, list[Away]]:

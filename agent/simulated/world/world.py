@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ....fingerprints.catalogue import TABLES as ALL
 from ....fingerprints.wire import telemetry_pb2
 from ...framing import Framer
 from ..parts import Machine
@@ -20,9 +21,11 @@ from .lines import events
 from .loading import load
 from .places import Place
 from .ranks import Ranks
+from .readings import TABLES as JUDGED
 from .readings import Readings
 from .schedule import Schedule, build
 from .settings import HOSTS_MAX, Scenario, Settings, SettingsError
+from .whole import Whole
 from .window import Moment, Window
 
 SECOND_NS = 1_000_000_000
@@ -115,9 +118,14 @@ class World:
         words = " ".join(str(each) for each in (self.seed, *what))
         return hashlib.blake2b(words.encode(), digest_size=16).digest()
 
-    def open(self, hosts: Sequence[int], begin: float, end: float) -> View:
-        """Return a view of *hosts* (indexes) from *begin* to *end*, in seconds of the world."""
-        return View(self, np.array(hosts, np.int64), begin, end)
+    def open(
+        self, hosts: Sequence[int], begin: float, end: float, uptime_seconds: float | None = None
+    ) -> View:
+        """Return a view of *hosts* (indexes) from *begin* to *end*, in seconds of the world.
+
+        *uptime_seconds*: that of all hosts at *begin*, where whole hosts are wanted; None for what judgement reads.
+        """
+        return View(self, np.array(hosts, np.int64), begin, end, uptime_seconds)
 
     def frames(
         self, hosts: Sequence[int], begin: float, end: float, step_seconds: float = STEP_SECONDS
@@ -148,7 +156,9 @@ class World:
 class View:
     """Some hosts from one moment to another: their blocks and events, step by step."""
 
-    def __init__(self, world: World, hosts: Ints, begin: float, end: float) -> None:
+    def __init__(
+        self, world: World, hosts: Ints, begin: float, end: float, uptime_seconds: float | None
+    ) -> None:
         self.world, self.hosts = world, hosts
         schedule = world.schedule
         self._window = Window(schedule, world.hardware, world.seed, hosts, begin, end)
@@ -158,7 +168,11 @@ class View:
         )
         earlier &= rows["begin"] + rows["onset"] < begin
         self._ranks = Ranks(world.machines, world.schedule.jobs, hosts)
-        self.readings = Readings(self._window, world.hardware, hosts.size, rows[earlier])
+        tables = JUDGED if uptime_seconds is None else ALL
+        self.readings = Readings(self._window, world.hardware, hosts.size, rows[earlier], tables)
+        self._whole: Whole | None = None
+        if uptime_seconds is not None:
+            self._whole = Whole(self.readings.tables, world.seed, hosts.size, uptime_seconds)
         self._told: dict[int, list[telemetry_pb2.HealthEvent]] = {}
 
     def step(self, seconds: float) -> Moment:
@@ -169,6 +183,9 @@ class View:
         for row in moment.due:
             for event in self._events(row):
                 self._told.setdefault(int(row["host"]), []).append(event)
+        if self._whole is not None:
+            xids = {slot: len(self.events(slot)) for slot in range(self.hosts.size)}
+            self._whole.publish(moment, self._window.physics.counters, xids)
         for host, event in self._ranks.step(moment):
             self._told.setdefault(host, []).append(event)
         return moment
