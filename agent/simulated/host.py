@@ -107,8 +107,8 @@ class SimulatedHost:
         )
         self.spool.append(sequence, frame)
         for event in events:
-            # Unique across runs too: the next run's XID is another event.
-            event.event_id = f"{self.spool.boot_id.hex()}-{event.event_id}"
+            # Unique across runs too: the next run's XID is another event. Of a boot, as agents say it.
+            event.event_id = f"{self.spool.boot_id.hex()}/{event.event_id.removeprefix('/')}"
             event.boottime_ns, event.wall_time_ns = boottime_ns, wall_ns
             self.events.put(event)
         self.client.notify()

@@ -51,7 +51,12 @@ def test_simulated_hosts_reach_store_and_scores_marked_as_simulated(tmp_path: Pa
             "SELECT host, count(*), count(DISTINCT boottime_ns), count(DISTINCT device) "
             "FROM readings.gpu_1s GROUP BY host ORDER BY host"
         ).fetchall()
+        jobs = connection.execute(
+            "SELECT source, hosts, gpus_count, world_size FROM ops.jobs"
+        ).fetchall()
     assert simulated == [(True,)]
+    # Whose the processes are was told under another boot's name once: nothing ran anywhere.
+    assert jobs == [("slurm", [f"sim-{i:03d}" for i in range(HOSTS)], 8 * HOSTS, 8 * HOSTS)]
     assert [row[0] for row in rows] == [f"sim-{i:03d}" for i in range(HOSTS)]
     for _, count, frames, devices in rows:
         assert devices == 8 and count == 8 * frames >= 8

@@ -131,7 +131,7 @@ def test_frames_and_events_wait_on_disk(tmp_path: Path) -> None:
     assert said.column("agent.spool_bytes") == [0.0]
     assert said.column("agent.cpu_seconds") == [None], "the process is shared by all hosts"
     (waiting,) = host.events.pending(10)
-    assert waiting.event_id == f"{host.spool.boot_id.hex()}-xid-1"
+    assert waiting.event_id == f"{host.spool.boot_id.hex()}/xid-1"
     assert waiting.boottime_ns == clock.boottime_ns() and waiting.wall_time_ns == clock.wall_ns()
     host.close(1.0)
 

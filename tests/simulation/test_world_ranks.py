@@ -14,11 +14,13 @@ MACHINES = build(4, np.random.default_rng(1))
 JOBS: Any = [SimpleNamespace(hosts=np.array([0, 2])), SimpleNamespace(hosts=np.array([1, 2, 3]))]
 
 
-def told(ranks: Ranks, jobs: list[int], silent: int = -1, booted: int = -1) -> list[str]:
+def told(
+    ranks: Ranks, jobs: list[int], silent: int = -1, booted: int = -1, seconds: float = 5.0
+) -> list[str]:
     """Return what is told of a moment, a line a host: the others of a slot's job are of no matter."""
     where = np.arange(2)
     moment: Any = SimpleNamespace(
-        jobs=np.array([*jobs, 9]), silent=where == silent, booted=where == booted, seconds=5.0
+        jobs=np.array([*jobs, 9]), silent=where == silent, booted=where == booted, seconds=seconds
     )
     found = [(host, event.attributes) for host, event in ranks.step(moment)]
     lines = [
@@ -35,6 +37,15 @@ def test_a_job_is_told_when_it_begins_and_when_it_ends() -> None:
     assert told(ranks, [0, 0]) == ["2 running 1 of 16", "0 running 1 of 16"]
     assert told(ranks, [0, 0]) == []
     assert told(ranks, [1, -1]) == ["2 ended 1 of 16", "2 running 2 of 24", "0 ended 1 of 16"]
+
+
+def test_what_runs_is_told_again() -> None:
+    """What is not told for an hour counts as over: a job of days was gone from `ops.jobs` after the first."""
+    ranks = Ranks(MACHINES, JOBS, np.array([2, 0]))
+    told(ranks, [0, -1])
+    assert told(ranks, [0, -1], seconds=1800.0) == []
+    assert told(ranks, [0, -1], seconds=1805.0) == ["2 running 1 of 16"]
+    assert told(ranks, [0, -1], seconds=1810.0) == []
 
 
 def test_what_a_silent_host_missed_it_tells_once_it_is_heard() -> None:
