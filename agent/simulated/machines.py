@@ -33,6 +33,7 @@ class Machines:
         self._interrupts = np.floor(random.uniform(1e9, 9e9, hosts))
         self._dirty_bytes = random.uniform(1e6, 2e7, hosts)
         self._waited_us = {name: np.floor(random.uniform(1e6, 1e8, hosts)) for name in _WAITS}
+        self._more_bytes = np.zeros(hosts)
         self._numa_pages = np.floor(random.uniform(1e8, 9e8, (hosts, 2)))
         self._numa_misses = np.floor(random.uniform(0, 4e4, (hosts, 2)))
         self._package_joules = np.zeros((hosts, 2))
@@ -45,6 +46,7 @@ class Machines:
         *seconds*: since the readings before. *writing*: 1 where a checkpoint is written. *gpu_watts*: of all GPUs
         of a host together.
         """
+        self._stray(tables, writing)
         self._publish_cores(tables, seconds, writing)
         self._publish_memory(tables, seconds, writing)
         self._publish_numa(tables, seconds)
@@ -53,6 +55,28 @@ class Machines:
 
     def _normal(self, mean: float, deviation: float) -> Floats:
         return np.maximum(self._random.normal(mean, deviation, self.hosts), 0.0)
+
+    def _stray(self, tables: Tables, writing: Floats) -> None:
+        """Let what stands still from second to second in *tables* stray, as it does on real hosts."""
+        system = self._normal(0.03, 0.003) + 0.01 * writing
+        more = system - tables.read("host.cpu_system_ratio")[:, 0]
+        idle = np.maximum(tables.read("host.cpu_idle_ratio")[:, 0] - more, 0.0)
+        tables.put("host.cpu_system_ratio", system)
+        tables.put("host.cpu_idle_ratio", idle)
+        iowait = tables.read("host.cpu_iowait_ratio")[:, 0]
+        tables.put("host.cpu_iowait_ratio", iowait * self._normal(1.0, 0.5))
+        for name in _WAITS:
+            share = tables.read(f"host.{name}_ratio")[:, 0]
+            tables.put(
+                f"host.{name}_ratio", np.round(np.minimum(share * self._normal(1.0, 0.2), 1.0), 4)
+            )
+        self._more_bytes += np.floor(self._random.normal(0, 2e7, self.hosts))
+        available = tables.read("host.memory_available_bytes")[:, 0]
+        tables.put("host.memory_available_bytes", np.floor(available - self._more_bytes))
+        turns = tables.read("collector.turn_seconds")
+        tables.put(
+            "collector.turn_seconds", turns * np.exp(self._random.normal(0, 0.25, turns.shape))
+        )
 
     def _publish_cores(self, tables: Tables, seconds: float, writing: Floats) -> None:
         user = tables.read("host.cpu_user_ratio")[:, 0]

@@ -8,7 +8,7 @@ busy    = need / period: the culprit is the rank that does not wait
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -64,14 +64,12 @@ class Gangs:
         self._writing = _of(jobs, "checkpoint_seconds")
         self._alone = np.array([job.writes_alone for job in jobs] or [False], bool)
         self._communicate = _of(jobs, "communicate_ratio")
-        self._tensor = _of(jobs, "tensor_ratio")
-        pairs = np.stack([self._job, domains])
-        groups = np.unique(pairs, axis=1, return_inverse=True)[1]
-        self._group: Ints = np.asarray(groups, np.int64).ravel()  # the tensor group of each host
+        self._period_seconds: Floats = _of(jobs, "period_seconds")[self._safe]
         self.power: Floats = _of(jobs, "power_ratio")[self._safe]
         bound = np.array([job.is_memory_bound for job in jobs] or [False], bool)
         self.is_memory_bound: Flags = bound[self._safe] & self.at_work
         self._phase = Noise(seed, _of(jobs, "number").astype(np.int64))
+        self._progress: Floats = self._phase.uniform(0, 1)[self._safe][:, None]
 
     def shares(
         self, now: float, tick: int, speed: Floats, channels: Channels, noise: Noise
@@ -97,12 +95,26 @@ class Gangs:
         phase = self._phase.uniform(tick, 1)[self._safe]
         return Shares(self.at_work, compute, sends, wait, gap, writes, pace, phase, 1 / slowness)
 
-    def _delays(self, channels: Channels) -> Floats:
-        """Return how much longer each host's tensor group exchanges, in healthy steps: its NVLinks are as fast as the
-        slowest of them. Nobody computes meanwhile."""
-        slowest = np.ones(self._group.max(initial=0) + 1)
-        np.minimum.at(slowest, self._group, channels.nvlink.min(axis=1))
-        return np.asarray(self._tensor[self._safe] * (1 / slowest[self._group] - 1))
+    def of_span(self, shares: Shares, seconds: float) -> tuple[Shares, Shares]:
+        """Go on by *seconds* from the call before; return the shares at the end of them, and those within them.
+
+        A step is gap, work, waiting, exchange; a span shorter than a step holds some of it, and the next one others.
+        """
+        steps = (shares.pace * seconds / self._period_seconds)[:, None]
+        first, last = self._progress, self._progress + steps
+        self._progress = last % 1.0
+        moment = replace(shares, phase=self._progress[:, 0])
+
+        def part(begin: Floats, length: Floats) -> Floats:
+            done = _passed(last, begin, length) - _passed(first, begin, length)
+            return np.where(steps > 0, done / np.maximum(steps, 1e-9), length)
+
+        compute = part(shares.gap, shares.compute)
+        exchange = part(1 - shares.exchange, shares.exchange)
+        gap = part(np.zeros_like(shares.gap), shares.gap)
+        left = np.maximum(1 - compute - exchange - gap, 0.0)
+        wait = np.where(shares.at_work[:, None], left, 0.0)
+        return moment, replace(moment, compute=compute, exchange=exchange, gap=gap, wait=wait)
 
     def _uneven(self, channels: Channels, tick: int, noise: Noise) -> Floats:
         """Return each rank's share of the work: even, but for what the workload itself does."""
@@ -128,6 +140,12 @@ class Gangs:
         first = np.zeros((self._rank.size, GPUS), bool)
         first[:, 0] = ~self._alone[self._safe] | (self._rank == 0)
         return first
+
+
+def _passed(when: Floats, begin: Floats, length: Floats) -> Floats:
+    """Return how much of a part of each step has passed at *when*, in steps: the integral of being in it."""
+    whole = np.floor(when)
+    return np.asarray(whole * length + np.clip(when - whole - begin, 0.0, length))
 
 
 def _of(jobs: list[Job], name: str) -> Floats:

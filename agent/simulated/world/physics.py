@@ -119,12 +119,16 @@ class Physics:
         self,
         gangs: Gangs,
         shares: Shares,
+        span: Shares,
         channels: Channels,
         clock: Floats,
         noise: Noise,
         tick: int,
     ) -> Now:
-        """Return what the gauges show; nothing changes but what `advance` does."""
+        """Return what the gauges show; nothing changes but what `advance` does.
+
+        *shares* say what is done at this very moment, *span* what means are of.
+        """
         idle, dynamic = self._part["idle_watts"], self._part["dynamic_watts"] * gangs.power[:, None]
         slow = channels.speed**POWER_EXPONENT
         phase = shares.phase[:, None] * np.ones(parts.GPUS)
@@ -134,8 +138,8 @@ class Physics:
         sends = at_work & (phase >= 1 - shares.exchange)
         exchange, pause = OWN_ACTIVITY[Phase.COMMUNICATE], OWN_ACTIVITY[Phase.GAP]
         activity = np.select([gap, computes, sends], [pause, slow, exchange], WAIT_ACTIVITY)
-        mean = shares.compute * slow + shares.exchange * exchange + shares.gap * pause
-        mean = mean + shares.wait * WAIT_ACTIVITY
+        mean = span.compute * slow + span.exchange * exchange + span.gap * pause
+        mean = mean + span.wait * WAIT_ACTIVITY
         stray = 1 + POWER_NOISE * noise.normal(tick, 3)
         watts = (idle + dynamic * np.where(at_work, activity, 0.0)) * stray
         mean_watts = (idle + dynamic * np.where(at_work, mean, 0.0)) * stray
@@ -146,11 +150,12 @@ class Physics:
             at_work, np.round(hertz / CLOCK_STEP_HERTZ) * CLOCK_STEP_HERTZ, CLOCK_IDLE_HERTZ
         )
         lowered = (idle + dynamic * slow) * AT_LIMIT
-        moved = shares.exchange * EXCHANGE_SHARE * RATE_BYTES_PER_SECOND / (1 - OVERLAPPED_SHARE)
+        overlapped = shares.exchange * OVERLAPPED_SHARE / (1 - OVERLAPPED_SHARE)
+        moved = (span.exchange + overlapped) * EXCHANGE_SHARE * RATE_BYTES_PER_SECOND
         # A collective ties its ports together: in a step each moves as much as any other.
         moved = moved * shares.port[:, None] * at_work * ~channels.port_down
         return Now(
-            shares=shares,
+            shares=span,
             channels=channels,
             watts=watts,
             mean_watts=mean_watts,
@@ -159,10 +164,10 @@ class Physics:
             limit_watts=np.where(channels.limit < 1, np.round(lowered), parts.POWER_LIMIT_WATTS),
             computes=computes,
             flags=self._flags(channels, computes, at_work, noise, tick),
-            sm_active=mix(shares, OWN_SM_ACTIVE, WAIT_SM_ACTIVE) * at_work,
+            sm_active=mix(span, OWN_SM_ACTIVE, WAIT_SM_ACTIVE) * at_work,
             # Every rank does its share of work in the same wall time: one that does less in a cycle is busy for more.
-            tensor_active=mix(shares, OWN_TENSOR, 0.0) * channels.work * at_work,
-            bandwidth=mix(shares, OWN_BANDWIDTH, 0.0) * channels.work * at_work,
+            tensor_active=mix(span, OWN_TENSOR, 0.0) * channels.work * at_work,
+            bandwidth=mix(span, OWN_BANDWIDTH, 0.0) * channels.work * at_work,
             port_bytes_per_second=moved,
             narrow=~at_work,
         )

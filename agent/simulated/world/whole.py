@@ -33,6 +33,7 @@ class Whole:
             named_random(seed, "machines around"), hosts, uptime_seconds
         )
         self._interfaces = interfaces.Interfaces(named_random(seed, "interfaces"), hosts)
+        self._nvlinks = nvlinks.NvLinks(named_random(seed, "nvlinks"), hosts)
         self._kernels = kernel.Kernels(named_random(seed, "kernels"), hosts)
         self._idle_ns: Floats = np.zeros((hosts, GPUS))
         self._seconds = 0.0
@@ -44,7 +45,7 @@ class Whole:
         self._publish_gpus(now, seconds)
         self._publish_fast(now)
         own = slice(self._count)
-        nvlinks.publish(tables, counters.moved[own])
+        self._nvlinks.publish(tables, counters.moved[own])
         ports.publish(tables, counters.moved[own], counters.resent[own])
         self._publish_drives()
         writing = np.asarray(now.shares.writes[own].any(axis=1), np.float64)

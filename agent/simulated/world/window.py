@@ -45,9 +45,11 @@ class Window:
         hosts: Ints,
         begin: float,
         end: float,
+        by_span: bool = False,
     ) -> None:
-        """*hosts*: whose readings are wanted, by index; they come first in all arrays."""
-        self._schedule, self._seed = schedule, seed
+        """*hosts*: whose readings are wanted, by index; they come first in all arrays. *by_span*: means are of the
+        time since the step before, as where that is a second; else of whole steps of the jobs."""
+        self._schedule, self._seed, self._by_span = schedule, seed, by_span
         self.begin, self.end = begin, end
         self._jobs = [j for j in _jobs_of(schedule, hosts) if j.begin < end and j.end > begin]
         others = np.concatenate([hosts, *(job.hosts for job in self._jobs)])
@@ -88,7 +90,10 @@ class Window:
         gangs, tick = self._gangs_at(seconds), int(seconds * TICKS_PER_SECOND)
         work, clock = self.physics.speeds(gangs, channels)
         shares = gangs.shares(seconds, tick, work, channels, self.noise)
-        now = self.physics.now(gangs, shares, channels, clock, self.noise, tick)
+        span = shares
+        if self._by_span:
+            shares, span = gangs.of_span(shares, elapsed)
+        now = self.physics.now(gangs, shares, span, channels, clock, self.noise, tick)
         booted = np.zeros(self.hosts.size, bool)
         slot, begins, ends = self._away.T
         booted[slot[(ends > self._seconds) & (ends <= seconds)].astype(int)] = True

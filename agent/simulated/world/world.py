@@ -161,7 +161,8 @@ class View:
     ) -> None:
         self.world, self.hosts = world, hosts
         schedule = world.schedule
-        self._window = Window(schedule, world.hardware, world.seed, hosts, begin, end)
+        whole = uptime_seconds is not None
+        self._window = Window(schedule, world.hardware, world.seed, hosts, begin, end, whole)
         rows = schedule.rows
         earlier = np.isin(
             rows["cls"], [n for n, c in enumerate(schedule.classes) if c.name == "hbm"]
