@@ -1,6 +1,6 @@
 """The hosts around the GPUs: cores, memory, NUMA, power sensors, turns of collectors.
 
-Two sockets of 112 cores, 2 TiB. A checkpoint shows as writes and dirty memory on the hosts that write it.
+Two sockets of 112 cores, 2 TiB. A checkpoint shows as writes, dirty memory and I/O pressure on the hosts that write it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ PACKAGE_IDLE_WATTS = 140.0
 CLASS_GPU, CLASS_NIC = 0x030200, 0x020700
 #: What PSI has a total of -> whose total it is.
 _WAITS = ("pressure_cpu_some", "pressure_io_some", "pressure_io_full")
+#: Of them, how much there is more while a checkpoint is written.
+_WRITING_WAITS = {"pressure_io_some": 0.12, "pressure_io_full": 0.07}
 
 
 class Machines:
@@ -58,15 +60,20 @@ class Machines:
 
     def _stray(self, tables: Tables, writing: Floats) -> None:
         """Let what stands still from second to second in *tables* stray, as it does on real hosts."""
+        cpu = {
+            name: tables.read(f"host.cpu_{name}_ratio")[:, 0]
+            for name in ("user", "steal", "iowait")
+        }
         system = self._normal(0.03, 0.003) + 0.01 * writing
-        more = system - tables.read("host.cpu_system_ratio")[:, 0]
-        idle = np.maximum(tables.read("host.cpu_idle_ratio")[:, 0] - more, 0.0)
+        iowait = cpu["iowait"] * self._normal(1.0, 0.5) + 0.004 * writing
         tables.put("host.cpu_system_ratio", system)
-        tables.put("host.cpu_idle_ratio", idle)
-        iowait = tables.read("host.cpu_iowait_ratio")[:, 0]
-        tables.put("host.cpu_iowait_ratio", iowait * self._normal(1.0, 0.5))
+        tables.put("host.cpu_iowait_ratio", iowait)
+        busy = cpu["user"] + cpu["steal"] + system + iowait
+        tables.put("host.cpu_idle_ratio", np.maximum(1 - busy, 0.0))
         for name in _WAITS:
-            share = tables.read(f"host.{name}_ratio")[:, 0]
+            share = (
+                tables.read(f"host.{name}_ratio")[:, 0] + _WRITING_WAITS.get(name, 0.0) * writing
+            )
             tables.put(
                 f"host.{name}_ratio", np.round(np.minimum(share * self._normal(1.0, 0.2), 1.0), 4)
             )

@@ -103,6 +103,8 @@ def test_a_checkpoint_looks_as_on_real_hosts(seed: int) -> None:
         written = all_of(readings, "disk.written_bytes")[:, 1]
         assert ((written - before > 1e9) == writers.any(axis=1)).all()
         before = written
+    waits = all_of(readings, "host.pressure_io_some_ratio")[:, 0]
+    assert ((waits > 0.05) == writers.any(axis=1)).all()
     dirty = all_of(readings, "host.memory_dirty_bytes")[:, 0]
     assert ((dirty > 1e9) == writers.any(axis=1)).all()
 

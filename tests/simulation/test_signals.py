@@ -237,6 +237,16 @@ def test_errors_by_location_add_up(seed: int) -> None:
     assert (used + free == reading.numbers("gpu.memory_total_bytes")).all()
 
 
+def test_the_cores_time_adds_up() -> None:
+    """A host whose shares are more than all of its time would be one that no kernel tells of."""
+    live = calm(1, 2)
+    for _ in range(5):
+        for reading in read(live).values():
+            names = ("user", "system", "iowait", "steal", "idle")
+            shares = [reading.numbers(f"host.cpu_{name}_ratio")[0] for name in names]
+            assert sum(shares) == pytest.approx(1.0) and min(shares) >= 0
+
+
 def test_pressure_totals_are_the_sum_of_their_shares() -> None:
     """The total of PSI and its mean must tell one story."""
     live = calm(1, 1)
