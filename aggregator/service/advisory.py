@@ -72,7 +72,7 @@ class AdvisoryService(AdvisoryServiceServicer):
     async def ListAdvisories(
         self, request: advisory_pb2.ListAdvisoriesRequest, context: Any
     ) -> advisory_pb2.ListAdvisoriesResponse:
-        """Return a page, newest first. Raises Invalid."""
+        """Return a page, newest first. Raises Invalid, NotFound."""
         size = page_size_of(request.page_size)
         node = node_of(request.node) if request.node else ""
         before = _page(request.page_token)

@@ -21,7 +21,7 @@ from gangline.agent.simulated.world.live import LiveWorld
 from gangline.agent.simulated.world.loading import load
 from gangline.agent.simulated.world.ranks import EVENT as PROCESS
 from gangline.agent.simulated.world.settings import Settings
-from gangline.aggregator.advice.book import Book, Happened
+from gangline.aggregator.advice.book import Book
 from gangline.aggregator.advice.events import PutBack, TakenOut
 from gangline.aggregator.advice.gangs import Gang, Gangs
 from gangline.aggregator.advice.limits import Limits

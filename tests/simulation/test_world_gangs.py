@@ -39,7 +39,7 @@ def rows_of(name: str) -> Rows:
 def shares(domains: list[int], nvlink: dict[int, float]) -> Shares:
     """Return what two jobs of three hosts do. *nvlink*: by host, what its first GPU's links move of what they should."""
     drawn: dict[str, Any] = {
-        "communicate_ratio": 0.2, "tensor_ratio": 0.1, "power_ratio": 1.0, "is_memory_bound": False, "begin": 0.0,
+        "communicate_ratio": 0.2, "tensor_ratio": 0.1, "power_ratio": 1.0, "period_seconds": 3.0, "is_memory_bound": False, "begin": 0.0,
         "checkpoint_every_seconds": 1e9, "checkpoint_seconds": 1.0, "writes_alone": True,
     }  # fmt: skip
     jobs: Any = [SimpleNamespace(number=number, **drawn) for number in (0, 1)]

@@ -64,6 +64,10 @@ class Gangs:
         self._writing = _of(jobs, "checkpoint_seconds")
         self._alone = np.array([job.writes_alone for job in jobs] or [False], bool)
         self._communicate = _of(jobs, "communicate_ratio")
+        self._tensor = _of(jobs, "tensor_ratio")
+        pairs = np.stack([self._job, domains])
+        groups = np.unique(pairs, axis=1, return_inverse=True)[1]
+        self._group: Ints = np.asarray(groups, np.int64).ravel()  # the tensor group of each host
         self._period_seconds: Floats = _of(jobs, "period_seconds")[self._safe]
         self.power: Floats = _of(jobs, "power_ratio")[self._safe]
         bound = np.array([job.is_memory_bound for job in jobs] or [False], bool)
@@ -77,7 +81,8 @@ class Gangs:
         """Return what everybody does at *now*. *speed*: of each rank's work, 1.0 nominal."""
         exchange = self._communicate[self._safe]
         need = (1 - exchange - GAP_RATIO)[:, None] / speed * self._uneven(channels, tick, noise)
-        slowest = self._most(np.asarray(need.max(axis=1), np.float64), 0.0)
+        needed = np.asarray(need.max(axis=1), np.float64) + self._delays(channels)
+        slowest = self._most(needed, 0.0)
         slowness = self._most(np.asarray(1 / channels.port.min(axis=1), np.float64), 1.0)
         exchange = exchange * slowness
         lost = 1 - (1 - channels.stall) * (1 - channels.starved)
@@ -94,6 +99,13 @@ class Gangs:
         pace = np.where(runs[:, 0], 1 / period, 0.0)
         phase = self._phase.uniform(tick, 1)[self._safe]
         return Shares(self.at_work, compute, sends, wait, gap, writes, pace, phase, 1 / slowness)
+
+    def _delays(self, channels: Channels) -> Floats:
+        """Return how much longer each host's tensor group exchanges, in healthy steps: its NVLinks are as fast as the
+        slowest of them. Nobody computes meanwhile."""
+        slowest = np.ones(self._group.max(initial=0) + 1)
+        np.minimum.at(slowest, self._group, channels.nvlink.min(axis=1))
+        return np.asarray(self._tensor[self._safe] * (1 / slowest[self._group] - 1))
 
     def of_span(self, shares: Shares, seconds: float) -> tuple[Shares, Shares]:
         """Go on by *seconds* from the call before; return the shares at the end of them, and those within them.

@@ -199,6 +199,7 @@ def _check_jobs(where: str, jobs: JobShapes) -> None:
         _within(f"{where} {name}", getattr(jobs, name), 0.01, 1e6)
     _within(f"{where} duration_sigma", jobs.duration_sigma, 0.0, SIGMA_MAX)
     _within(f"{where} memory_bound_ratio", jobs.memory_bound_ratio, 0.0, 1.0)
+    _within(f"{where} tensor_ratio", jobs.tensor_ratio, 0.0, 0.8)
     for name, greatest in (
         ("checkpoint_minutes", 1e6),
         ("checkpoint_seconds", 1e6),
@@ -250,6 +251,7 @@ def _check_scenario(scenario: Scenario, settings: Settings) -> None:
     _within(f"{where} days", scenario.days, 1e-3, DAYS_MAX)
     _within(f"{where} rate_factor", scenario.rate_factor, 0.0, 1e4)
     _within(f"{where} parade_seconds", scenario.parade_seconds, 0.0, 1e6)
+    _within(f"{where} nvlink_hosts", scenario.nvlink_hosts, 1, NVLINK_HOSTS_MAX)
     _both_within(f"{where} stage_seconds", scenario.stage_seconds, 0.0, 1e6)
     if scenario.stage_seconds[1] and scenario.parade_seconds:
         raise SettingsError(f"{where} stage_seconds: expected no parade_seconds beside it")

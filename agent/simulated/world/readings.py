@@ -33,7 +33,8 @@ IDLE_GENERATION, FULL_GENERATION = 1, 5
 IDLE_TRANSFERS, FULL_TRANSFERS = 2.5e9, 32e9
 #: State, physical state. One that is down polls; disabled (3) would be on purpose.
 _PORT_UP, _PORT_DOWN = (4, 5), (1, 2)
-#: A port that nothing crowds waits a tick in so many bytes: some 3,000 a second at work, as `ports.py` has it (assumed).
+_NONE: frozenset[int] = frozenset()
+#: A port that nothing crowds waits a tick in so many bytes: some 3,000 a second at work (assumed).
 BYTES_PER_WAIT = 2e6
 
 

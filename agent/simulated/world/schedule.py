@@ -19,6 +19,8 @@ from .settings import FaultClass, Scenario, Settings
 #: Jobs of fewer hosts have no peers in their gang: what is drawn for a parade strikes others.
 PARADE_HOSTS_MIN = 4
 _SHARES = ("job_hour", "job_share")
+#: What befalls so strikes hosts, and no part of them.
+_WHOLE_HOSTS = ("host_hour", "rack_hour", "cooling_hour", "nvlink_hour")
 _BY_PART = ("gpu_hour", "port_hour")
 #: On a stage nobody waits for minutes.
 STAGE_ONSET_SECONDS_MAX = 15.0

@@ -152,6 +152,7 @@ class Scenario:
     parade_seconds: float
     classes: tuple[str, ...]
     about: str
+    nvlink_hosts: int = 1  # hosts of one NVLink domain; of more than one, a domain is a rack
     stage_seconds: Pair = (0.0, 0.0)
     jobs: JobShapes | None = None  # instead of the file's
 
