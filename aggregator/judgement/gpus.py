@@ -26,6 +26,7 @@ from .scoring import (
     Z90,
     Seen,
     base_hazards_per_hour,
+    speed_interval,
 )
 from .symptoms import Symptom
 
@@ -129,11 +130,15 @@ def _judge(
     for symptom in (s.symptom for s in held):
         row = gpu_row(present, host.node_index, symptom.device)
         if row >= 0:
-            _mark(columns, row, symptom)
+            _mark(columns, row, symptom, float(present.speeds.error[row]))
 
 
-def _mark(columns: Gpus, row: int, symptom: Symptom) -> None:
-    """Let the worst symptom of a GPU say its state."""
+def _mark(columns: Gpus, row: int, symptom: Symptom, error: float) -> None:
+    """Let the worst symptom of a GPU say its state, and the slowest its speed for as long as it counts. *error*: of its speed."""
+    if symptom.speed < 1.0 and not columns.relative_speed[row] <= symptom.speed:  # or NaN
+        columns.relative_speed[row] = symptom.speed
+        slow, fast = speed_interval(symptom.speed, error, heard=True)
+        columns.speed_lower[row], columns.speed_upper[row] = slow, fast
     before = State(int(columns.state[row]))
     if SEVERITY.index(symptom.host_state) < SEVERITY.index(before):
         columns.state[row] = symptom.host_state

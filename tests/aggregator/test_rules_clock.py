@@ -56,6 +56,14 @@ def test_throttling_ends_a_minute_after_the_clock_came_back_and_not_before() -> 
     world.run(50)
     assert world.score(sick).state is State.DEGRADED
     assert "60 s" in world.score(sick).clears_when
+    judged = world.snapshot
+    assert judged is not None
+    slow = [
+        gpu for gpu in judged.gpus.of(judged.names.index(sick.name)) if gpu.state is State.DEGRADED
+    ]
+    assert [gpu.relative_speed for gpu in slow] == [  # what holds the host down is said of the GPU
+        pytest.approx(world.score(sick).relative_speed)
+    ]
     world.run(25)
     assert all_well(world)
 
