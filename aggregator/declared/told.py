@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from ..messages import DeviceLike
 from .limits import NAME_CHARACTERS_MAX, RAILS_MAX
 from .model import NOWHERE, PLACE_FIELDS, Place, Said
 
@@ -40,17 +41,6 @@ LABELS: dict[str, tuple[str, ...]] = {
 NAMES = frozenset(name for names in LABELS.values() for name in names)
 #: So many different makes of host are shared; more would be an attack.
 SHARED_MAX = 20_000
-
-
-class DeviceLike(Protocol):
-    """A part of a host, as it registered."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def attributes(self) -> Mapping[str, str]: ...
 
 
 class Gpu(NamedTuple):

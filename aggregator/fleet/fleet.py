@@ -15,6 +15,7 @@ from ...fingerprints.catalogue import TABLES
 from ..declared.differences import Expecting
 from ..declared.model import NOTHING
 from ..declared.told import Told
+from ..messages import DeviceLike, EventLike
 from ..verdicts import Finding
 from . import naming
 from .activity import Activity
@@ -28,7 +29,6 @@ from .inventories import Inventories
 from .jobs import EVENTS as JOB_EVENTS
 from .jobs import Jobs
 from .kept import KEPT
-from .messages import DeviceLike, EventLike
 from .occurrences import Moment, Occurrences
 from .peers import Peerage
 from .resets import GpuResets

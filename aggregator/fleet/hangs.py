@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .messages import EventLike
+from ..messages import EventLike
 
 #: Devices of one host of which the words are kept; more are shown without.
 DEVICES_PER_HOST_MAX = 64

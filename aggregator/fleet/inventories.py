@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .messages import DeviceLike
+from ..messages import DeviceLike
 
 #: Attributes that rules, `naming.py`, `peers.py` and `wiring.py` ask for.
 ATTRIBUTES = (

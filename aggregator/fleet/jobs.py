@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..messages import EventLike
 from .arrays import Times
-from .messages import EventLike
 
 PROCESS, ANEW = "gpu.process", "gpu.told_anew"
 EVENTS = (PROCESS, ANEW)

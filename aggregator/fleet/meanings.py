@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...fingerprints.xid import Clears, Severity, Xid
 from ...fingerprints.xid_incidents import coded
-from .messages import EventLike
+from ..messages import EventLike
 
 XID, SXID, LINK, LOST = "gpu.xid", "nvswitch.sxid", "net.link", "gpu.lost"
 OUT_OF_MEMORY = "host.out_of_memory"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .messages import EventLike
+from ..messages import EventLike
 
 #: (kind, key) of each device -> its attributes.
 Inventory = Mapping[tuple[str, str], Mapping[str, str]]

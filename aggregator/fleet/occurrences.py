@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 
 from ...fingerprints.xid import Clears, Xid
 from ...fingerprints.xid_incidents import RECOVERY, Incident, note_neighbours
+from ..messages import EventLike
 from .meanings import LINK, LOST, SXID, XID, Ending, Meaning, meaning_of
-from .messages import EventLike
 
 #: Distinct records kept per host; of those of the least weight the one seen longest ago goes first.
 RECORDS_PER_HOST_MAX = 64

@@ -1,4 +1,4 @@
-"""What the fleet needs of the wire's messages, so that it can be fed without gRPC."""
+"""What fleet and declarations need of the wire's messages, so that they can be fed without gRPC."""
 
 from __future__ import annotations
 
