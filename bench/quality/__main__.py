@@ -12,11 +12,13 @@ from gangline.agent.simulated.world.settings import SettingsError
 
 from . import captures, hazard
 from .head import DATA_WORDS, Made, Section, head, left_out, not_here
+from .kept import Kept
 from .progress import Bar
 from .simulated import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality.md"
+KEPT = ROOT / "build" / "quality"
 #: Causes of each class, or hours of the fleet: more would take days.
 COUNT_MAX = 10_000
 STEPFUN = "faults of 400 nodes (GitHub: stepfun-ai/InfiniteHBD-Trace)"
@@ -68,12 +70,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=plan.hours,
         help="hours of the whole fleet, for false drains",
     )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="take sections that were made before, by the same settings from the same commit",
+    )
     options = parser.parse_args(arguments)
     plan = Plan(options.scenario, options.per_class, options.hours)
     made = Made.now(options.seed, _command(options.seed, plan), ROOT)  # before the page is another
     wanted = [one for one in parts if options.only in (None, one.name)]
+    kept, texts = Kept(KEPT, made, plan.scenario), list[str]()
     try:
-        texts = [_made(one, options.seed, plan) for one in wanted]
+        for one in wanted:
+            text = kept.read(one.name) if options.resume else None
+            if text is None:
+                text = _made(one, options.seed, plan)
+                if not one.missing:  # they may be there next time
+                    kept.write(one.name, text)
+            texts.append(text)
     except SettingsError as error:
         parser.error(str(error))
     if options.only:

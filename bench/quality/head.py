@@ -33,6 +33,11 @@ class Made:
         date = datetime.now(UTC).date().isoformat()
         return cls(date, commit_of(root), seed, command, versions())
 
+    @property
+    def is_committed(self) -> bool:
+        """Whether its commit says all of what it was made from."""
+        return " " not in self.commit
+
 
 @dataclass(frozen=True, slots=True)
 class Section:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import bench.quality.__main__ as quality
-from bench.quality import captures, hazard
+import bench.quality.head as head_module
+from bench.quality import captures, hazard, injected
 from bench.quality.head import Made, Section, commit_of, head, left_out, not_here
 
 
@@ -19,6 +20,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(hazard, "RECORDING", tmp_path / "../shared/data/faults/some.json")
     monkeypatch.setattr(captures, "DATA", tmp_path / "../shared/data")
     monkeypatch.setattr(quality, "PAGE", tmp_path / "quality.md")
+    monkeypatch.setattr(quality, "KEPT", tmp_path / "kept")
     return tmp_path / "quality.md"
 
 
@@ -44,6 +46,36 @@ def test_without_recordings_the_page_says_what_is_left_out_and_ends_well(
     )
     assert quality.main(["--only", "hazard"]) == 0
     assert capsys.readouterr().out.startswith("## Real: hazard\n\n**Left out**")
+
+
+@pytest.mark.parametrize(
+    ("commit", "then", "made_anew"),
+    [
+        ("abc", ["--resume"], False),
+        ("abc", [], True),
+        ("abc", ["--resume", "--seed", "4"], True),
+        ("def", ["--resume"], True),
+        ("abc with changes that are not committed", ["--resume"], True),
+    ],
+)
+def test_a_page_goes_on_with_sections_of_the_same_commit_and_settings_alone(
+    page: Path, monkeypatch: pytest.MonkeyPatch, commit: str, then: list[str], made_anew: bool
+) -> None:
+    """An hour's run that was cut off after fifty minutes; half a page of yesterday's code would be worse."""
+    monkeypatch.setattr(quality, "sections", lambda: (Section("injected", "Injected"),))
+    made: list[int] = []
+
+    def section(seed: int, _: object) -> str:
+        made.append(seed)
+        return f"## of {seed}"
+
+    monkeypatch.setattr(injected, "section", section)
+    monkeypatch.setattr(head_module, "commit_of", lambda _: "abc")
+    assert quality.main(["--seed", "3"]) == 0
+    monkeypatch.setattr(head_module, "commit_of", lambda _: commit)
+    assert quality.main(["--seed", "3", *then]) == 0
+    assert len(made) == 1 + made_anew
+    assert f"## of {made[-1]}" in page.read_text()
 
 
 def test_a_part_of_the_recordings_is_named_as_a_part(tmp_path: Path) -> None:
