@@ -8,7 +8,6 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
 from gangline.agent.collectors import COLLECTORS
@@ -19,6 +18,7 @@ from gangline.agent.kernel_log.position import Keeper
 from gangline.agent.kernel_log.stamps import Stamps
 from gangline.agent.turn import Outcome, take_turn
 from gangline.fingerprints.wire import telemetry_pb2
+from tests.agent.recorded import unpack_ttar
 
 from .bed import Bed, block_of, outcomes_of
 
@@ -84,7 +84,7 @@ def infiniband(path: Path, bed: Bed) -> tuple[int, str]:
 def ttar(path: Path, bed: Bed) -> tuple[int, str]:
     """Feed a /proc and /sys that was packed as text."""
     with tempfile.TemporaryDirectory() as folder:
-        _unpack_ttar(path, Path(folder))
+        unpack_ttar(path, Path(folder))
         _host(Path(folder) / "fixtures", bed)
         return _files(Path(folder)), "files"
 
@@ -123,23 +123,6 @@ def _host(root: Path, bed: Bed) -> None:
 
 def _files(folder: Path) -> int:
     return sum(path.is_file() for path in folder.rglob("*"))
-
-
-def _unpack_ttar(archive: Path, folder: Path) -> None:
-    """Unpack `Directory:`, `Path:` + `Lines: N`, and `SymlinkTo:`. `EOF` ends a file without a line feed at its end."""
-    lines = iter(archive.read_text(errors="surrogateescape").split("\n"))
-    path = folder
-    for line in lines:
-        key, _, value = line.partition(": ")
-        if key in ("Directory", "Path"):
-            path = folder / value
-            (path if key == "Directory" else path.parent).mkdir(parents=True, exist_ok=True)
-        elif key == "SymlinkTo":
-            path.symlink_to(value)
-        elif key == "Lines":
-            text = "".join(f"{one}\n" for one in islice(lines, int(value)))
-            text = text.removesuffix("EOF\n").replace("NULLBYTE", "\0")
-            path.write_text(text, errors="surrogateescape")
 
 
 def power(path: Path, bed: Bed) -> tuple[int, str]:
