@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from . import network
 from .activity import least_watts
 from .arrays import Codes, Flags, Floats, Indexes, Times, grown, room
-from .grouped import medians, of_members, ranked, without
+from .grouped import beyond, medians, of_members, ranked, without
 from .jobs import Job
 from .past import Past
 from .tables import DeviceTable
@@ -38,6 +38,8 @@ SAMPLED = {
 }  # fmt: skip
 BUSY, WORK, USED, CPU, IO, STEAL = range(6)
 _FIRST = {"gpu_fast_1s": BUSY, "gpu_1s": USED, "host_1s": CPU}
+#: More hosts of a gang than this share (one always may) are the gang's affair, and no host's.
+FEW_SHARE_MAX = 0.1
 #: Of a gang so many of its hosts must be read for its window to count.
 READ_SHARE_MIN = 0.8
 
@@ -51,7 +53,7 @@ class Standing(NamedTuple):
     gang: Indexes
     windows: Codes
     busy: Floats  # how much longer its SMs were busy than the others', at its clock
-    busy_often: Floats  # share of the windows in which that was half as much or more
+    busy_often: Floats  # share of the windows in which it was half as much longer or more than all but the few longest
     work: Floats  # how much more its tensor cores did
     gap_often: Floats
     gap: Floats  # share of the time in which nothing ran on its GPUs, and on the others' something did
@@ -74,9 +76,11 @@ class Standing(NamedTuple):
 
 _RINGS = (
     "busy", "work", "gap", "gap_median", "cpu", "io", "io_median", "steal",
-    "slowed", "waits", "gap_more", "cpu_more", "io_more",
+    "slowed", "waits", "gap_more", "cpu_more", "io_more", "lead",
 )  # fmt: skip
-_OFTEN = ("busy", "gap", "slowed", "gap_more")
+#: What is counted by windows -> where it shows in one. Who is longer than the median of the others' is one of many when
+#: one of three stalls: it is not who leads.
+_OFTEN = {"busy": "lead", "gap": "gap", "slowed": "slowed", "gap_more": "gap_more"}
 #: A window counts for what is so in all when it shows this share of it.
 OFTEN_SHARE = 0.5
 #: What is so much unlike the past is not taken for usual: waits this many times as often, and gaps of so much more time.
@@ -226,7 +230,9 @@ class Gangs:
         cycles = busy * clock
         unexplained = cycles / of_members(ranked(cycles, group, count).median, group) - 1.0
         more = work / of_members(without(work, first.most, group, count), group) - 1.0
-        return {"busy": np.minimum(excess, unexplained), "work": more}
+        few = few_of(np.bincount(group[group >= 0], minlength=count))
+        lead = busy / of_members(beyond(busy, few, group), group) - 1.0
+        return {"busy": np.minimum(excess, unexplained), "lead": lead, "work": more}
 
     def _gaps(self, means: Floats, group: Indexes, count: int) -> dict[str, Floats]:
         unused = 1.0 - means[USED]
@@ -273,13 +279,19 @@ class Gangs:
             means = np.nanmean(told, axis=1).astype(np.float64)
         found = dict(zip(_RINGS, means, strict=True))
         # Of one window it is not known: of none then, as whose the time is hangs on it.
+        del found["lead"]
         found["work"][(filled & ~np.isfinite(told[_RINGS.index("work")])).any(axis=0)] = np.nan
         often = {
-            f"{name}_often": (told[_RINGS.index(name)] >= OFTEN_SHARE * found[name]).sum(axis=0)
+            f"{name}_often": (told[_RINGS.index(shown)] >= OFTEN_SHARE * found[name]).sum(axis=0)
             / np.maximum(windows, 1)
-            for name in _OFTEN
+            for name, shown in _OFTEN.items()
         }
         return Standing(gang=gang, windows=windows, **found, **often)
+
+
+def few_of(sizes: Indexes) -> Indexes:
+    """Return how many hosts of gangs of *sizes* may be longer than the others without it being the gang's affair."""
+    return np.maximum(1, (FEW_SHARE_MAX * sizes).astype(np.intp))
 
 
 def _clocks(fleet: Fleet, now_ns: int) -> Floats:

@@ -41,6 +41,17 @@ def ranked(values: Floats, group: Indexes, count: int) -> Ranked:
     return Ranked(most, without(values, most, group, count))
 
 
+def beyond(values: Floats, few: Indexes, group: Indexes) -> Floats:
+    """Return the greatest value of each group but for its *few* greatest; NaN for a group that has no more."""
+    rows = np.flatnonzero(np.isfinite(values) & (group >= 0))
+    order = rows[np.lexsort((values[rows], group[rows]))]
+    sizes = np.bincount(group[rows], minlength=few.size)
+    found = np.full(few.size, np.nan)
+    some = sizes > few
+    found[some] = values[order[(np.cumsum(sizes) - 1 - few)[some]]]
+    return found
+
+
 def without(values: Floats, left_out: Indexes, group: Indexes, count: int) -> Floats:
     """Return the median of each group but for its member *left_out* (-1: the group has no answer)."""
     others = values.copy()

@@ -1,32 +1,53 @@
 """Hosts that hold their gang up, told by who waits for whom (`fleet/gangs.py`): the host's own doing, or none of its doing.
 
-A verdict on a host takes two minutes of windows in which it was the same host, seven of ten times (thresholds), and few
-others of its gang that are as long: else it is the gang's. Longer at more work is the workload's (a
+A verdict on a host takes two minutes of windows in which it was the same host, seven of ten times (thresholds) and more
+often than stalls that go round would choose it, and few others of its gang that are as long: else it is the gang's. Longer at more work is the workload's (a
 pipeline stage, long sequences), and gaps on all hosts alike are a shared service's; no host is to blame for either.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from ...fleet.arrays import Flags, Indexes
-from ...fleet.gangs import WINDOW_NS, WINDOWS, Standing
+from ...fleet.arrays import Flags, Floats, Indexes
+from ...fleet.gangs import WINDOW_NS, WINDOWS, Standing, few_of
 from ...sql import quoted
 from ...verdicts import Reason, State
 from ..present import Present
 from ..symptoms import Rule, Symptom
 
-#: More hosts of a gang than this share (one always may) are the gang's affair, and no host's.
-LONG_SHARE_MAX = 0.1
 #: With so large a share of its excess as more work, the workload explains it.
 WORK_SHARE_MAX = 0.5
 #: In a smaller gang nothing says which is the odd one: who waits may spin on its GPUs, and looks busier than the culprit.
 HOSTS_MIN = 3
+#: What befalls any host of a gang alike (stalls that go round) befalls the same one so often no more often than this.
+CHANCE_MAX = 5e-6
+#: Of larger gangs it takes as many windows as of one so large: their chance is smaller.
+_HOSTS_TOLD = 64
 #: Hosts of a gang that evidence is shown of.
 HOSTS_SHOWN_MAX = 32
+
+
+def _beyond_chance(windows: int, hosts: int) -> int:
+    """Return in how many of *windows* it must be the same host of *hosts*; more than there are where none suffices."""
+    chances = [
+        math.comb(windows, k) * (hosts - 1) ** (windows - k) / hosts**windows
+        for k in range(windows + 1)
+    ]
+    return next(k for k in range(windows + 2) if sum(chances[k:]) <= CHANCE_MAX)
+
+
+#: [windows, hosts]
+_BEYOND_CHANCE = np.array(
+    [
+        [_beyond_chance(n, max(hosts, 1)) for hosts in range(_HOSTS_TOLD + 1)]
+        for n in range(WINDOWS + 1)
+    ]
+)
 
 _ALIKE = (
     "two minutes of its job pass in which it waits as the others do, or an hour without such a job"
@@ -61,7 +82,7 @@ def long_hosts(present: Present) -> Iterator[Symptom]:
         return
     least = present.threshold("gang.slow_ratio")
     found = settled(present, standing) & (standing.busy >= least)
-    found &= standing.busy_often >= present.threshold("gang.identity_ratio")
+    found &= _is_the_same(present, standing, standing.busy_often)
     found &= sizes(standing) >= HOSTS_MIN
     for host in _rows(found & _are_few(standing, found)):
         excess, work = float(standing.busy[host]), float(standing.work[host])
@@ -85,7 +106,7 @@ def gapped_hosts(present: Present) -> Iterator[Symptom]:
     least, pressure = present.threshold("gang.gap_ratio"), present.threshold("gang.pressure_ratio")
     known = settled(present, standing)
     found = known & (standing.gap >= least)
-    found &= standing.gap_often >= present.threshold("gang.identity_ratio")
+    found &= _is_the_same(present, standing, standing.gap_often)
     for host in _rows(found & _are_few(standing, found)):
         cpu, io, steal = (float(a[host]) for a in (standing.cpu, standing.io, standing.steal))
         told = f"nothing runs on its GPUs {100 * standing.gap[host]:.0f} % of the time, while the others of its job wait"
@@ -136,9 +157,16 @@ def sizes(standing: Standing, among: Flags | None = None) -> Indexes:
     return np.where(member, every[np.where(member, standing.gang, gangs)], 0)
 
 
+def _is_the_same(present: Present, standing: Standing, often: Floats) -> Flags:
+    """Say which hosts it was that *often* (a share of their windows) that neither noise nor chance tells it."""
+    least = _BEYOND_CHANCE[standing.windows, np.minimum(sizes(standing), _HOSTS_TOLD)]
+    times = np.rint(often * standing.windows)
+    return np.asarray((often >= present.threshold("gang.identity_ratio")) & (times >= least))
+
+
 def _are_few(standing: Standing, found: Flags) -> Flags:
     """Say of which hosts few others of their gang are *found* too."""
-    few = sizes(standing, found) <= np.maximum(1, LONG_SHARE_MAX * sizes(standing))
+    few = sizes(standing, found) <= few_of(sizes(standing))
     return np.asarray((standing.gang >= 0) & few, dtype=bool)
 
 

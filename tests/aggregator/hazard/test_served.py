@@ -208,7 +208,9 @@ def test_a_model_takes_over_between_two_judgements_and_stands_with_each_score(
             assert before.inputs.model == "prior"
             assert after.inputs.model == TRAINED.version
             assert np.exp(after.inputs.log_hazard_base) == pytest.approx(np.exp(-5.0) / 24)
-            shown = aggregator.holder.snapshot  # a judgement goes to the store before the next is shown
+            shown = (
+                aggregator.holder.snapshot
+            )  # a judgement goes to the store before the next is shown
             await until(lambda: aggregator.holder.snapshot is not shown)
 
     asyncio.run(way())
