@@ -35,7 +35,7 @@ def test_evidence_names_one_signal_with_its_own_rate() -> None:
     sick = world.hosts[1]
     sick.grow("rdma_1s_changes", "mlx5_1/1", packet_sequence_errors=390,
               out_of_sequence_packets=300, adaptive_retransmissions_packets=140)  # fmt: skip
-    world.run(60)
+    world.run(60, every_seconds=1)
     evidence = world.score(sick).evidence[0]
     assert (evidence.signal, evidence.unit) == ("rdma.packet_sequence_errors", "errors/s")
     assert evidence.value == pytest.approx(390, rel=0.02)
