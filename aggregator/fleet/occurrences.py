@@ -59,7 +59,8 @@ class Occurrence:
     before_boot: bool = False
     own_limit: bool = False
     gravity: int = 0
-    last_ns: int = -1  # its last line, boot time
+    first_ns: int = 0  # its first line, boot time
+    last_ns: int = -1  # its last line
     last_time_ns: int = 0  # the same, aggregator's clock
     message: str = ""
     incidents: dict[str, Counted] = field(default_factory=dict[str, Counted])  # by event id
@@ -185,8 +186,9 @@ class Occurrences:
             return
         held = reported.records.get((event.name, device, event.code, meaning.variant))
         record = held or Occurrence(
-            host, event.name, device, event.code, boot, meaning.ending, meaning.variant
-        )
+            host, event.name, device, event.code, boot, meaning.ending, meaning.variant,
+            first_ns=at.first_ns,
+        )  # fmt: skip
         incident = record.take(event, meaning, at)
         if _is_over(record, fleet, at.heard_ns):
             return

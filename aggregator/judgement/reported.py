@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import inf
 
 from ..fleet.occurrences import Occurrence
 from ..sql import quoted
@@ -21,6 +22,7 @@ def symptom(
     state: State | None = None,
     hazard_factor: float = 0.0,
     reason: Reason | None = None,
+    precedence: tuple[float, ...] = (inf,),
 ) -> Symptom:
     """Return *record* as a symptom of *rule*; *words* follow the name of a device that is not the host."""
     who = "" if record.device == "host" else f"{short(record.device)} "
@@ -39,6 +41,7 @@ def symptom(
         reason=reason,
         clears=record.clears_when,
         hazard_factor=hazard_factor,
+        precedence=precedence,
     )
 
 

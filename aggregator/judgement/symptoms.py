@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 
 from ...fingerprints.catalogue import BY_NAME
 from ..verdicts import SEVERITY, Evidence, Reason, State
@@ -45,6 +45,8 @@ class Symptom:
     reason: Reason | None = None
     clears: str = ""
     driver: str = ""  # that does not answer, where that is what several devices show
+    #: Of two that weigh alike the greater is told first; what is read now, before what was reported.
+    precedence: tuple[float, ...] = (inf,)
 
     @property
     def fault_of(self) -> str:
@@ -73,9 +75,10 @@ class Symptom:
         return self.rule.state if self.state is None else self.state
 
     @property
-    def weight(self) -> tuple[int, float]:
+    def weight(self) -> tuple[int, float, tuple[float, ...]]:
         """Sort key: which of several symptoms is the strongest."""
-        return self.severity, self.log_hazard_delta - log(max(self.speed, 0.01))
+        costs = self.log_hazard_delta - log(max(self.speed, 0.01))
+        return self.severity, costs, self.precedence
 
     def evidence(self, log_hazard_delta: float, score_delta: float, seen_ns: int) -> Evidence:
         """Return it, last seen at *seen_ns*, as evidence that moved ln(hazard) and score by so much."""

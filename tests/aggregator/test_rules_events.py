@@ -197,6 +197,41 @@ def test_xid_48_by_what_comes_beside_it(companion: int | None, state: State) -> 
     assert world.score(host).state is state
 
 
+@pytest.mark.parametrize("codes", [(48, 95), (95, 48), (48, 95, 48), (48, 64)])
+def test_the_worst_and_last_code_is_the_headline(codes: tuple[int, ...]) -> None:
+    """ "XID 48" stood over a GPU whose memory error was uncontained: the runbook of 48 begins with a wait."""
+    world, host, gpu = lived()
+    for code in codes:
+        world.event(host, code, gpu)
+        world.run(1)
+    world.run(8)
+    headline = next(code for code in codes if code != 48)
+    score = world.score(host)
+    assert score.reason_words.startswith(f"GPU-h0-0… XID {headline}: ")
+    first, *others = score.evidence
+    assert first.log_hazard_delta > 0.0 and not any(one.log_hazard_delta for one in others)
+
+
+def test_of_fatal_codes_what_touches_more_goes_first_and_then_what_is_new() -> None:
+    """140 and 109 ask for a reset of the GPU, 79 for a reboot of the host; 140 once more is no news."""
+    world, host, gpu = lived()
+
+    def headline() -> str:
+        world.run(2)
+        return world.score(host).reason_words.partition("XID ")[2].partition(":")[0]
+
+    world.event(host, 140, gpu)
+    assert headline() == "140"
+    world.event(host, 109, gpu)
+    assert headline() == "109"
+    world.event(host, 140, gpu)
+    assert headline() == "109"
+    world.event(host, 79, gpu)
+    assert headline() == "79"
+    world.event(host, 95, gpu_of(host, 1))
+    assert headline() == "79"
+
+
 def test_a_companion_of_another_gpu_explains_nothing() -> None:
     """94 of the GPU beside it says nothing of this one."""
     world, host, gpu = lived()

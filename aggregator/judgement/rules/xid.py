@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ....fingerprints.xid import Settled, Severity, Xid
+from ....fingerprints.xid import SCOPES, Settled, Severity, Xid
 from ....fingerprints.xid_incidents import RECOVERY, gravest
 from ...fleet.meanings import SXID as SXID_EVENT
 from ...fleet.meanings import XID as XID_EVENT
@@ -89,7 +89,18 @@ def _symptom(
         state=state,
         hazard_factor=factor,
         reason=Reason.NONE if state is State.HEALTHY else _reason(row),
+        precedence=_precedence(record, row, meaning),
     )
+
+
+def _precedence(record: Occurrence, row: Xid, meaning: Settled) -> tuple[float, ...]:
+    """Return which of several fatal codes is told first: the one whose remedy touches most, then one that no other
+    explains, then the one that came last. By its first line: what is written again and again is no news.
+    """
+    touches = -1 if row.scope == "unknown" else SCOPES.index(row.scope)
+    deciding = [one.words for one in row.companions if one.severity is not None]
+    explained = row.code == RECOVERY or any(words in meaning.words for words in deciding)
+    return touches, not explained, record.first_ns
 
 
 def _reason(row: Xid) -> Reason:
