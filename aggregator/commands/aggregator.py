@@ -36,22 +36,20 @@ def main(arguments: list[str]) -> int:
         config = load(AggregatorConfig, options.config, _assignments(options))
         gc.set_threshold(GC_OBJECTS, *GC_LOOKS)
         keep_large_apart()  # DuckDB's pages: beside the fleet's small objects they would never go back
-        unstored = asyncio.run(_serve(config))
+        return asyncio.run(_serve(config))
     except SettingsError as error:
         print(f"gangline aggregator: {error}", file=sys.stderr)
         return USAGE
     except (StoreError, StartError) as error:
         print(f"gangline aggregator: {error}", file=sys.stderr)
         return FAILED
-    if unstored:
-        print(f"gangline aggregator: {unstored}", file=sys.stderr)
-    return _ended(FAILED if unstored else OK)
 
 
 def _ended(status: int) -> int:
-    """Return *status*, or end with it at once where a thread of the store is still in DuckDB.
+    """Return *status*, or end with it at once where a thread of the store is still in DuckDB or in the disk.
 
-    All that is due is closed by then. Python's own end would unwind that thread through C++, which aborts.
+    All that is due is closed by then. Python's own end would unwind that thread through C++, which aborts, and asyncio's
+    would wait without end for the calls that wait for it.
     """
     if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
         logging.shutdown()
@@ -61,14 +59,17 @@ def _ended(status: int) -> int:
     return status
 
 
-async def _serve(config: AggregatorConfig) -> str:
+async def _serve(config: AggregatorConfig) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     aggregator = Aggregator(config)
     loop.add_signal_handler(signal.SIGHUP, aggregator.reload)
-    return await serve(aggregator, stop, lambda it: _say(config, it))
+    unstored = await serve(aggregator, stop, lambda it: _say(config, it))
+    if unstored:
+        print(f"gangline aggregator: {unstored}", file=sys.stderr)
+    return _ended(FAILED if unstored else OK)
 
 
 def _say(config: AggregatorConfig, it: Aggregator) -> None:

@@ -5,9 +5,7 @@ Owned by the loop's thread; knows nothing of gRPC.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 from ...ext.intake import Received
@@ -25,6 +23,7 @@ from ..store.store import Store
 from . import clocks
 from .clocklog import Heard
 from .clocks import HostClock
+from .eventlane import EventLane
 from .findings import Findings
 from .gpuowners import GpuOwners
 from .knownevents import KnownEvents
@@ -291,48 +290,8 @@ class Ingest:
                 self._fleet.event(one.host, one.event, one.received_ns, one.time_ns)
 
     def close(self) -> None:
-        """End the event lane's thread."""
+        """End the event lane's thread, or leave it to a disk that hangs."""
         self._lane.close()
-
-
-class EventLane:
-    """Events of many calls to the journal with one fsync: what comes during one waits for the next."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="event-journal")
-        self._waiting: list[tuple[list[StoredEvent], asyncio.Future[None]]] = []
-        self._running: asyncio.Task[None] | None = None
-
-    async def append(self, events: list[StoredEvent]) -> None:
-        """Return once *events* are on disk. Raises what `Store.append_events` raises."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((events, done))
-        if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._run())
-        await done
-
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            group, self._waiting = self._waiting, []
-            events = [event for several, _ in group for event in several]
-            error: Exception | None = None
-            try:
-                await loop.run_in_executor(self._thread, self._store.append_events, events)
-            except Exception as reason:  # noqa: BLE001 - told to those who wait
-                error = reason
-            for _, done in group:
-                if done.done():
-                    continue  # its caller has gone
-                if error is None:
-                    done.set_result(None)
-                else:
-                    done.set_exception(error)
-
-    def close(self) -> None:
-        """Wait for what is being written, and end the thread."""
-        self._thread.shutdown()
 
 
 def _record(request: wire.RegisterNodeRequest, index: int, address: str, now_ns: int) -> HostRecord:

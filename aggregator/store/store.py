@@ -10,29 +10,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
 import duckdb
 
-from ...ext.intake import Received
 from ..config import AggregatorConfig
 from ..health.histogram import Histogram
 from ..history.history import History
 from ..history.shelf import Doors
-from ..verdicts import Finding, HostScore, Snapshot
-from . import known, records
+from . import known
 from .journal import EventJournal, StoredEvent
 from .opsfile import OpsFile, pause_seconds
-from .pending import OnDurable, Pending
-from .records import HostRecord, OwnReading
-from .rows import NONE_FOREIGN, Foreign, HostFrame
-from .storefile import FILE, JOURNAL, THREADS, StoreError, cause, claim, damaged_words, disk_words
-from .trouble import Trouble
+from .pending import Pending
+from .queue import Queue
+from .storefile import FILE, JOURNAL, THREADS, StoreError, cause, claim
+from .trouble import OF_THE_MACHINE, Trouble, with_remedy
 from .writer import Writer
 
 log = logging.getLogger(__name__)
@@ -41,14 +37,8 @@ T = TypeVar("T")
 
 #: A failed commit is tried again after this long.
 RETRY_SECONDS = 1.0
-#: Judgements that wait while the disk is full; older ones go first, and are counted.
-SCORES_WAITING_MAX = 100_000
-#: Findings that wait, come and gone; the oldest go first, and are counted.
-FINDINGS_WAITING_MAX = 20_000
-#: Events that wait while the disk is full; then ReportEvents is refused.
-EVENTS_WAITING_MAX = 100_000
-#: The aggregator's readings of itself that wait while the disk is full; the oldest go first.
-OWN_WAITING_MAX = 10_000
+#: At the end a disk that does not answer is waited for so much longer; then the process ends without it.
+HANGING_SECONDS_MAX = 20.0
 #: Buckets of commit latency, each a quarter longer than the one before: from 10 ms to what a stalled disk does.
 COMMIT_SECONDS_BOUNDS = tuple(
     round(step * decade, 3)
@@ -56,37 +46,15 @@ COMMIT_SECONDS_BOUNDS = tuple(
     for step in (1.0, 1.25, 1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.3, 8.0)
 )
 
-#: Failures of a commit that pass when the machine does better. Others are of what is in it.
-OF_THE_MACHINE = (
-    StoreError,
-    duckdb.ConnectionException,
-    duckdb.IOException,
-    duckdb.TransactionException,
-    duckdb.OutOfMemoryException,
-    duckdb.FatalException,
-    duckdb.InternalException,
-    OSError,
-    MemoryError,
-)
 
-
-def _with_remedy(words: str, folder: Path) -> str:
-    """Return *words* on a store that opened and then could not be used, with what to do."""
-    if "no space left" in words:
-        return f"{words}; make room there: what was receipted is safe"
-    if any(sign in words for sign in ("fsync", "write", "nput/output", "Read-only", "FATAL")):
-        return f"{words}{disk_words(folder)}"
-    return f"{words}. It is left as it is: {damaged_words(folder / FILE)}"
-
-
-class Store:
+class Store(Queue):
     """Thread-safe. `open` starts its threads, `close` ends them."""
 
     def __init__(
         self, folder: Path, config: AggregatorConfig, wall_ns: Callable[[], int] = time.time_ns
     ) -> None:
         """Use `open`. Raises StoreError."""
-        self._config = config
+        super().__init__(config)
         self._wall_ns = wall_ns
         self._folder = folder
         self._claim = claim(folder)
@@ -95,7 +63,7 @@ class Store:
         except duckdb.Error as error:
             self._claim.withdraw()
             raise StoreError(
-                f"{folder}: the store cannot be opened: {_with_remedy(cause(error, folder), folder)}"
+                f"{folder}: the store cannot be opened: {with_remedy(cause(error, folder), folder)}"
             ) from error
         except BaseException:
             self._claim.withdraw()
@@ -113,18 +81,9 @@ class Store:
             self._writer.close()
             raise StoreError(f"{folder / JOURNAL}: cannot be used: {error.strerror}") from error
         self._ops = OpsFile(folder, self._writer.cursor, self._config.ops_rows_max)
-        self._change = threading.Condition()
-        self._pending = Pending()
-        self._committing = Pending()
-        self._works: deque[Callable[[], None]] = deque()
-        self._closing = self._hurried = False
         self._give_up_at = float("inf")
         self._trouble = Trouble(folder)
         self._ops_failing, self._ops_writing = "", threading.Lock()
-        #: Judgements left out because too many waited.
-        self.dropped_scores = 0
-        #: Findings left out because too many waited.
-        self.dropped_findings = 0
         #: Frames that could not be stored for what is in them.
         self.set_aside_frames = 0
         #: How long each commit took that succeeded.
@@ -196,63 +155,7 @@ class Store:
             store.history.start(wall_ns)
         return store
 
-    # -- submitting: never blocks but for a moment --------------------------------------------
-
-    def submit_frame(
-        self,
-        host: str,
-        frame: Received,
-        time_offset_ns: int,
-        on_durable: OnDurable,
-        foreign: Mapping[int, Foreign] = NONE_FOREIGN,
-    ) -> bool:
-        """Queue a frame. False: the queue is full, nothing was taken, try again later.
-
-        Readings are stored as made at their boot time plus *time_offset_ns*. *foreign* names the
-        signals that this version does not know. *on_durable* is called with the frame's sequence
-        from the writer thread once its rows are on disk, also when they already were.
-        """
-        one = HostFrame(host, frame, time_offset_ns, foreign)
-        size, rows = frame.size_bytes, frame.rows
-        with self._change:
-            pending, due = self._pending, self._config.commit_rows
-            waiting = pending.size_bytes + self._committing.size_bytes
-            if waiting and waiting + size > self._config.queue_bytes_max:
-                return False
-            # The writer waits for the first frame, then for a commit's worth: to wake it for each
-            # in between costs more than to take the frame.
-            first, full = False, pending.rows < due <= pending.rows + rows
-            if not pending.frames:
-                first = pending.empty
-                pending.first_seconds = time.monotonic()
-            pending.frames.append((one, on_durable))
-            pending.size_bytes += size
-            pending.rows += rows
-            if first or full:
-                self._change.notify_all()
-        return True
-
-    @property
-    def room(self) -> float:
-        """The free share of the queue, 0 to 1."""
-        used = self._pending.size_bytes + self._committing.size_bytes
-        return max(0.0, 1 - used / self._config.queue_bytes_max)
-
-    @property
-    def queue_bytes(self) -> int:
-        """Readings that wait for a commit, those of the one that runs among them."""
-        return self._pending.size_bytes + self._committing.size_bytes
-
-    @property
-    def lag_seconds(self) -> float:
-        """How long the oldest frame without a receipt has waited; 0 when none does."""
-        waiting = [one.first_seconds for one in (self._committing, self._pending) if one.frames]
-        return max(0.0, time.monotonic() - min(waiting)) if waiting else 0.0
-
-    @property
-    def events_waiting(self) -> int:
-        """Events in the journal that the store has not taken yet."""
-        return len(self._pending.events) + len(self._committing.events)
+    # -- what is told of it, and what waits on the caller's thread ----------------------------------
 
     @property
     def journal_bytes(self) -> int:
@@ -287,52 +190,7 @@ class Store:
         Blocks for the disk: call it from a thread that may. Raises TooMuch or NotReady; then none
         of *events* was taken.
         """
-        position = self._journal.append(events)
-        with self._change:
-            self._pending.events += events
-            self._pending.journal_position = position
-            self._change.notify_all()
-
-    @property
-    def events_full(self) -> bool:
-        """Whether so many events wait that no more should be taken."""
-        return len(self._pending.events) >= EVENTS_WAITING_MAX
-
-    def submit_host(self, record: HostRecord, foreign: Mapping[int, Foreign]) -> None:
-        """Queue a host as it registered, and the signals that only it knows."""
-        with self._change:
-            self._pending.hosts[record.host] = record
-            self._pending.foreign.update(foreign)
-            self._change.notify_all()
-
-    def submit_scores(self, snapshot: Snapshot, changed: Sequence[HostScore]) -> None:
-        """Queue judgements with their evidence."""
-        with self._change:
-            scores = self._pending.scores
-            scores += records.of_snapshot(snapshot, changed)
-            over = len(scores) - SCORES_WAITING_MAX
-            if over > 0:
-                del scores[:over]
-                self.dropped_scores += over
-            self._change.notify_all()
-
-    def submit_findings(self, findings: Sequence[Finding]) -> None:
-        """Queue findings, new or cleared."""
-        with self._change:
-            for one in findings:
-                self._pending.findings[one.host, one.name, one.subject, one.since_ns] = one
-            while len(self._pending.findings) > FINDINGS_WAITING_MAX:
-                self._pending.findings.pop(next(iter(self._pending.findings)))
-                self.dropped_findings += 1
-            self._change.notify_all()
-
-    def submit_own(self, readings: Sequence[OwnReading]) -> None:
-        """Queue the aggregator's readings of itself."""
-        with self._change:
-            own = self._pending.own
-            own += readings
-            del own[: max(0, len(own) - OWN_WAITING_MAX)]
-            self._change.notify_all()
+        self._submit_events(events, self._journal.append(events))
 
     def in_transaction(self, work: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
         """Run *work* on the writer's connection, between two commits, in a transaction of its own.
@@ -355,11 +213,7 @@ class Store:
             except BaseException as error:  # noqa: BLE001 - told to the one who waits
                 done.set_exception(error)
 
-        with self._change:
-            if self._closing:
-                raise StoreError("the store is closing")
-            self._works.append(run)
-            self._change.notify_all()
+        self._submit_work(run)
         return done.result()
 
     def reading(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
@@ -374,12 +228,6 @@ class Store:
     def folder(self) -> Path:
         """Where the store is."""
         return self._folder
-
-    def hurry(self) -> None:
-        """Commit what waits now, not after `commit_seconds`."""
-        with self._change:
-            self._hurried = True
-            self._change.notify_all()
 
     # -- the writer thread ------------------------------------------------------------------
 
@@ -396,35 +244,11 @@ class Store:
         while self._works:
             self._works.popleft()()
 
-    def _take(self) -> Pending | None:
-        """Wait until a commit is due and take all that waits; None when closing and nothing does.
-
-        Work for `in_transaction` ends the waiting too.
-        """
-        with self._change:
-            self._change.wait_for(lambda: self._closing or self._works or not self._pending.empty)
-            self._change.wait_for(
-                lambda: (
-                    self._closing
-                    or self._hurried
-                    or self._works
-                    or self._pending.rows >= self._config.commit_rows
-                ),
-                timeout=self._config.commit_seconds,
-            )
-            self._hurried = False
-            if self._pending.empty and not self._works:
-                return None
-            pending, self._pending = self._pending, Pending()
-            self._committing = pending
-            return pending
-
     def _commit_at_last(self, pending: Pending) -> bool:
         """Commit, however often it takes. False when closing ended the attempts."""
         while not pending.empty and not self._commit(pending):
             self._run_works()
-            with self._change:
-                self._change.wait_for(lambda: self._closing or self._works, timeout=RETRY_SECONDS)
+            self._rest(RETRY_SECONDS)
             if time.monotonic() > self._give_up_at:
                 return False
         return True
@@ -494,14 +318,36 @@ class Store:
     def close(self, seconds_max: float = 5.0) -> str:
         """Commit what waits, write the operators' file, and close, within about *seconds_max*.
 
-        Returns words on what could not be stored, "" when all was.
+        A disk that does not answer is given HANGING_SECONDS_MAX more; then files and folder stay ours until the process
+        ends, which it should at once. Returns words on what could not be stored or closed, "" when all was.
         """
-        end = time.monotonic() + seconds_max
-        self.history.stop(seconds_max / 2)
-        with self._change:
-            self._closing = True
-            self._give_up_at = end - 1
-            self._change.notify_all()
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                self._close(time.monotonic() + seconds_max)
+                done.set_result(None)
+            except BaseException as error:  # noqa: BLE001 - told to the one who waits
+                done.set_exception(error)
+
+        # Whoever waits for a disk cannot be interrupted: a thread of its own is what can be left behind.
+        threading.Thread(target=run, name=THREADS + "close", daemon=True).start()
+        hangs = not wait([done], seconds_max + HANGING_SECONDS_MAX).done
+        if not hangs:
+            done.result()
+        left = self._trouble.left((self._committing, self._pending))
+        if hangs:
+            left = (
+                f"{self._folder}: its disk did not answer for {HANGING_SECONDS_MAX:.0f} s, the store is left as it is: what "
+                f"was receipted is safe; look at the disk (dmesg, iostat -x 1){'; ' * bool(left)}{left}"
+            )
+            log.error("not closed: %s", left)
+        return left
+
+    def _close(self, end: float) -> None:
+        self.history.stop((end - time.monotonic()) / 2)
+        self._give_up_at = end - 1
+        self._submit_end()
         for thread in self._threads:
             thread.join(max(0.1, end - time.monotonic()))
         if time.monotonic() < end - 1 and not self.failing:
@@ -509,4 +355,3 @@ class Store:
         self._writer.close()
         self._journal.close()
         self._claim.release()
-        return self._trouble.left((self._committing, self._pending))

@@ -45,7 +45,7 @@ CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "memory_limit": "384MB",
     "threads": 1,
 }
-#: What the names of the threads begin with that may be in DuckDB.
+#: What the names of the threads begin with that may be in DuckDB, or in the disk.
 THREADS = "store-"
 #: Where the store's connections put what memory has no room for.
 SPILL = "spill"

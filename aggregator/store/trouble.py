@@ -7,10 +7,34 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import duckdb
+
 from .pending import Pending
-from .storefile import cause
+from .storefile import FILE, StoreError, cause, damaged_words, disk_words
 
 log = logging.getLogger(__name__)
+
+#: Failures of a commit that pass when the machine does better. Others are of what is in it.
+OF_THE_MACHINE = (
+    StoreError,
+    duckdb.ConnectionException,
+    duckdb.IOException,
+    duckdb.TransactionException,
+    duckdb.OutOfMemoryException,
+    duckdb.FatalException,
+    duckdb.InternalException,
+    OSError,
+    MemoryError,
+)
+
+
+def with_remedy(words: str, folder: Path) -> str:
+    """Return *words* on a store that opened and then could not be used, with what to do."""
+    if "no space left" in words:
+        return f"{words}; make room there: what was receipted is safe"
+    if any(sign in words for sign in ("fsync", "write", "nput/output", "Read-only", "FATAL")):
+        return f"{words}{disk_words(folder)}"
+    return f"{words}. It is left as it is: {damaged_words(folder / FILE)}"
 
 
 class Trouble:

@@ -17,7 +17,7 @@ from gangline.agent.spool.spool import Spool
 from gangline.agent.transport.client import Client
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.service import turns
-from gangline.aggregator.store import store as store_module
+from gangline.aggregator.store import queue
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.writer import Writer
 from gangline.aggregator.verdicts import Finding, HostScore, Reason, Snapshot, State
@@ -201,9 +201,9 @@ def test_what_waits_for_a_disk_is_bounded(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk was full for a night: each second's judgement of a whole fleet waited in memory, 22 GB an hour."""
-    monkeypatch.setattr(store_module, "SCORES_WAITING_MAX", 100)
-    monkeypatch.setattr(store_module, "FINDINGS_WAITING_MAX", 10)
-    monkeypatch.setattr(store_module, "EVENTS_WAITING_MAX", 3)
+    monkeypatch.setattr(queue, "SCORES_WAITING_MAX", 100)
+    monkeypatch.setattr(queue, "FINDINGS_WAITING_MAX", 10)
+    monkeypatch.setattr(queue, "EVENTS_WAITING_MAX", 3)
     config = AggregatorConfig(data=tmp_path / "d", ops_seconds=3600, commit_seconds=0.01)
     store = Store.open(tmp_path / "d", config)
     try:

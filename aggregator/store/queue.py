@@ -1,0 +1,197 @@
+"""What waits for the store's next commit: bounded, whoever submits it and however long the disk takes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from ...ext.intake import Received
+from ..config import AggregatorConfig
+from ..verdicts import Finding, HostScore, Snapshot
+from . import records
+from .journal import StoredEvent
+from .pending import OnDurable, Pending
+from .records import HostRecord, OwnReading
+from .rows import NONE_FOREIGN, Foreign, HostFrame
+from .storefile import StoreError
+
+#: Judgements that wait while the disk is full; older ones go first, and are counted.
+SCORES_WAITING_MAX = 100_000
+#: Findings that wait, come and gone; the oldest go first, and are counted.
+FINDINGS_WAITING_MAX = 20_000
+#: Events that wait while the disk is full; then ReportEvents is refused.
+EVENTS_WAITING_MAX = 100_000
+#: The aggregator's readings of itself that wait while the disk is full; the oldest go first.
+OWN_WAITING_MAX = 10_000
+
+
+class Queue:
+    """Thread-safe. Submitting never blocks but for a moment; one thread takes what waits, all of it at once."""
+
+    def __init__(self, config: AggregatorConfig) -> None:
+        self._config = config
+        self._change = threading.Condition()
+        self._pending = Pending()
+        self._committing = Pending()
+        self._works: deque[Callable[[], None]] = deque()
+        self._closing = self._hurried = False
+        #: Judgements left out because too many waited.
+        self.dropped_scores = 0
+        #: Findings left out because too many waited.
+        self.dropped_findings = 0
+
+    def submit_frame(
+        self,
+        host: str,
+        frame: Received,
+        time_offset_ns: int,
+        on_durable: OnDurable,
+        foreign: Mapping[int, Foreign] = NONE_FOREIGN,
+    ) -> bool:
+        """Queue a frame. False: the queue is full, nothing was taken, try again later.
+
+        Readings are stored as made at their boot time plus *time_offset_ns*. *foreign* names the
+        signals that this version does not know. *on_durable* is called with the frame's sequence
+        from the writer thread once its rows are on disk, also when they already were.
+        """
+        one = HostFrame(host, frame, time_offset_ns, foreign)
+        size, rows = frame.size_bytes, frame.rows
+        with self._change:
+            pending, due = self._pending, self._config.commit_rows
+            waiting = pending.size_bytes + self._committing.size_bytes
+            if waiting and waiting + size > self._config.queue_bytes_max:
+                return False
+            # The writer waits for the first frame, then for a commit's worth: to wake it for each
+            # in between costs more than to take the frame.
+            first, full = False, pending.rows < due <= pending.rows + rows
+            if not pending.frames:
+                first = pending.empty
+                pending.first_seconds = time.monotonic()
+            pending.frames.append((one, on_durable))
+            pending.size_bytes += size
+            pending.rows += rows
+            if first or full:
+                self._change.notify_all()
+        return True
+
+    @property
+    def room(self) -> float:
+        """The free share of the queue, 0 to 1."""
+        used = self._pending.size_bytes + self._committing.size_bytes
+        return max(0.0, 1 - used / self._config.queue_bytes_max)
+
+    @property
+    def queue_bytes(self) -> int:
+        """Readings that wait for a commit, those of the one that runs among them."""
+        return self._pending.size_bytes + self._committing.size_bytes
+
+    @property
+    def lag_seconds(self) -> float:
+        """How long the oldest frame without a receipt has waited; 0 when none does."""
+        waiting = [one.first_seconds for one in (self._committing, self._pending) if one.frames]
+        return max(0.0, time.monotonic() - min(waiting)) if waiting else 0.0
+
+    @property
+    def events_waiting(self) -> int:
+        """Events in the journal that the store has not taken yet."""
+        return len(self._pending.events) + len(self._committing.events)
+
+    @property
+    def events_full(self) -> bool:
+        """Whether so many events wait that no more should be taken."""
+        return len(self._pending.events) >= EVENTS_WAITING_MAX
+
+    def submit_host(self, record: HostRecord, foreign: Mapping[int, Foreign]) -> None:
+        """Queue a host as it registered, and the signals that only it knows."""
+        with self._change:
+            self._pending.hosts[record.host] = record
+            self._pending.foreign.update(foreign)
+            self._change.notify_all()
+
+    def submit_scores(self, snapshot: Snapshot, changed: Sequence[HostScore]) -> None:
+        """Queue judgements with their evidence."""
+        with self._change:
+            scores = self._pending.scores
+            scores += records.of_snapshot(snapshot, changed)
+            over = len(scores) - SCORES_WAITING_MAX
+            if over > 0:
+                del scores[:over]
+                self.dropped_scores += over
+            self._change.notify_all()
+
+    def submit_findings(self, findings: Sequence[Finding]) -> None:
+        """Queue findings, new or cleared."""
+        with self._change:
+            for one in findings:
+                self._pending.findings[one.host, one.name, one.subject, one.since_ns] = one
+            while len(self._pending.findings) > FINDINGS_WAITING_MAX:
+                self._pending.findings.pop(next(iter(self._pending.findings)))
+                self.dropped_findings += 1
+            self._change.notify_all()
+
+    def submit_own(self, readings: Sequence[OwnReading]) -> None:
+        """Queue the aggregator's readings of itself."""
+        with self._change:
+            own = self._pending.own
+            own += readings
+            del own[: max(0, len(own) - OWN_WAITING_MAX)]
+            self._change.notify_all()
+
+    def _submit_events(self, events: Sequence[StoredEvent], position: int) -> None:
+        """Queue events that are on disk up to *position* of the journal."""
+        with self._change:
+            self._pending.events += events
+            self._pending.journal_position = position
+            self._change.notify_all()
+
+    def _submit_work(self, work: Callable[[], None]) -> None:
+        """Queue what is to run between two commits. Raises StoreError once the end was submitted."""
+        with self._change:
+            if self._closing:
+                raise StoreError("the store is closing")
+            self._works.append(work)
+            self._change.notify_all()
+
+    def _submit_end(self) -> None:
+        """Let nobody wait for more to come."""
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+
+    def hurry(self) -> None:
+        """Commit what waits now, not after `commit_seconds`."""
+        with self._change:
+            self._hurried = True
+            self._change.notify_all()
+
+    # -- for the thread that takes ---------------------------------------------------------------
+
+    def _take(self) -> Pending | None:
+        """Wait until a commit is due and take all that waits; None when closing and nothing does.
+
+        Work for `in_transaction` ends the waiting too.
+        """
+        with self._change:
+            self._change.wait_for(lambda: self._closing or self._works or not self._pending.empty)
+            self._change.wait_for(
+                lambda: (
+                    self._closing
+                    or self._hurried
+                    or self._works
+                    or self._pending.rows >= self._config.commit_rows
+                ),
+                timeout=self._config.commit_seconds,
+            )
+            self._hurried = False
+            if self._pending.empty and not self._works:
+                return None
+            pending, self._pending = self._pending, Pending()
+            self._committing = pending
+            return pending
+
+    def _rest(self, seconds_max: float) -> None:
+        """Wait, but not while there is other work, nor at the end."""
+        with self._change:
+            self._change.wait_for(lambda: self._closing or self._works, timeout=seconds_max)
