@@ -10,7 +10,8 @@ import numpy as np
 
 from .arrays import Codes, Flags, Floats, Indexes, Times, grown
 from .counting import smoothing
-from .tables import Devices, DeviceTable
+from .devices import Devices
+from .tables import DeviceTable
 
 #: Bits of `gpu.clock_event_reasons_flags` (nvml.h, nvmlClocksEventReason*).
 REASON_SETTING, REASON_POWER_CAP, REASON_HARDWARE = 0x2, 0x4, 0x8

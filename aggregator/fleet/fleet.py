@@ -21,6 +21,7 @@ from . import naming
 from .activity import Activity
 from .arrays import Codes, Flags, Indexes, Times, grown, room
 from .counted import COUNTED
+from .devices import Devices
 from .gangs import Gangs
 from .hangs import EVENTS as HANG_EVENTS
 from .hangs import Hangs
@@ -34,7 +35,7 @@ from .peers import Peerage
 from .resets import GpuResets
 from .seen import Seen
 from .sources import Sources
-from .tables import Devices, DeviceTable
+from .tables import DeviceTable
 from .wiring import Wiring
 
 #: Boots of one host that are remembered, so that a late frame of an old one is known as late.

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from .arrays import Words, grown
-from .tables import Devices, DeviceTable
+from .devices import Devices
+from .tables import DeviceTable
 
 #: The column of such a number, in whichever tables have it.
 WITNESS = "counter_epoch_count"

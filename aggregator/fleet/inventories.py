@@ -6,6 +6,7 @@ memory that is 0.2 MB a host, and hosts of one make differ in little but the ser
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from ..messages import DeviceLike
@@ -38,7 +39,8 @@ class Inventories:
 
     def _key(self, device: DeviceLike) -> tuple[str, str]:
         if device.kind == "gpu":
-            return "gpu", device.key  # the kind once for all
+            # The kind once for all, and the key once for here and for who runs there (`jobs.py`).
+            return "gpu", sys.intern(device.key)
         key = device.kind, device.key
         if len(self._keys) >= SHARED_MAX:
             return key

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import Codes, Flags, Floats, Indexes
-from .tables import Devices, DeviceTable
+from .devices import Devices
+from .tables import DeviceTable
 
 #: How well a clock tells the pace of work, as a share (assumed: memory-bound work hardly follows it).
 CLOCK_ERROR = 0.01

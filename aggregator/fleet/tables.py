@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...ext.devicekeys import DeviceKeys
 from ...ext.intake import Cells
 from ...fingerprints.catalogue import PERIOD_SECONDS, Kind, Signal
 from ...fingerprints.counters import Nature, Outcome
 from . import counting
-from .arrays import Boots, Codes, Flags, Floats, Indexes, Sums, Times, Words, grown, put, room
-
-#: More devices of one kind on one host than this are not kept in memory (the store keeps them all).
-DEVICES_PER_HOST_MAX = 1024
+from .arrays import Boots, Codes, Flags, Floats, Indexes, Sums, Times, Words, grown, put
+from .devices import Devices
 
 #: No gauge of ours is larger: an exabyte, a gigawatt-century. What is, a driver made up.
 GAUGE_MAX = 1e18
@@ -23,97 +20,6 @@ GAUGE_MAX = 1e18
 #: Time constants of the two leaky sums kept per counter: what happens now, and what is usual.
 FAST_SECONDS = 10.0
 SLOW_SECONDS = 600.0
-
-
-class Names:
-    """The name of every row."""
-
-    def __init__(self, keys: DeviceKeys) -> None:
-        self._keys = keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __iter__(self) -> Iterator[str]:
-        return map(self._keys.name, range(len(self._keys)))
-
-    def __getitem__(self, row: int) -> str:
-        return self._keys.name(row)
-
-
-class Devices:
-    """The devices of one kind, of all hosts. A device keeps its row for as long as we run."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self._keys = DeviceKeys()
-        self.names = Names(self._keys)
-        self.capacity = 64
-        self._host: Codes = np.zeros(self.capacity, dtype=np.int32)
-        self._keys.bind(self._host)
-        self._epoch: Codes = np.zeros(self.capacity, dtype=np.int32)
-        self._renewals: Codes = np.zeros(self.capacity, dtype=np.int32)
-        self._per_host: Codes = np.zeros(64, dtype=np.int32)
-
-    @property
-    def count(self) -> int:
-        """How many rows are in use."""
-        return len(self._keys)
-
-    def find(self, host: int, name: str) -> int:
-        """Return the device's row; -1 when it has none."""
-        return self._keys.find(host, name)
-
-    @property
-    def host(self) -> Codes:
-        """Node index of every row."""
-        return self._host[: self.count]
-
-    @property
-    def epoch(self) -> Codes:
-        """How often each row's counters were told to have started over, all of them at once."""
-        return self._epoch[: self.count]
-
-    @property
-    def renewals(self) -> Codes:
-        """How often each row's device was seen to begin a new life: a reset, a driver loaded again."""
-        return self._renewals[: self.count]
-
-    def start_over(self, row: int, *, renewed: bool) -> None:
-        """No step of a counter spans this moment. *renewed*: the device began a new life just now.
-
-        Not renewed: the agent did, and counts the device's lives from zero.
-        """
-        self._epoch[row] += 1
-        self._renewals[row] += renewed
-
-    def rows_of(self, host: int) -> list[int]:
-        """Return the rows of *host*."""
-        return np.flatnonzero(self.host == host).tolist()
-
-    def of_host(self, host: int) -> int:
-        """Return how many devices of this kind *host* has shown."""
-        return int(self._per_host[host]) if host < self._per_host.shape[0] else 0
-
-    def row(self, host: int, name: str) -> int:
-        """Return the device's row, made if need be; -1 when the host has too many."""
-        row = self._keys.find(host, name)
-        if row >= 0:
-            return row
-        if self.of_host(host) >= DEVICES_PER_HOST_MAX:
-            return -1
-        row = self.count
-        if row == self.capacity:
-            self.capacity = room(row + 1, self.capacity)
-            self._host = grown(self._host, self.capacity)
-            self._keys.bind(self._host)
-            self._epoch = grown(self._epoch, self.capacity)
-            self._renewals = grown(self._renewals, self.capacity)
-        if host >= self._per_host.shape[0]:
-            self._per_host = grown(self._per_host, room(host + 1, self._per_host.shape[0]))
-        self._keys.add(host, name)
-        self._per_host[host] += 1
-        return row
 
 
 class DeviceTable:

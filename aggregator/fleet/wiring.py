@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from .arrays import Indexes
-from .tables import Devices
+from .devices import Devices
 
 Attributes = Mapping[tuple[str, str], Mapping[str, str]]
 

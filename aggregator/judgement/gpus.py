@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..fleet.arrays import Bytes, Codes, Flags, Floats
-from ..fleet.tables import Names
+from ..fleet.devices import Names
 from ..verdicts import SEVERITY, GpuScore, HostScore, Reason, State
 from .hosts import Hosts
 from .present import Present

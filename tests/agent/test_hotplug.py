@@ -24,8 +24,9 @@ from gangline.agent.hardware.rtnetlink import LinkSocket, Overrun
 from gangline.agent.listening import Teller
 from gangline.agent.turn import Blind, NoData, Outcome, take_turn
 from gangline.aggregator.fleet.arrays import Indexes
+from gangline.aggregator.fleet.devices import Devices
 from gangline.aggregator.fleet.identity import Identity
-from gangline.aggregator.fleet.tables import Devices, DeviceTable
+from gangline.aggregator.fleet.tables import DeviceTable
 from gangline.ext.intake import Catalogue, Reader
 from gangline.fingerprints.catalogue import TABLES
 from gangline.fingerprints.frames import Stamp, decode, encode

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.fleet.jobs import PROCESSES_PER_HOST_MAX, SWEEP_SECONDS, TOLD_NS_MAX, Jobs
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 
@@ -40,6 +41,19 @@ def test_a_job_of_two_hosts_is_one_and_sessions_are_not() -> None:
     assert (first.name, first.gpus_count, first.gpus) == ("123", 4, {0: 2, 1: 2})
     assert (second.name, second.gpus_count) == ("session-3.scope", 1)
     assert jobs.on(1).jobs[0] is first and jobs.on(1).jobs[1] is not second
+
+
+def test_the_name_of_a_gpu_is_in_memory_once() -> None:
+    """Of 80,000 GPUs each name was kept by the inventory and by what runs there, and anew at each registration."""
+    fleet, uuid = Fleet(), "GPU-6b1d0c1e-0000-0000-0000-000000000000"
+    ids = set()
+    for _ in range(2):
+        device = wire.Device.FromString(wire.Device(kind="gpu", key=uuid).SerializeToString())
+        fleet.register("a", simulated=False, boot_id=b"b" * 16, devices=[device])
+        ids |= {id(key) for _, key in fleet.attributes[0]}
+    fleet.jobs.take(0, BOOT, told(1, SLURM, gpu=uuid))
+    ids |= {id(process.gpu) for _, held in fleet.jobs._hosts.values() for process in held.values()}
+    assert len(ids) == 1
 
 
 def test_a_job_of_which_only_the_dead_are_left_is_dead() -> None:

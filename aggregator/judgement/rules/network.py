@@ -15,9 +15,9 @@ import numpy as np
 
 from ...fleet import network
 from ...fleet.arrays import Flags, Floats, Indexes
+from ...fleet.devices import Names
 from ...fleet.gangs import Standing
 from ...fleet.network import SIGNS, Sign
-from ...fleet.tables import Names
 from ...sql import quoted
 from ...verdicts import Reason, State
 from ..present import Present
