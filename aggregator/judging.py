@@ -6,7 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from grpc_health.v1 import health_pb2
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: What is wrong with certificates or tokens, as a finding of the aggregator itself.
 ACCESS_FINDING = "access.trouble"
+#: A part of judging that fails, or all of it.
+JUDGING_FINDING = "judging.failed"
 #: Between two turns others have at least so long.
 REST_SECONDS_MIN = 0.01
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -72,7 +76,7 @@ class Judging:
     seconds: float = 0.0
     telling: Telling = field(init=False)
     _written: ScoreLog = field(default_factory=ScoreLog)
-    _access_trouble: str = ""
+    _told: dict[str, str] = field(default_factory=dict[str, str])
     _reload: bool = False
 
     def __post_init__(self) -> None:
@@ -95,8 +99,12 @@ class Judging:
             begin = time.monotonic()
             try:
                 await self.turn()
-            except Exception:
-                log.exception("judging failed; the snapshot before stays")
+            except Exception as error:
+                failed = f"judging failed: {type(error).__name__}: {error}"
+                if failed != self._told.get(JUDGING_FINDING):
+                    log.exception("judging failed; the snapshot before stays")
+                with suppress(Exception):  # who tells may be what fails
+                    self._say_failed(failed)
             self.seconds = time.monotonic() - begin
             await asyncio.sleep(max(REST_SECONDS_MIN, self.config.judge_seconds - self.seconds))
 
@@ -107,11 +115,14 @@ class Judging:
         now_ns = self.wall_ns()
         self._look_around(now_ns)
         snapshot = self._in_doubt(self._judged(now_ns), now_ns)
+        self._tell(JUDGING_FINDING, snapshot.failed, now_ns)
         first = self.holder.snapshot is None
         self._show(snapshot)
-        await asyncio.sleep(0)  # who waits for an answer has one of this turn
-        self.store.submit_scores(snapshot, self._written.changed(snapshot))
-        self.store.submit_findings(self.ingest.findings.changes(now_ns))
+        try:
+            await asyncio.sleep(0)  # who waits for an answer has one of this turn
+        finally:  # what was shown is on record, also where our end comes in between
+            self.store.submit_scores(snapshot, self._written.changed(snapshot))
+            self.store.submit_findings(self.ingest.findings.changes(now_ns))
         self.telling.observe(snapshot, self.fleet.gpus)
         if first:
             await self.health.set(SCORE, _SERVING)
@@ -121,19 +132,32 @@ class Judging:
         """Bring up to date what is judged by beside readings."""
         self.ingest.step(now_ns)
         self.clocks.step(now_ns)
-        self._tell_of_access(now_ns)
+        self._tell(ACCESS_FINDING, self.door.trouble, now_ns)
         if self._reload:
             self.declared.ask()
         self._reload = False
         self.declared.step(now_ns)
 
-    def _tell_of_access(self, now_ns: int) -> None:
-        """Keep what is wrong with certificates or tokens as a finding of the aggregator's own."""
-        if self.door.trouble != self._access_trouble:
-            self.ingest.findings.clear(OURSELVES, ACCESS_FINDING, now_ns)
-            self._access_trouble = self.door.trouble
-            if words := self._access_trouble:
-                self.ingest.findings.find(OURSELVES, ACCESS_FINDING, words, now_ns, expires=False)
+    def _tell(self, name: str, words: str, now_ns: int) -> None:
+        """Keep *words* as a finding of the aggregator's own; "" ends it."""
+        if words == self._told.get(name, ""):
+            return
+        self.ingest.findings.clear(OURSELVES, name, now_ns)
+        self._told[name] = words
+        if words:
+            self.ingest.findings.find(OURSELVES, name, words, now_ns, expires=False)
+
+    def _say_failed(self, failed: str) -> None:
+        """Let the snapshot before stand, and say so: to whoever asks for scores, and on record."""
+        now_ns, before = self.wall_ns(), self.holder.snapshot
+        self._tell(JUDGING_FINDING, failed, now_ns)
+        self.store.submit_findings(self.ingest.findings.changes(now_ns))
+        if before is None:
+            return
+        at = datetime.fromtimestamp(before.computed_ns // 1_000_000_000, UTC)
+        words = f"{failed}; scores are of {at:%H:%M:%S} UTC"
+        if words != before.degraded_reason:
+            self._show(replace(before, version=before.version + 1, degraded_reason=words))
 
     def _judged(self, now_ns: int) -> Judgement:
         previous = self.holder.snapshot

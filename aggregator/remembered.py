@@ -11,7 +11,7 @@ from .hazard.recorded import incidents_of
 from .health.alarm_table import ALARMS
 from .ingest.findings import Findings
 from .judgement.faults import Faults
-from .judgement.judge import FAULT_RULES, JUDGED_FINDINGS
+from .judgement.found import FAULT_RULES, JUDGED_FINDINGS
 from .judgement.restart import Before, restore
 from .store.known import NOT_LOOKED_AT
 from .store.store import Store

@@ -37,7 +37,7 @@ from .health.watch import Changes, OwnHealth, Watch, tell
 from .ingest.clocklog import ClockWriter
 from .ingest.intake import Ingest
 from .judgement.declared import rule_names
-from .judgement.judge import FAULT_RULES
+from .judgement.found import FAULT_RULES
 from .judgement.restart import Before
 from .judging import Holder, Judging
 from .listening import (

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from ..judgement.judge import OUTAGE_SECONDS_MAX, Judgement
+from ..judgement.judge import Judgement
+from ..judgement.outage import OUTAGE_SECONDS_MAX
 from ..verdicts import HostScore
 from .advisory import SILENCE, Action, Basis, Case, Scope
 from .costs import Workload, together

@@ -15,7 +15,7 @@ from ..hazard.events import EventsError
 from ..hazard.features import NAMES
 from ..hazard.model import HazardModel
 from ..hazard.models import Models, Trained
-from ..judgement.judge import FAULT_RULES
+from ..judgement.found import FAULT_RULES
 from ..store.store import Store
 from ..store.storefile import FILE
 from ..store.upkeep.copying import CopyError

@@ -146,8 +146,9 @@ def replayed(answer: wire.EvaluateRuleResponse) -> str:
 
 
 def _why(one: wire.Advisory) -> str:
-    """Return why it is in its state; of a new one that is told above."""
-    return "" if one.state_text == one.reason_text else f": {one.state_text}"
+    """Return why it is in its state, without what is told above."""
+    said = one.state_text.removesuffix(one.reason_text).removesuffix(": ")
+    return f": {said}" if said else ""
 
 
 def _lease(one: wire.Advisory) -> str:

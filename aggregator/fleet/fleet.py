@@ -23,6 +23,7 @@ from .arrays import Codes, Flags, Indexes, Times, grown, room
 from .counted import COUNTED
 from .devices import Devices
 from .gangs import Gangs
+from .guarding import Guard
 from .hangs import EVENTS as HANG_EVENTS
 from .hangs import Hangs
 from .identity import Identity
@@ -84,6 +85,7 @@ class Fleet:
         self.wiring = Wiring()
         self.seen = Seen()
         self._inventory = Inventories()
+        self._guard = Guard()
         #: What people declared, and what hosts say of their place and hardware.
         self.declared, self.told, self.expecting = NOTHING, Told(), Expecting()
         self._make(64)
@@ -253,29 +255,38 @@ class Fleet:
         for table in self.tables.values():
             rows = table.waiting()
             for begin in range(0, rows.size if rows.size > STEP_ROWS else 0, STEP_ROWS):
-                self.identity.advance()
+                self._guard.do("identities of devices", self.identity.advance)
                 self._advance(table, rows[begin : begin + STEP_ROWS])
                 yield
 
-    def advance(self, now_ns: int) -> None:
-        """Bring counters and means up to the last frame. Called once before each judgement."""
-        self.identity.advance()
+    def advance(self, now_ns: int) -> str:
+        """Bring counters and means up to the last frame. Called once before each judgement.
+
+        Never raises: one part that fails stops no other. Returns words on those that failed lately, "" for none.
+        """
+        do = self._guard.do
+        do("identities of devices", self.identity.advance)
         for table in self.tables.values():
             self._advance(table, table.waiting())
-        self.resets.advance(self._boottime_ns)
-        self.seen.advance(self.tables)
-        self.occurrences.expire(self, now_ns)
-        self.jobs.sweep(now_ns, self.host_now_ns(now_ns))
-        self.gangs.advance(self, now_ns)
+        do("resets of GPUs", self.resets.advance, self._boottime_ns)
+        do("what hosts have", self.seen.advance, self.tables)
+        do("ends of events", self.occurrences.expire, self, now_ns)
+        do("ends of jobs", self.jobs.sweep, now_ns, self.host_now_ns(now_ns))
+        if not do("gangs", self.gangs.advance, self, now_ns):
+            self.gangs.standing = None  # else hosts stay blamed by what was so long ago
+        return self._guard.failing(now_ns)
 
     def _advance(self, table: DeviceTable, rows: Indexes) -> None:
-        table.advance(rows)
-        if table.name == "gpu_1s" and rows.size:
-            self.activity.advance(rows, table, self.tables["gpu_10s"], self.tables["gpu_60s"])
-        if table.name == "collector_10s" and rows.size:
-            self.sources.advance(rows, table)
-        if rows.size:
-            self.gangs.sample(table, rows, len(self))
+        if not rows.size:
+            return
+        do = self._guard.do
+        do(f"counters of {table.name}", table.advance, rows)
+        if table.name == "gpu_1s":
+            ten, sixty = self.tables["gpu_10s"], self.tables["gpu_60s"]
+            do("what GPUs do", self.activity.advance, rows, table, ten, sixty)
+        if table.name == "collector_10s":
+            do("words of collectors", self.sources.advance, rows, table)
+        do("windows of gangs", self.gangs.sample, table, rows, len(self))
 
     def host_now_ns(self, now_ns: int) -> Times:
         """Return what CLOCK_BOOTTIME of each host is at *now_ns* of our clock, by its last frame."""

@@ -7,19 +7,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from ..fleet.arrays import Floats
 from ..fleet.fleet import Fleet
 from ..fleet.peers import slowest
 from ..fleet.sources import Source
 from ..hazard.model import PRIOR, HazardModel
-from ..verdicts import Finding, Snapshot, State
-from . import hysteresis
+from ..verdicts import Snapshot
+from . import found, hysteresis, outage
 from .columns import Columns, pack_hosts
 from .declared import in_maintenance, without_noise
 from .experience import NOTHING, Experience
-from .faults import Faults, Standing
+from .faults import Faults
 from .features import COLUMN, assemble
 from .gpus import Gpus, score_gpus
 from .gpus import none as no_gpus
@@ -98,32 +95,6 @@ RULES: tuple[Callable[[Present], Iterator[Symptom]], ...] = (
     rules_expected.differences,
 )
 
-#: So many hosts, and so large a share of the fleet, that fall silent within a minute of each other
-#: are more likely our own outage than theirs: their states are frozen, for as long as 15 minutes.
-OUTAGE_HOSTS_MIN, OUTAGE_SHARE = 3, 0.05
-OUTAGE_WINDOW_SECONDS, OUTAGE_SECONDS_MAX = 60.0, 900.0
-
-#: Rules whose symptoms are findings of their own, whatever they cost.
-FINDING_RULES = ("data.lost", "counter.saturated")
-#: And of these what is a fault of the host, for training and for the time since its return.
-FAULT_RULES = (
-    "gpu.xid",
-    "nvswitch.sxid",
-    "gpu.lost",
-    "gpu.recovery_action",
-    "gpu.remap_pending",
-    "gpu.remap_failed",
-    "gpu.ecc_uncorrected",
-    "folded",
-    *sorted({kind.rule.name for kind in rules_kernel.KINDS.values()}),
-)
-_FAULTS = frozenset(FAULT_RULES)
-#: What costs a host its state: it stands until a reset, a boot, or time ends it, and its end is to be on record. What
-#: somebody expects and a host has not is no fault of the host: a slip in a file would make lemons of all.
-STANDING_RULES = (*FAULT_RULES, "hardware.unexpected")
-#: All of these: judging begins them and ends them.
-JUDGED_FINDINGS = frozenset((*FINDING_RULES, *STANDING_RULES))
-
 
 @dataclass(frozen=True, slots=True)
 class Judgement(Snapshot):
@@ -137,6 +108,7 @@ class Judgement(Snapshot):
     before: Before = field(default_factory=Before)
     gpus: Gpus = field(default_factory=no_gpus)
     faults: Faults = field(default_factory=Faults)
+    failed: str = ""  # parts of judging, in words
     model: str = PRIOR  # of the hazard
 
 
@@ -153,14 +125,15 @@ def judge(
     *before*: what was known before a restart, for the first judgement after it. *model*: of the hazard; None, or a prior: none was trained.
     *experience*: what advice and its outcomes tell.
     """
-    fleet.advance(now_ns)
+    unsound = fleet.advance(now_ns)
     present = Present(fleet, now_ns)
     kin = _of_this_epoch(fleet, previous)
     before = before or (kin.before if kin else Before())
-    waiting = before.waiting(fleet, now_ns)
+    unheard = before.waiting(fleet, now_ns)
     listened = before.listened_seconds(present.silent_seconds, fleet, now_ns)
-    frozen = outage(present, listened) - waiting
+    frozen = outage.silent_together(present, listened) - unheard
     groups, failed = _look(present, previous.degraded_reason if previous else "")
+    failed = "; ".join(filter(None, (unsound, failed)))
     symptoms = without_noise(fleet, _by_host(groups), now_ns)
     holds = _hold(present, symptoms, kin)
     passing = _by_host(
@@ -171,10 +144,10 @@ def judge(
             ),
         ]
     )
-    _report(fleet, holds, before, now_ns)
+    found.report(fleet, holds, before, now_ns)
     names = _names(fleet, kin)
     faults = (kin.faults if kin else before.faults).after(
-        fleet.index, _faults(fleet), now_ns // 1000
+        fleet.index, found.standing_faults(fleet), now_ns // 1000
     )
     subjects = _subjects(present, names, faults, trained(model), experience)
     seen = dict(_seen(present, holds, passing))
@@ -183,8 +156,8 @@ def judge(
     hosts, before = carried(before, live, fleet, now_ns)
     hosts = in_maintenance(fleet, hosts, now_ns)
     degraded = (
-        before.words(len(fleet), len(waiting), now_ns),
-        _outage(len(frozen), len(fleet)),
+        before.words(len(fleet), len(unheard), now_ns),
+        outage.words(fleet, frozen),
         failed,
     )
     return Judgement(
@@ -201,6 +174,7 @@ def judge(
         before=before,
         gpus=score_gpus(present, live, seen),
         faults=faults,
+        failed=failed,
         model=subjects.model,
     )
 
@@ -229,21 +203,6 @@ def _look(present: Present, told: str) -> tuple[list[list[Symptom]], str]:
     return groups, "; ".join(failed)
 
 
-def outage(present: Present, silent: Floats) -> frozenset[int]:
-    """Return the hosts that fell silent together, so many that the fault is more likely ours.
-
-    *silent*: seconds, while we listened. A rack that is switched off in its maintenance window is no news.
-    """
-    quiet = ~present.awake & (silent <= OUTAGE_SECONDS_MAX) & ~present.ended
-    quiet[list(present.fleet.declared.maintained(present.fleet.names, present.now_ns))] = False
-    hosts = np.flatnonzero(quiet)
-    when = np.sort(silent[hosts])
-    first = np.searchsorted(when, silent[hosts] - OUTAGE_WINDOW_SECONDS)
-    last = np.searchsorted(when, silent[hosts] + OUTAGE_WINDOW_SECONDS, side="right")
-    enough = max(OUTAGE_HOSTS_MIN, OUTAGE_SHARE * (len(silent) - int(present.ended.sum())))
-    return frozenset(hosts[(last - first) >= enough].tolist())
-
-
 def _by_host(groups: Iterable[Iterable[Symptom]]) -> dict[int, list[Symptom]]:
     found: dict[int, list[Symptom]] = defaultdict(list)
     for group in groups:
@@ -270,12 +229,6 @@ def _hold(
         if after := hysteresis.step(held, seen, present.now_ns):
             result[host] = after
     return result
-
-
-def _faults(fleet: Fleet) -> Standing:
-    """Return the findings that stand and are faults, as training takes them from the record."""
-    found = fleet.findings.values()
-    return frozenset((f.host, f.since_ns // 1000) for f in found if f.name in _FAULTS)
 
 
 def _subjects(
@@ -317,52 +270,6 @@ def _seen(
         seen += [Seen(symptom, present.now_ns) for symptom in passing.get(host, ())]
         if seen:
             yield host, seen
-
-
-def _report(
-    fleet: Fleet, holds: Mapping[int, Mapping[Key, Hold]], before: Before, now_ns: int
-) -> None:
-    """Keep as findings what operators must act on; end, on record, those whose condition is gone.
-
-    A host that is silent keeps its own: nothing of it was looked at again. So does one that was heard
-    again only now, after a restart of ours.
-    """
-    standing: set[tuple[str, str, str]] = set()
-    for host, held in holds.items():
-        for symptom in (hold.worst for hold in held.values() if hold.active):
-            if name := finding_name(symptom):
-                subject = finding_subject(name, symptom)
-                standing.add((fleet.names[host], name, subject))
-                clears = symptom.clears or symptom.rule.clears
-                fleet.find(
-                    Finding(fleet.names[host], name, subject, symptom.words, now_ns, 0, clears)
-                )
-    for key in [k for k in fleet.findings if k[1] in JUDGED_FINDINGS and k not in standing]:
-        if not before.keeps(key, fleet, now_ns):
-            fleet.clear(*key)
-
-
-def finding_name(symptom: Symptom) -> str:
-    """Return under which name *symptom* is kept as a finding; "" if it is not."""
-    rule = symptom.rule.name
-    names = FINDING_RULES if symptom.host_state is State.HEALTHY else FINDING_RULES + STANDING_RULES
-    return max((n for n in names if rule == n or rule.startswith(f"{n}.")), key=len, default="")
-
-
-def finding_subject(name: str, symptom: Symptom) -> str:
-    """Return what a finding is about: the device, the signal, and the code or variant of it."""
-    which = symptom.rule.name.removeprefix(name).lstrip(".")
-    told = f" {which}" if which and not symptom.signal.endswith(which) else ""
-    return f"{symptom.device} {symptom.signal}{told}"
-
-
-def _outage(frozen: int, hosts: int) -> str:
-    if not frozen:
-        return ""
-    return (
-        f"{frozen} of {hosts} hosts fell silent within a minute of each other: more likely the "
-        "network's fault or ours than theirs; their states are frozen"
-    )
 
 
 def _names(fleet: Fleet, previous: Judgement | None) -> tuple[str, ...]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from gangline.aggregator.declared.model import NOTHING, Place
 from gangline.aggregator.permits import Permits
 from gangline.aggregator.verdicts import State
 from tests.aggregator.world import World, gpu_of
@@ -33,3 +36,28 @@ def test_past_a_twentieth_of_the_fleet_silent_within_a_minute_states_freeze(
     permits = Permits(tmp_path_factory.mktemp("p"), 0.05, lambda: snapshot, lambda: world.now_ns)
     assert ("degraded" in permits.withheld()) is ours
     assert State.STALE not in {g.state for g in snapshot.gpus.of(5)}
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        ([Place(rack="r1", leaf="l1")] * 4, ", all in rack r1,"),
+        ([Place(rack=f"r{at}", leaf="l1") for at in range(4)], ", all in leaf l1,"),
+        ([Place(rack="r1"), Place(rack="r1"), Place(rack="r1"), Place(rack="r2")], ""),
+        ([Place(rack="r1"), Place(rack="r1"), Place(rack="r1"), Place()], ""),
+        ([Place(spine="s1")] * 4, ""),  # as all the fleet is
+        ([Place()] * 4, ""),
+    ],
+)
+def test_what_all_silent_hosts_are_in_is_named(places: list[Place], said: str) -> None:
+    """A rack lost its power: "the network's fault or ours", and the network was looked at for an hour."""
+    world = World(hosts=60, gpus=1)
+    fleet = {host.name: Place(rack="r9", spine="s1") for host in world.hosts}
+    fleet |= {f"h{at}": place for at, place in enumerate(places)}
+    world.fleet.declared = replace(NOTHING, places=fleet)
+    world.run(8)
+    for host in world.hosts[:4]:
+        host.silent = True
+    reason = world.run(20).degraded_reason
+    assert reason.startswith(f"4 of 60 hosts{said} fell silent within a minute of each other: ")
+    assert ("its power or network, or the network's fault or ours" in reason) is bool(said)

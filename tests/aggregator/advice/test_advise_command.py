@@ -177,6 +177,22 @@ def test_what_is_advised_fits_the_terminal(width: int, monkeypatch: pytest.Monke
     assert "1,234.5" in listed and "expires" not in shown, "it has ended"
 
 
+@pytest.mark.parametrize(
+    ("state_text", "told"),
+    [
+        ("hot", ""), ("more is wrong with it: hot", ": more is wrong with it"),
+        ("accepted by ann", ": accepted by ann"), ("", ""),
+    ],
+)  # fmt: skip
+def test_why_is_told_once(state_text: str, told: str) -> None:
+    """The same three lines stood under `why` and again under `state`, and nobody read the second."""
+    one = wire.Advisory(
+        name="advisories/a1", state=wire.PROPOSED, reason_text="hot", state_text=state_text
+    )
+    lines = TOLD["show"](one).split("\n")
+    assert [line.partition(" UTC")[2] for line in lines if line.startswith("  state ")] == [told]
+
+
 def test_a_rejection_needs_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody could say later why the host had been left in."""
     with pytest.raises(SystemExit):

@@ -16,7 +16,6 @@ from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.hazard.events import EventsError
 from gangline.aggregator.hazard.features import NAMES, features_of
 from gangline.aggregator.hazard.history import state_at
-from gangline.aggregator.hazard.model import HazardModel
 from gangline.aggregator.hazard.recorded import (
     DAY_US,
     DAYS_BACK_MAX,
@@ -26,10 +25,12 @@ from gangline.aggregator.hazard.recorded import (
 )
 from gangline.aggregator.ingest.findings import Findings
 from gangline.aggregator.judgement.faults import Faults, Standing
-from gangline.aggregator.judgement.judge import FAULT_RULES, judge
+from gangline.aggregator.judgement.found import FAULT_RULES
+from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.store import records
 from gangline.aggregator.store.storefile import migrations
 from gangline.aggregator.verdicts import Finding
+from tests.aggregator.test_recompute import TRAINED
 from tests.aggregator.world import SECOND_NS, World, gpu_of
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")
@@ -40,14 +41,6 @@ HOSTS = ("a", "b", "c", "late")
 #: What is found, and whether it is a fault.
 FOUND = ("gpu.xid", "gpu.lost", "clock.offset")
 PAST = "cleared IS NOT NULL AND subject = 'y'"
-TRAINED = HazardModel(
-    "a test",
-    False,
-    "all classes",
-    -5.0,
-    (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.6, 0.4, 0.2),
-    last_time="2026-11-20",
-)
 
 
 @pytest.fixture(scope="module")

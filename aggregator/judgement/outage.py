@@ -1,0 +1,61 @@
+"""Our own outage is not the hosts': so many silent at once are frozen as they were, and what they share is named."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from ..fleet.arrays import Floats
+from ..fleet.fleet import Fleet
+from .present import Present
+
+#: So many hosts, and so large a share of the fleet, that fall silent within a minute of each other
+#: are more likely our own outage than theirs: their states are frozen, for as long as 15 minutes.
+HOSTS_MIN, SHARE_MIN = 3, 0.05
+WINDOW_SECONDS, OUTAGE_SECONDS_MAX = 60.0, 900.0
+#: What silent hosts may all be in, where one looks first -> as people call it.
+SHARED = {
+    "rack": "rack", "nvlink_subdomain": "NVLink subdomain", "nvlink_domain": "NVLink domain", "leaf": "leaf",
+    "power_domain": "power domain", "cooling_domain": "cooling domain", "spine": "spine", "core": "core",
+}  # fmt: skip
+
+
+def silent_together(present: Present, silent: Floats) -> frozenset[int]:
+    """Return the hosts that fell silent together, so many that the fault is more likely ours.
+
+    *silent*: seconds, while we listened. A rack that is switched off in its maintenance window is no news.
+    """
+    quiet = ~present.awake & (silent <= OUTAGE_SECONDS_MAX) & ~present.ended
+    quiet[list(present.fleet.declared.maintained(present.fleet.names, present.now_ns))] = False
+    hosts = np.flatnonzero(quiet)
+    when = np.sort(silent[hosts])
+    first = np.searchsorted(when, silent[hosts] - WINDOW_SECONDS)
+    last = np.searchsorted(when, silent[hosts] + WINDOW_SECONDS, side="right")
+    enough = max(HOSTS_MIN, SHARE_MIN * (len(silent) - int(present.ended.sum())))
+    return frozenset(hosts[(last - first) >= enough].tolist())
+
+
+def words(fleet: Fleet, frozen: Collection[int]) -> str:
+    """Return what is said of the hosts that are *frozen*; "" for none."""
+    if not frozen:
+        return ""
+    where, whose = _place(fleet, frozen), "the network's fault or ours"
+    if where:
+        where, whose = f", all in {where},", f"its power or network, or {whose}"
+    return (
+        f"{len(frozen)} of {len(fleet)} hosts{where} fell silent within a minute of each other: more likely "
+        f"{whose} than theirs; their states are frozen"
+    )
+
+
+def _place(fleet: Fleet, hosts: Collection[int]) -> str:
+    """Return what all of *hosts* are in and not all others are, as far as somebody has said; "" for nothing."""
+    places = [fleet.declared.place(fleet.names[host]) for host in hosts]
+    for field, called in SHARED.items():
+        names = {getattr(place, field) for place in places}
+        name = names.pop() if len(names) == 1 else ""
+        others = (getattr(fleet.declared.place(host), field) for host in fleet.names)
+        if name and any(other != name for other in others):
+            return f"{called} {name}"
+    return ""

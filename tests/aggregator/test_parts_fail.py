@@ -1,0 +1,125 @@
+"""A part of judging that fails: the others go on, and operators are told, while it lasts and not each second."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gangline.aggregator import judging
+from gangline.aggregator.fleet.guarding import TOLD_SECONDS, Guard
+from gangline.aggregator.verdicts import OURSELVES, State
+from gangline.fingerprints.wire import score_pb2
+from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
+from tests.aggregator.test_rules_gang import in_job, pass_steps
+from tests.aggregator.world import SECOND_NS, World, gpu_of
+
+PARTS = [
+    ("identities of devices", lambda fleet: fleet.identity, "advance"),
+    ("counters of gpu_1s", lambda fleet: fleet.tables["gpu_1s"], "advance"),
+    ("what GPUs do", lambda fleet: fleet.activity, "advance"),
+    ("words of collectors", lambda fleet: fleet.sources, "advance"),
+    ("windows of gangs", lambda fleet: fleet.gangs, "sample"),
+    ("resets of GPUs", lambda fleet: fleet.resets, "advance"),
+    ("what hosts have", lambda fleet: fleet.seen, "advance"),
+    ("ends of events", lambda fleet: fleet.occurrences, "expire"),
+    ("ends of jobs", lambda fleet: fleet.jobs, "sweep"),
+    ("gangs", lambda fleet: fleet.gangs, "advance"),
+]
+
+
+def broken(*_: object) -> None:
+    raise ZeroDivisionError("by zero")
+
+
+@pytest.mark.parametrize(("part", "owner", "method"), PARTS)
+def test_a_part_of_the_fleet_that_fails_stops_no_judging(
+    part: str, owner: Any, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """One GPU's odd reading made an array of the wrong shape: nobody was judged any more, and nothing said so."""
+    world = World(gpus=2)
+    world.run(10)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner(world.fleet), method, broken)
+        world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
+        snapshot = world.run(12)
+    assert world.score(world.hosts[0]).state is State.UNHEALTHY
+    words = f"{part} failed: ZeroDivisionError: by zero"
+    assert words in (snapshot.degraded_reason, snapshot.failed)
+    assert len([one for one in caplog.records if f"{part} failed" in one.message]) == 1
+    snapshot = world.run(round(TOLD_SECONDS) + 1)
+    assert (snapshot.degraded_reason, snapshot.failed) == ("", "")
+
+
+def test_gangs_that_fail_leave_nobody_blamed_by_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The windows stand still then: a verdict of them would stand for ever."""
+    world = in_job()
+    assert world.fleet.gangs.standing is not None
+    monkeypatch.setattr(world.fleet.gangs, "advance", broken)
+    pass_steps(world, 1)
+    assert world.fleet.gangs.standing is None
+
+
+def test_a_failure_is_told_for_a_minute_after_the_last_by_any_clock() -> None:
+    """Gangs are looked at every ten seconds: between two failures advice would come and go. A clock may be set back."""
+    guard, minute = Guard(), round(TOLD_SECONDS * SECOND_NS)
+    assert guard.do("a", lambda: None) and guard.failing(0) == ""
+    assert not guard.do("a", broken)
+    words = "a failed: ZeroDivisionError: by zero"
+    assert [guard.failing(at) for at in (10, minute + 9, minute + 10)] == [words, words, ""]
+    guard.do("a", broken)
+    guard.do("b", broken)
+    assert guard.failing(minute) == f"{words}; b{words[1:]}"
+    assert guard.failing(0) == "", "told until a minute from then, were the clock right"
+
+
+def test_what_was_shown_is_on_record_though_the_end_comes_just_then(lab: Any, until: Any) -> None:
+    """A scheduler was told UNHEALTHY, the aggregator was restarted, and nothing had been written of it."""
+
+    async def way() -> int:
+        async with lab.aggregator(judge_seconds=60.0) as aggregator, lab.agent(aggregator):
+            before = aggregator.holder.snapshot
+            turn = asyncio.create_task(aggregator.judging.turn())
+            while aggregator.holder.snapshot is before:
+                await asyncio.sleep(0)
+            turn.cancel()
+            await asyncio.wait([turn])
+            assert turn.cancelled()
+            return int(aggregator.holder.snapshot.version)
+
+    version = asyncio.run(way())
+    assert lab.rows("SELECT max(version) FROM scores") == [(version,)]
+
+
+def test_judging_that_fails_as_a_whole_is_told_of(
+    lab: Any, until: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scores stood still for a night, each of them HEALTHY: whoever asks is to hear that they are old, and why."""
+
+    async def way() -> None:
+        async with lab.aggregator(judge_seconds=0.05) as aggregator, lab.agent(aggregator) as agent:
+            stub: Any = ScoreServiceStub(agent.channel)  # type: ignore[no-untyped-call]
+            holder, findings = aggregator.holder, aggregator.fleet.findings
+            await until(lambda: holder.snapshot and len(holder.snapshot.names) == 1)
+            version = holder.snapshot.version
+            with monkeypatch.context() as patch:
+                patch.setattr(judging, "judge", broken)
+                await until(lambda: holder.snapshot.degraded_reason)
+                before = holder.snapshot
+                assert before.version > version and before.names == ("host-1",)
+                answer = await stub.ListNodeScores(score_pb2.ListNodeScoresRequest())
+                assert answer.degraded and answer.node_scores
+                assert answer.degraded_reason.startswith(
+                    "judging failed: ZeroDivisionError: by zero; scores are of "
+                )
+                key = OURSELVES, judging.JUDGING_FINDING, ""
+                assert findings[key].words == "judging failed: ZeroDivisionError: by zero"
+            await until(lambda: not holder.snapshot.degraded_reason)
+            assert key not in findings and holder.snapshot.version > before.version
+
+    asyncio.run(way())
+    assert len([one for one in caplog.records if "judging failed" in one.message]) == 1
+    assert lab.rows(
+        "SELECT words, cleared IS NULL FROM findings WHERE name = 'judging.failed'"
+    ) == [("judging failed: ZeroDivisionError: by zero", False)]
