@@ -31,7 +31,7 @@ OF_MODEL = "hazard."
 #: The pace of a GPU is told below this.
 SLOW_BELOW = 0.95
 #: Units whose numbers say nothing beside the words.
-WITHOUT_VALUE = ("state", "code", "flags", "number", "finding")
+WITHOUT_VALUE = ("state", "code", "flags", "number", "finding", "hosts")
 #: No longer name can register.
 HOST_CHARACTERS_MAX = 253
 #: What runs a query; beside it stands where.

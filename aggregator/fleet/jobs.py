@@ -162,6 +162,12 @@ class Jobs:
     def _forget(self, host: int, before_ns: int) -> None:
         self._drop(host, lambda one: one.last_ns < before_ns)
 
+    def of_several_hosts(self, host: int, gpu: str = "") -> list[Job]:
+        """Return the jobs on *host* that run on other hosts too; *gpu*: of these, those that hold it."""
+        _, processes = self._hosts.get(host, ("", {}))
+        there = (p.job for p in processes.values() if not gpu or p.gpu.partition("/")[0] == gpu)
+        return [job for job in {id(job): job for job in there}.values() if len(job.gpus) > 1]
+
     def on(self, host: int) -> Here:
         """Return what runs on *host*, as far as it has told."""
         _, processes = self._hosts.get(host, ("", {}))

@@ -46,6 +46,7 @@ from .rules import xid as rules_xid
 from .scoring import HORIZON_HOURS, Seen, score_host
 from .staged import looked
 from .symptoms import Symptom
+from .waits import Waits, waits
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class Judgement(Snapshot):
     before: Before = field(default_factory=Before)
     gpus: Gpus = field(default_factory=no_gpus)
     faults: Faults = field(default_factory=Faults)
+    waits: Waits = field(default_factory=Waits)
     failed: str = ""  # parts of judging, in words
     model: str = PRIOR  # of the hazard
 
@@ -174,6 +176,7 @@ def judge(
         before=before,
         gpus=score_gpus(present, live, seen),
         faults=faults,
+        waits=waits(present, seen),
         failed=failed,
         model=subjects.model,
     )

@@ -48,6 +48,8 @@ def message(
         reply.data_age.FromNanoseconds(max(0, snapshot.computed_ns - host.heard_ns))
     if full:
         reply.contributions.extend(_contribution(e) for e in host.evidence)
+        if waits_for := snapshot.waits.of(host.node_index):
+            reply.contributions.append(_contribution(waits_for))
         reply.gpus.extend(map(_gpu, snapshot.gpus.of(host.node_index)))
         reply.sources.extend(
             score_pb2.SourceOutcome(source=s.name, outcome=s.outcome_word, words=s.words)

@@ -56,6 +56,25 @@ def test_the_name_of_a_gpu_is_in_memory_once() -> None:
     assert len(ids) == 1
 
 
+def test_jobs_of_several_hosts_by_the_gpu_that_they_hold() -> None:
+    """What is wrong with a GPU is no matter of the job beside it, nor of one that is on this host alone."""
+    jobs = Jobs()
+    other = {"source": "slurm", "job_id": "124"}
+    for host in (0, 1):
+        jobs.take(host, BOOT, told(1, SLURM, gpu="GPU-0"))
+        jobs.take(host, BOOT, told(2, other, gpu="GPU-1", gpu_instance="7"))
+        jobs.take(host, BOOT, told(3, SESSION, gpu="GPU-2"))
+
+    def names(gpu: str = "") -> list[str]:
+        return sorted(job.name for job in jobs.of_several_hosts(0, gpu))
+
+    assert names() == ["123", "124"]
+    assert (names("GPU-0"), names("GPU-1"), names("GPU-2"), names("GPU-3")) == (
+        ["123"], ["124"], [], [],
+    )  # fmt: skip
+    assert jobs.of_several_hosts(9) == []
+
+
 def test_a_job_of_which_only_the_dead_are_left_is_dead() -> None:
     """80 GB were held by a process that had ended, and the drain waited for a job that was no more."""
     jobs = Jobs()
