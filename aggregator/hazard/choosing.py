@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 from .events import EventsError
 from .folds import Ahead, folds_of
-from .forms import RICHER, SIMPLE, Form
+from .forms import RICHER, SIMPLE, WITH_MEASURED, Form
 from .history import Units
 
 #: Of AUC and of recall. Less is what the draw of nodes makes of two rankings that are as good.
 GAINS_MIN = (0.005, 0.01)
+#: Of the units before a fold's cut: with fewer known, the weights of what is measured are of the last weeks alone, and a
+#: unit of which nothing is known counts as one where all is normal.
+KNOWN_SHARE_MIN = 0.2
 #: Figures that differ by less are the same, summed in another order.
 ROUNDING = 1e-12
 
@@ -27,8 +30,8 @@ class Tried:
 
 
 def choose(daily: Units, weekly: Units, outcome: str, end_days: float, nodes: int) -> Tried:
-    """Return the first simple form, the best of the simple ones that plainly rank better than it, or a richer one that
-    plainly ranks better than those.
+    """Return the first simple form, the best of the simple ones that plainly rank better than it, a richer one that
+    plainly ranks better than those, or the one with what is measured where that plainly ranks better than all.
 
     *daily*, *weekly*: units with windows of a day and of a week; *nodes*: of the fleet. Raises EventsError where there
     is no fold to choose by.
@@ -45,7 +48,35 @@ def choose(daily: Units, weekly: Units, outcome: str, end_days: float, nodes: in
     best = max(above, key=lambda at: sum(ahead[at].figures), default=best)
     for at in range(len(SIMPLE), len(forms)):
         best = at if ranks_better(ahead[at], ahead[best]) else best
-    return Tried(forms[best], *ahead[best].figures, *ahead[best].calibration())
+    measured = _with_measured(daily, weekly, outcome, end_days, nodes, forms[best])
+    return measured or _tried(forms[best], ahead[best])
+
+
+def _with_measured(
+    daily: Units, weekly: Units, outcome: str, end_days: float, nodes: int, best: Form
+) -> Tried | None:
+    """Return the form with what is measured if it plainly ranks better than *best*, and than itself without it.
+
+    Judged on the folds before whose cut enough was measured.
+    """
+    if daily.state.measured is None:
+        return None
+    forms = (
+        best,
+        RICHER[0],
+        WITH_MEASURED,
+    )  # RICHER[0]: the same without it, so that no gain is of the history's
+    folds = folds_of(daily, weekly, outcome, end_days, forms, KNOWN_SHARE_MIN)
+    if not folds:
+        return None
+    *others, measured = (Ahead(folds, at, nodes) for at in range(len(forms)))
+    if all(ranks_better(measured, other) for other in others):
+        return _tried(WITH_MEASURED, measured)
+    return None
+
+
+def _tried(form: Form, ahead: Ahead) -> Tried:
+    return Tried(form, *ahead.figures, *ahead.calibration())
 
 
 def ranks_better(one: Ahead, other: Ahead) -> bool:

@@ -1,34 +1,20 @@
-"""What the model of hazard looks at: one row a unit, one column a feature, each zero for a node that never failed.
+"""What the model of hazard looks at: one row a unit, one column a feature, each zero for a node of which nothing is wrong.
 
-All are functions of a unit's state, so that they can be told for a day ahead on which nothing has happened yet.
-Training and judging both take them from here.
+Those of the history of faults are functions of a unit's state, so that they can be told for a day ahead on which nothing
+has happened yet. Those of what is measured follow them, where anything was. Training and judging both take them from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import expm1, inf, log
-from typing import NamedTuple
 
 import numpy as np
 
 from .events import Floats
+from .feature import Feature
 from .history import State
-
-
-class Feature(NamedTuple):
-    """One column."""
-
-    name: str
-    unit: str
-    normal: str  # what is normal, in words
-    tells: str
-    words: str  # of one host, for a person; {shown} is `shown` of the value
-    shown: Callable[[float], float]
-
-    def said(self, value: float) -> str:
-        """Return *value* of a host in words."""
-        return self.words.format(shown=self.shown(value))
+from .measured import MEASURED, weighed
 
 
 def _days(fade_days: float) -> Callable[[float], float]:
@@ -44,8 +30,8 @@ def _days_of_returned(value: float) -> float:
 RETURNED_DAYS, RETURNED_LEAST_DAYS = 30.0, 0.25
 _RETURNED = "it returned from a fault {shown:,.1f} days ago"
 
-#: The columns, in order. A higher value never means a lower hazard: the fit holds their weights at zero or above.
-FEATURES: tuple[Feature, ...] = (
+#: Of the history of faults.
+HISTORY: tuple[Feature, ...] = (
     Feature("returned_1d", "ratio", "0", "returned from a fault, fading over a day", _RETURNED, _days(1.0)),
     Feature("returned_10d", "ratio", "0", "returned from a fault, fading over ten days", _RETURNED, _days(10.0)),
     Feature("failed_before", "ratio", "0", "has failed at some time on record", "it has failed before", float),
@@ -60,13 +46,17 @@ FEATURES: tuple[Feature, ...] = (
     Feature("faults_last_7d", "log count", "0", "ln(1 + faults that began within the last 7 days)",
             "faults that began within the last 7 days: {shown:.0f}", expm1),
 )  # fmt: skip
+#: The columns, in order. A higher one never means a lower hazard: the fit holds their weights at zero or above.
+FEATURES: tuple[Feature, ...] = (*HISTORY, *MEASURED)
 NAMES = tuple(feature.name for feature in FEATURES)
+NAMES_OF_HISTORY = NAMES[: len(HISTORY)]
 
 
 def features_of(state: State, ahead_days: float = 0.0) -> Floats:
     """Return units x features, as they will be *ahead_days* later if nothing happens until then.
 
-    But for `faults_last_7d`, which stays: a state does not say on which of the seven days each fault was.
+    But for `faults_last_7d`, which stays: a state does not say on which of the seven days each fault was. So does what was
+    measured; of a state that bears nothing of it only the columns of HISTORY are there.
     """
     since = state.since_return_days + ahead_days  # +inf fades to zero
     counts = [
@@ -81,4 +71,16 @@ def features_of(state: State, ahead_days: float = 0.0) -> Floats:
         np.log1p(state.count),
         np.log1p(state.last_week),
     ]
+    if state.measured is not None:
+        columns += list(weighed(state.measured).T)
     return np.stack(columns, axis=1)
+
+
+def weigh(features: Floats, weights: Sequence[float]) -> Floats:
+    """Return the sum of weight x feature of each unit. *weights*: by FEATURES; *features* may have those of HISTORY alone."""
+    return np.asarray(features @ np.array(weights[: features.shape[1]]))
+
+
+def features_judged(columns: Floats) -> Floats:
+    """Return hosts x features of hosts x *columns*: those of HISTORY, then what is measured now (NaN: not known)."""
+    return np.hstack([columns[:, : len(HISTORY)], weighed(columns[:, len(HISTORY) :])])

@@ -1,6 +1,6 @@
 """Fitting the model's weights: complementary log-log regression with a ridge, weights held at zero or above.
 
-numpy alone: a few hundred faults decide nine weights, for which a library of learning would be one more thing to install.
+numpy alone: a few hundred faults decide nine weights, or twice as many, for which a library of learning would be one more thing to install.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .events import Flags, Floats
-from .features import NAMES
+from .features import NAMES, NAMES_OF_HISTORY
 
 STEPS_MAX = 200
 STEP_MAX = 1.0
@@ -24,7 +24,7 @@ def fit(
     features: Floats,
     outcome: Floats,
     ridge: float,
-    names: Sequence[str] = NAMES,
+    names: Sequence[str] = NAMES_OF_HISTORY,
     ordered_by: str = "",
 ) -> tuple[float, tuple[float, ...]]:
     """Return the base (a log) and the weights by FEATURES that make *outcome* (0 or 1) most likely.

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from .events import Floats, Indexes
-from .features import features_of
+from .features import features_of, weigh
 from .fitting import fit
 from .forms import Form
 from .history import WINDOW_DAYS, Units
+from .measured import weighed
 from .metrics import BINS, Calibrated, Drawn, Ranked, bootstrapped
 
 #: Folds begin at these shares of the recording, and each is judged over FOLD_SHARE of it.
@@ -33,20 +34,29 @@ class Fold(NamedTuple):
 
 
 def folds_of(
-    daily: Units, weekly: Units, outcome: str, end_days: float, forms: Sequence[Form]
+    daily: Units,
+    weekly: Units,
+    outcome: str,
+    end_days: float,
+    forms: Sequence[Form],
+    known_share_min: float = 0.0,
 ) -> list[Fold]:
     """Return the folds that have positives on both sides of their cut, in the order of time.
 
     *daily*, *weekly*: all units, with windows of a day, which is learned from, and of a week, which is judged.
+    *known_share_min*: of the units before the cut, so many are of days on which something was measured.
     """
     features, seen, came = features_of(daily.state), daily.came(outcome), weekly.came(outcome)
+    known = daily.state.known
     folds: list[Fold] = []
     for share in FOLD_SHARES:
         cut = int(share * end_days)
         before = daily.day < cut  # their day is over
         after = (weekly.day >= cut) & (weekly.day < cut + max(1, int(FOLD_SHARE * end_days)))
         after &= (weekly.day - cut) % (1 + int(after.sum()) // FOLD_UNITS_MAX) == 0
-        if seen[before].any() and 0 < came[after].sum() < after.sum():
+        if not seen[before].any() or known[before].mean() < known_share_min:
+            continue
+        if 0 < came[after].sum() < after.sum():
             later = _Later(weekly.take(after))
             chances = tuple(
                 later.chance(*fit(features[before], seen[before], one.ridge, one.names, one.ordered_by))
@@ -57,17 +67,19 @@ def folds_of(
 
 
 class _Later:
-    """Units with their features of the days ahead, which most have not: they are of nodes that never failed."""
+    """Units with their features of the days ahead, which most have not: nothing of them is wrong, or ever was."""
 
     def __init__(self, units: Units) -> None:
-        self._failed = np.isfinite(units.state.since_return_days)
-        failed = units.state.take(self._failed)
-        self._ahead = [features_of(failed, day) for day in range(WINDOW_DAYS)]
+        self._marked = np.isfinite(units.state.since_return_days)
+        if units.state.measured is not None:
+            self._marked |= weighed(units.state.measured).any(axis=1)
+        marked = units.state.take(self._marked)
+        self._ahead = [features_of(marked, day) for day in range(WINDOW_DAYS)]
 
     def chance(self, base: float, weights: tuple[float, ...]) -> Floats:
         """Return what a model tells of them."""
-        expected = np.full(len(self._failed), WINDOW_DAYS * np.exp(base))
-        expected[self._failed] = sum(np.exp(base + one @ np.array(weights)) for one in self._ahead)
+        expected = np.full(len(self._marked), WINDOW_DAYS * np.exp(base))
+        expected[self._marked] = sum(np.exp(base + weigh(one, weights)) for one in self._ahead)
         return np.asarray(-np.expm1(-expected))
 
 

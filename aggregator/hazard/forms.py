@@ -1,10 +1,10 @@
-"""Which features of the model may have a weight: one form for each simple ranking, and richer ones."""
+"""Which features of the model may have a weight: one form for each simple ranking, richer ones, and one with what is measured."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from .features import NAMES
+from .features import NAMES, NAMES_OF_HISTORY
 
 
 class Form(NamedTuple):
@@ -29,4 +29,8 @@ SIMPLE = (
     Form("count of the last 7 days", ("faults_last_7d",), _RIDGE, "faults_last_7d"),
     Form("failed before, or never", ("failed_before",), _RIDGE, "failed_before"),
 )  # fmt: skip
-RICHER = (Form("all, held tight", NAMES, 20.0), Form("all", NAMES, _RIDGE))
+_TIGHT = 20.0
+#: Of the history of faults; "all" is all of it.
+RICHER = (Form("all, held tight", NAMES_OF_HISTORY, _TIGHT), Form("all", NAMES_OF_HISTORY, _RIDGE))
+#: As the first of these, and with what is measured; tried where enough of that is on record.
+WITH_MEASURED = Form("history and what is measured, held tight", NAMES, _TIGHT)

@@ -5,11 +5,12 @@ A unit is a node that is up at 00:00 of a day. Arrays are nodes x days; nothing 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .events import EventsError, Faults, Flags, Floats, Indexes
+from .hostdays import HostDays
 
 #: Nodes x days; a column of the tables below is as long. So many take about 2 GB to learn from and to judge.
 CELLS_MAX = 4_000_000
@@ -29,6 +30,15 @@ class State:
     count: Floats  # of fault starts, ever
     decayed: dict[float, Floats]  # decay in days -> decayed count of fault starts
     last_week: Floats  # starts within the last 7 days
+    #: What was measured then, units x MEASURED, NaN: not known; None: nothing was, of any unit.
+    measured: Floats | None = None
+
+    @property
+    def known(self) -> Flags:
+        """Of which units anything was measured."""
+        if self.measured is None:
+            return np.zeros(len(self.count), dtype=bool)
+        return np.asarray(np.isfinite(self.measured).any(axis=1))
 
     def take(self, rows: Indexes | Flags) -> State:
         """Return some of the units."""
@@ -37,6 +47,7 @@ class State:
             self.count[rows],
             {days: one[rows] for days, one in self.decayed.items()},
             self.last_week[rows],
+            None if self.measured is None else self.measured[rows],
         )
 
 
@@ -67,8 +78,13 @@ class Units:
         return self.take((self.day >= first) & (self.day <= last))
 
 
-def units_of(faults: Faults, window_days: int = WINDOW_DAYS) -> Units:
-    """Return all units whose window ends within the recording. Raises EventsError if there are too many or none."""
+def units_of(
+    faults: Faults, window_days: int = WINDOW_DAYS, days_measured: HostDays | None = None
+) -> Units:
+    """Return all units whose window ends within the recording. Raises EventsError if there are too many or none.
+
+    *days_measured*: what was measured of the same nodes, on these days and later ones.
+    """
     days = int(np.floor(faults.end_days - window_days)) + 1
     nodes = len(faults.nodes)
     if days < 1:
@@ -80,10 +96,13 @@ def units_of(faults: Faults, window_days: int = WINDOW_DAYS) -> Units:
     up = _up(faults, days)
     day, node = np.nonzero(up.T)
     started = np.isfinite(faults.start)
+    state = _state(faults, days).take(np.ravel_multi_index((node, day), up.shape))
+    if days_measured is not None:
+        state = replace(state, measured=days_measured.at(node, day))
     return Units(
         node,
         day,
-        _state(faults, days).take(np.ravel_multi_index((node, day), up.shape)),
+        state,
         _ahead(faults, started, days, window_days)[node, day],
         _ahead(faults, started & faults.hardware, days, window_days)[node, day],
     )

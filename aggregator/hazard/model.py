@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .events import Floats
-from .features import NAMES, features_of
+from .features import NAMES, NAMES_OF_HISTORY, features_judged, features_of, weigh
 from .history import DECAYS_DAYS, State
 
 HOURS_A_DAY = 24.0
@@ -44,7 +44,7 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class HazardModel:
-    """Hazard of a host from its history of faults; immutable."""
+    """Hazard of a host from its history of faults, and from what is measured of it; immutable."""
 
     source: str  # what it was made from, in words
     is_prior: bool  # made from published rates, not from this fleet
@@ -60,12 +60,13 @@ class HazardModel:
     #: P(fault within 7 days) as told and as it came, out of fold, by bins of equal mass.
     calibration: tuple[tuple[float, float], ...] = ()
 
-    def contributions(self, features: Floats) -> tuple[Floats, Floats]:
+    def contributions(self, columns: Floats) -> tuple[Floats, Floats]:
         """Return ln(hazard per hour) of each host, and what each feature adds to it (hosts x features).
 
-        ln(hazard) = `base_log_hazard_per_hour` + the sum of a host's row, to the last bit that floats hold.
+        *columns*: hosts x features, what is measured as it is measured. ln(hazard) = `base_log_hazard_per_hour` + the
+        sum of a host's row, to the last bit that floats hold.
         """
-        parts = features * np.array(self.weights)
+        parts = features_judged(columns) * np.array(self.weights)
         return self.base_log_hazard_per_hour + parts.sum(axis=1), parts
 
     @property
@@ -83,10 +84,9 @@ class HazardModel:
 
     def expected(self, state: State, days: int) -> Floats:
         """Return the hazard summed over the next *days*, if nothing happens until then; one for each unit."""
-        weights = np.array(self.weights)
         total = np.zeros(len(state.count))
         for ahead in range(days):
-            logs = self.base_log_hazard_per_day + features_of(state, ahead) @ weights
+            logs = self.base_log_hazard_per_day + weigh(features_of(state, ahead), self.weights)
             total += np.exp(np.minimum(logs, LOG_HAZARD_PER_DAY_MAX))
         return total
 
@@ -97,7 +97,10 @@ class HazardModel:
     def to_text(self) -> str:
         """Return the model as JSON; `from_text` gives an equal one."""
         told = asdict(self)
-        told["weights"] = dict(zip(NAMES, self.weights, strict=True))
+        # What is measured and has no weight is left out: the text, and so the version, of a model of before it was
+        # learned from is what it was.
+        own = zip(NAMES, self.weights, strict=True)
+        told["weights"] = {name: one for name, one in own if one or name in NAMES_OF_HISTORY}
         return json.dumps(told, allow_nan=False, indent=1)
 
     @staticmethod

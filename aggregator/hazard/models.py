@@ -81,20 +81,20 @@ def compared(found: Recorded, in_use: HazardModel) -> Trained:
 
     Compared by the mean log loss of P(a fault within 7 days) of the last weeks' units. Raises EventsError.
     """
-    faults = found.faults
+    faults, days_measured = found.faults, found.days_measured
     cut = int(faults.end_days) - LAST_DAYS
     if cut < LAST_DAYS:
         raise EventsError(
             f"{faults.end_days:.1f} days are on record; expected at least {2 * LAST_DAYS}: half to learn from, "
             "half to compare with the model in use"
         )
-    last = units_of(faults).between(cut, cut + LAST_DAYS)
+    last = units_of(faults, days_measured=days_measured).between(cut, cut + LAST_DAYS)
     if not last.came(ALL).any():
         raise EventsError(
             f"no host failed within the last {LAST_DAYS} days: nothing to compare with the model in use"
         )
     try:
-        candidate = train(faults.before(float(cut)), ALL, "the store")
+        candidate = train(faults.before(float(cut)), ALL, "the store", days_measured)
     except EventsError as error:
         raise EventsError(
             f"before the last {LAST_DAYS} days, which are kept to compare on: {error}"
@@ -109,7 +109,7 @@ def compared(found: Recorded, in_use: HazardModel) -> Trained:
     words = f"log loss of the last {LAST_DAYS} days {losses[0]:.5f}, {kind} {losses[1]:.5f}" + (
         "" if better else ": worse, so that the one in use stays"
     )
-    whole = train(faults, ALL, "the store")
+    whole = train(faults, ALL, "the store", days_measured)
     metrics = {**whole.metrics, "log_loss": losses[0], "log_loss_of_the_one_in_use": losses[1]}
     model = replace(
         whole, first_time=_iso(found.first_us), last_time=_iso(found.last_us), metrics=metrics

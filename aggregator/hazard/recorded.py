@@ -1,4 +1,5 @@
-"""The faults that a store has on record: findings that cost a host its state, merged into incidents.
+"""What a store has on record to learn from: faults (findings that cost a host its state, merged into incidents), and
+what was measured of each host at the beginning of each day.
 
 What a fault is, is told here alone: `recorded` trains from it, and judging keeps each host's incidents by `extend`.
 """
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .events import DAYS_MAX, NODES_MAX, EventsError, Faults
+from .hostdays import HostDays, host_days
 
 DAY_US = 86_400_000_000
 #: So far back it is looked, and findings are kept; less far where that would be more hosts x days than this.
@@ -23,8 +25,11 @@ INCIDENTS_MAX = 1_000
 #: More findings than this are not read.
 ROWS_MAX = 1_000_000
 
-_FIRST = "SELECT epoch_us(min(time)) FROM scores WHERE time >= make_timestamp(?)"
-_HOSTS = "SELECT host FROM hosts WHERE simulated = ? ORDER BY node_index"
+_FIRST = (
+    "SELECT epoch_us(min(time)) FROM (SELECT time FROM scores UNION ALL SELECT time FROM host_days) "
+    "WHERE time >= make_timestamp(?)"
+)
+_HOSTS = "SELECT host FROM hosts WHERE simulated = ? ORDER BY node_index, host"
 _FINDINGS = (
     "SELECT host, epoch_us(since), epoch_us(cleared) FROM (SELECT host, name, since, cleared FROM findings "
     "UNION ALL FROM past_findings) WHERE since >= make_timestamp(?) "
@@ -40,11 +45,12 @@ class Incident(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """Faults with the moment from which their days count."""
+    """Faults with the 00:00 (UTC) from which their days count, and what was measured on these days."""
 
     faults: Faults
     first_us: int
     last_us: int
+    days_measured: HostDays | None = None
 
 
 def extend(incidents: list[Incident], since_us: float, end_us: float) -> None:
@@ -80,7 +86,7 @@ def incidents_of(
 def recorded(connection: Any, names: Sequence[str], now_us: int, *, simulated: bool) -> Recorded:
     """Return the faults of the real, or of the simulated, hosts up to *now_us*. Raises EventsError if there are too many.
 
-    *names*: findings that are faults. The recording begins with the first score or finding that is kept.
+    *names*: findings that are faults. The recording begins with the day of the first score or finding that is kept.
     """
     hosts = [host for (host,) in connection.execute(_HOSTS, [simulated]).fetchall()]
     if len(hosts) > NODES_MAX:
@@ -92,6 +98,7 @@ def recorded(connection: Any, names: Sequence[str], now_us: int, *, simulated: b
     first_us = int(min((start for _, start, _ in found), default=now_us))
     if scored is not None:
         first_us = min(first_us, scored)
+    first_us -= first_us % DAY_US  # a unit is a host at 00:00: what was measured is of then
     spans = np.array(sorted(found, key=lambda one: one[1]), dtype=np.float64).reshape(-1, 3)
     node, start, end = spans.T
     faults = Faults(
@@ -102,4 +109,5 @@ def recorded(connection: Any, names: Sequence[str], now_us: int, *, simulated: b
         np.ones(len(node), dtype=bool),
         min(DAYS_MAX, (now_us - first_us) / DAY_US),
     )
-    return Recorded(faults, first_us, now_us)
+    days_measured = host_days(connection, faults, first_us, now_us, simulated=simulated)
+    return Recorded(faults, first_us, now_us, days_measured)

@@ -9,14 +9,17 @@ from .events import EventsError, Faults
 from .features import features_of
 from .fitting import fit
 from .history import HARDWARE, units_of
+from .hostdays import HostDays
 from .model import HazardModel
 
 #: Fewer fault starts teach nothing: the prior stays.
 STARTS_MIN = 20
 
 
-def train(faults: Faults, outcome: str, source: str) -> HazardModel:
-    """Return the model of *faults*. Raises EventsError if they are too few to learn from."""
+def train(
+    faults: Faults, outcome: str, source: str, days_measured: HostDays | None = None
+) -> HazardModel:
+    """Return the model of *faults*, and of what was measured beside them. Raises EventsError if they are too few."""
     which = np.isfinite(faults.start)
     if outcome == HARDWARE:
         which = which & faults.hardware
@@ -24,7 +27,8 @@ def train(faults: Faults, outcome: str, source: str) -> HazardModel:
         raise EventsError(
             f"{int(which.sum())} fault starts ({outcome}); expected at least {STARTS_MIN} to learn from"
         )
-    daily, weekly = units_of(faults, 1), units_of(faults)
+    daily = units_of(faults, 1, days_measured)
+    weekly = units_of(faults, days_measured=days_measured)
     best = choose(daily, weekly, outcome, faults.end_days, len(faults.nodes))
     form = best.form
     base, weights = fit(

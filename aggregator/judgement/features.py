@@ -1,7 +1,7 @@
 """What is known of a host when its hazard is told: what models are trained on, and what is kept beside it.
 
-One list of columns, `NAMES`: first those of `hazard.features`, which every model takes, then OBSERVED, which none
-does yet. Both are stored with each score, so that a later model can learn from them.
+One list of columns, `NAMES`: those of the history of faults and OBSERVED, what is measured, in the order of
+`hazard.features`, and last what no model takes. All are stored with each score, and OBSERVED of each day's first for longer.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import numpy as np
 from ..fleet.arrays import Floats
 from ..fleet.peers import slowest
 from ..hazard import features as learned
+from ..hazard.measured import MEASURED
 from ..sql import quoted
 from ..verdicts import Evidence, Reason
 from .faults import Faults
 from .present import Present
 
-#: Units in the names, or: GPUs, errors and events within ten minutes, a ratio of its peers' pace, other hosts' faults.
-OBSERVED = (
-    "gpus", "corrected_errors", "remaps_waiting", "link_errors", "link_downs", "speed", "headroom_celsius",
-    "silent_seconds", "gpus_unread", "faults_of_others",
-)  # fmt: skip
-NAMES = (*learned.NAMES, *OBSERVED)
+#: What is measured, as it is measured (`hazard/measured.py` has units and words), and the number of GPUs.
+OBSERVED = (*(feature.name for feature in MEASURED), "gpus")
+NAMES = (*learned.NAMES_OF_HISTORY, *OBSERVED)
 COLUMN = {name: at for at, name in enumerate(NAMES)}
 
 _LINK_ERRORS = (("rdma_1s_changes", "symbol_errors"), ("nvlink_10s_changes", "crc_errors"))
@@ -55,6 +53,7 @@ def evidence_of(
 ) -> Evidence:
     """Return the column *at*, of those that models take, as one contribution to the hazard of *host*."""
     feature = learned.FEATURES[at]
+    rows = _MEASURED_SQL if feature in MEASURED else _HISTORY_SQL
     return Evidence(
         signal=f"hazard.{feature.name}",
         device="host",
@@ -64,15 +63,20 @@ def evidence_of(
         log_hazard_delta=delta,
         relative_speed_factor=1.0,
         score_delta=score_delta,
-        reason=Reason.LEMON,
+        reason=Reason.LEMON,  # by its own name advice would act on it: a model calls for nothing
         words=feature.said(value),
         observed_ns=at_ns,
-        sql=" UNION ".join(
-            f"SELECT name, since, cleared, words FROM {table} WHERE host = {quoted(host)}"
-            for table in ("findings", "cleared_findings")
-        )
-        + " ORDER BY since DESC",
+        sql=rows.format(name=feature.name, host=quoted(host)),
     )
+
+
+_HISTORY_SQL = (
+    "SELECT name, since, cleared, words FROM findings WHERE host = {host} UNION "
+    "SELECT name, since, cleared, words FROM cleared_findings WHERE host = {host} ORDER BY since DESC"
+)
+_MEASURED_SQL = (
+    "SELECT time, features['{name}'] AS {name} FROM scores WHERE host = {host} ORDER BY time DESC"
+)
 
 
 def _worst(

@@ -20,6 +20,8 @@ def trained(model: HazardModel | None) -> HazardModel | None:
 def parts_of(model: HazardModel | None, features: Floats, gpus: Codes) -> tuple[Floats, Floats]:
     """Return (ln of each host's base hazard per hour, what each feature adds): hosts, and hosts x `hazard.NAMES`.
 
+    *features*: hosts x `judgement.features.NAMES`, which begin with those.
+
     Where none was *trained*, the base is the public record's, by the number of *gpus*, and no feature adds anything:
     the published rates after a return are of another cluster's faults. Base and parts add up to no more than a model
     is held to.

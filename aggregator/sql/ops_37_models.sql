@@ -1,4 +1,5 @@
--- The models of hazard that were trained here, and which of them judges: the newest that was accepted, else the prior.
+-- The models of hazard that were trained here, which of them judges (the newest that was accepted, else the prior), and
+-- what of each day they learned from beside the faults.
 CREATE OR REPLACE VIEW ops.models AS
 WITH trained AS (
     SELECT
@@ -22,3 +23,8 @@ known AS (
 FROM known ORDER BY status != 'in use', trained DESC NULLS LAST;
 COMMENT ON VIEW ops.models IS
     'which model of hazard judges (scores.hazard_model), what it was made from, how good it was out of fold, and why others were refused: SELECT version, status, why, faults, auc, ece FROM ops.models';
+
+CREATE OR REPLACE MACRO ops.host_days(host_name) AS TABLE
+SELECT * EXCLUDE (host) FROM main.host_days WHERE host = host_name ORDER BY day DESC;
+COMMENT ON MACRO TABLE ops.host_days IS
+    'what was measured of a host at the beginning of each day, newest first: models are trained on it: SELECT day, corrected_errors, headroom_celsius FROM ops.host_days(''sim-006'')';

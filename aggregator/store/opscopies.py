@@ -11,6 +11,8 @@ EVENTS_SECONDS = 86_400
 OWN_SECONDS = 6 * 3600
 #: Advice, and what came of it, is looked back at by the month.
 ADVICE_SECONDS = 30 * 86_400
+#: So is what was measured of a host each day.
+DAYS_SECONDS = 30 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,9 @@ class Copy:
 
 #: Who runs is told again and again by every host: it must not leave a fleet's faults without room.
 _TOLD = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
-#: A view of the live file that the base holds, too.
+#: A view and a table of the live file that the base holds, too.
 CLEARED = Copy("cleared_findings", 100_000, "cleared")
+DAYS = Copy("host_days", 100_000, "time", DAYS_SECONDS)
 #: What the base holds.
 STANDING: tuple[str, ...] = ("devices", "signals", "parts")
 COPIES: tuple[Copy, ...] = (

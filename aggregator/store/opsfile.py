@@ -23,7 +23,7 @@ from ..sql import quoted
 from .latest import FIRST_SECONDS, Cursor, DamagedBefore, Latest
 from .layout import BY_NAME, COLUMNS, definitions
 from .newfile import NewFile, new_file
-from .opscopies import CLEARED, COPIES, STANDING, Copy
+from .opscopies import CLEARED, COPIES, DAYS, STANDING, Copy
 from .storefile import OPS_FILE, cause, ops_script, script, wal_of
 
 #: Readings this old are left out; what travels on change is little, and tells of trouble for longer.
@@ -172,25 +172,22 @@ class _Base:
         for table in STANDING:
             with self.of.rows(f"FROM {table}") as rows:
                 self.file.insert(table, rows)
-        self._put_cleared()
+        for copy in (CLEARED, DAYS):
+            self._put_newest(copy)
         self._put_rollups()
         execute(ops_script())
         execute(script("history.sql"))
         ((devices,),) = execute("SELECT count(*) FROM devices").fetchall()
         return int(devices)
 
-    def _put_cleared(self) -> None:
-        """Copy the findings of the past that hazards are explained by."""
-        query = f"FROM {CLEARED.table}"
-        if (count := self.of.count(query)) > CLEARED.rows_max:
-            self.no_room.append(
-                f"{CLEARED.table}: the newest {CLEARED.rows_max:,} of {count:,} rows"
-            )
-        newest = f"{query} ORDER BY {CLEARED.column} DESC LIMIT {CLEARED.rows_max}"
-        ((told,),) = self.of.fetch(
-            f"SELECT comment FROM duckdb_views() WHERE view_name = '{CLEARED.table}'"
-        )
-        self._put(CLEARED.table, self.of.read(newest), told)
+    def _put_newest(self, copy: Copy) -> None:
+        """Copy what hazards are explained by: findings of the past, and what was measured each day."""
+        query = f"FROM {copy.table} WHERE {copy.where(self.now_us)}"
+        if (count := self.of.count(query)) > copy.rows_max:
+            self.no_room.append(f"{copy.table}: the newest {copy.rows_max:,} of {count:,} rows")
+        newest = f"{query} ORDER BY {copy.column} DESC LIMIT {copy.rows_max}"
+        ((told,),) = self.of.fetch(_COMMENT.format(quoted(copy.table)))
+        self._put(copy.table, self.of.read(newest), told)
 
     def _put_rollups(self) -> None:
         """Copy the rollups that the live file has views of."""
@@ -295,6 +292,10 @@ _LATEST_BY_NAME = (
     "QUALIFY row_number() OVER (PARTITION BY host, device, signal ORDER BY time DESC) = 1"
 )
 
+_COMMENT = (
+    "SELECT comment FROM (SELECT view_name AS name, comment FROM duckdb_views() UNION ALL "
+    "SELECT table_name, comment FROM duckdb_tables()) WHERE name = {}"
+)
 _OF_ROLLUPS = "readings by minute and by hour, as far back as there is room for"
 #: The rollups there are, and how many columns each has.
 _ROLLUPS = (

@@ -16,7 +16,7 @@ import duckdb
 from ..history.views import put_rollup_views_right
 from ..refusals import TooMuch
 from ..verdicts import Finding
-from . import records
+from . import hostdays, records
 from .folder import sync_folder
 from .header import Header
 from .hours import HOUR_NS, Hours, hour_name
@@ -329,6 +329,7 @@ class Writer:
         before = now_ns // 1000 - self._history_days * 86_400_000_000
         # A kill between the two leaves a finding in both; who reads them takes what overlaps as one.
         self._connection.execute(_PAST, [before])
+        hostdays.fill(self._connection, now_ns // 1000)
         for table, column, days in _HISTORY:
             before = now_ns // 1000 - (days or self._history_days) * 86_400_000_000
             self._connection.execute(
@@ -389,6 +390,7 @@ _HISTORY: Iterable[tuple[str, str, int]] = (
     ("events", "received", 0),
     ("findings", "cleared", 0),
     ("past_findings", "cleared", 400),
+    ("host_days", "time", hostdays.DAYS_KEPT),
     ("own_health", "time", 0),
     ("advice_decisions", "time", 0),
     ("advisories", "time", 0),

@@ -10,6 +10,7 @@ import duckdb
 import numpy as np
 import pytest
 
+from gangline.aggregator.hazard.measured import MEASURED
 from gangline.aggregator.hazard.model import HazardModel, prior
 from gangline.aggregator.judgement.experience import Experience, Outcomes
 from gangline.aggregator.judgement.features import NAMES
@@ -27,8 +28,13 @@ TRAINED = HazardModel(
     False,
     "all classes",
     -5.0,
-    (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.6, 0.4, 0.2),
+    (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.6, 0.4, 0.2, *[0.0] * len(MEASURED)),
     last_time="2026-11-20",
+)
+#: One that learned from what is measured, too.
+MEASURING = replace(
+    TRAINED,
+    weights=(*TRAINED.weights[: -len(MEASURED)], 0.5, 0.8, 0.3, 0.6, 0.9, 0.7, 0.4, 0.35, 0.2),
 )
 
 
@@ -67,7 +73,7 @@ def numbers_of(host: HostScore) -> Numbers:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("model", [None, prior(), TRAINED])
+@pytest.mark.parametrize("model", [None, prior(), TRAINED, MEASURING])
 def test_a_stored_score_computes_again_to_the_same_number(world: World, model: Any) -> None:
     """An operator who doubts a drain of last week gets the number of last week, from the row alone."""
     world.snapshot = judge(world.fleet, world.now_ns, world.snapshot, model=model)
@@ -75,7 +81,7 @@ def test_a_stored_score_computes_again_to_the_same_number(world: World, model: A
     assert len({host.state for host in hosts}) >= 4
     for host, row in zip(hosts, stored(world, hosts), strict=True):
         assert repr(recompute(row)) == repr(numbers_of(host))
-        assert row["hazard_model"] == (model.version if model is TRAINED else "prior")
+        assert row["hazard_model"] == ("prior" if model in (None, prior()) else model.version)
         assert set(row["features"]) == set(NAMES)
 
 
@@ -92,6 +98,39 @@ def test_contributions_of_rules_and_model_add_up(world: World) -> None:
     assert np.allclose(
         snapshot.columns.hazard_per_hour, [h.hazard_per_hour for h in snapshot.hosts], rtol=1e-6
     )
+
+
+def test_what_is_measured_is_told_in_words_and_adds_up(world: World) -> None:
+    """A hazard that rose by what nobody lists: each part of it stands there, with what is normal and its query."""
+    sick = gpu_of(world.hosts[4], 5)
+    world.hosts[4].grow("gpu_1s_changes", sick, ecc_corrected_volatile_errors=9.0)
+    world.hosts[4].set("gpu_1s", gpu_of(world.hosts[4], 6), temperature_celsius=84)
+    world.run(20)
+    snapshot = judge(world.fleet, world.now_ns, world.snapshot, model=MEASURING)
+    without = judge(world.fleet, world.now_ns, world.snapshot, model=TRAINED)
+    for host, before in zip(snapshot.hosts, without.hosts, strict=True):
+        assert host.inputs is not None
+        total = host.inputs.log_hazard_base + sum(e.log_hazard_delta for e in host.evidence)
+        assert np.exp(total) == pytest.approx(host.hazard_per_hour, rel=1e-12)
+        assert host.hazard_per_hour >= before.hazard_per_hour * (1 - 1e-12)
+        assert host.state is before.state  # it moves scores, never a state
+    told = {e.signal: e for e in snapshot.hosts[4].evidence if e.signal.startswith("hazard.")}
+    assert list(told) == [
+        f"hazard.{name}" for name in ("corrected_errors", "headroom_celsius", "faults_of_others")
+    ]
+    errors = told["hazard.corrected_errors"]
+    assert errors.value == pytest.approx(
+        9.0 * 19, rel=0.1
+    )  # as it was measured, not as it is weighed
+    assert errors.log_hazard_delta == pytest.approx(0.5 * np.log1p(errors.value))
+    assert errors.words.startswith("corrected memory errors of its worst GPU within ten minutes: 1")
+    assert (errors.unit, errors.normal) == ("errors", "0")
+    assert "features['corrected_errors']" in errors.sql
+    near = told["hazard.headroom_celsius"]
+    assert near.words == "its hottest GPU is 5 °C below its limit"
+    assert near.log_hazard_delta == pytest.approx(0.7 * 0.5)
+    silent = [e.signal for e in snapshot.hosts[2].evidence]
+    assert "hazard.silent_seconds" in silent
 
 
 def test_a_row_of_before_says_that_it_has_no_inputs(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from gangline.aggregator.advice.book import Book
 from gangline.aggregator.advice.events import Acked
 from gangline.aggregator.advice.limits import Limits
 from gangline.aggregator.advice.observing import Observer
+from gangline.aggregator.hazard.features import FEATURES
 from gangline.aggregator.hazard.model import HazardModel
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.judgement.rules.returned import FACTORS, factor_after
@@ -23,7 +24,11 @@ from tests.aggregator.world import World, gpu_of
 DAY_NS = 86_400 * 10**9
 LIMITS = Limits(gather_seconds=0.0, verify_seconds=5.0, probation_seconds=2 * 86_400.0)
 TRAINED = HazardModel(
-    "a test", False, "all classes", -5.0, (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.0, 0.0, 0.0)
+    "a test",
+    False,
+    "all classes",
+    -5.0,
+    (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, *[0.0] * (len(FEATURES) - 6)),
 )
 
 

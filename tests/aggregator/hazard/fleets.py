@@ -1,10 +1,16 @@
-"""Recordings of fleets that were made up: some nodes fall again soon after they return."""
+"""Fleets that were made up: recordings in which nodes fall again soon after they return, and hosts that ail before they fail."""
 
 from __future__ import annotations
 
 import json
 import random
 from typing import Any
+
+import numpy as np
+
+from gangline.aggregator.hazard.events import Faults, Flags, Floats
+from gangline.aggregator.hazard.hostdays import HostDays
+from gangline.aggregator.hazard.measured import MEASURED
 
 Row = dict[str, Any]
 LEVELS = ("Hardware Failure", "Other Failure")
@@ -47,3 +53,46 @@ def recording(
 def data_of(rows: list[Row]) -> bytes:
     """Return the bytes of a file."""
     return json.dumps(rows).encode()
+
+
+NODES, DAYS = 150, 160
+ERRORS = [feature.name for feature in MEASURED].index("corrected_errors")
+#: What a healthy host shows: no errors, its peers' pace, far from the limit, heard.
+NORMAL = {"speed": 0.98, "headroom_celsius": 22.0, "silent_seconds": 0.6}
+AILING_DAYS = 6
+
+
+def normal(nodes: int = NODES, days: int = DAYS) -> Floats:
+    """Return nodes x days x MEASURED of hosts that are well."""
+    one = [NORMAL.get(feature.name, 0.0) for feature in MEASURED]
+    return np.tile(np.array(one), (nodes, days, 1))
+
+
+def planted(seed: int = 1) -> tuple[Faults, Floats]:
+    """Return faults that fall on any host alike, most of them after days on which its corrected errors rise."""
+    source = np.random.default_rng(seed)
+    values, rows = normal(), []
+    for node in range(NODES):
+        day = 0
+        while day < DAYS - AILING_DAYS:
+            if source.random() < 0.012:  # it begins to ail, and mostly fails for it
+                days = np.arange(AILING_DAYS)
+                values[node, day : day + AILING_DAYS, ERRORS] = 3.0 * 2.0**days
+                day += AILING_DAYS
+                if source.random() < 0.8:
+                    rows.append((node, day - 1 + source.uniform(0.2, 0.9)))
+            elif source.random() < 0.002:
+                rows.append((node, day + source.uniform(0.2, 0.9)))
+            day += 1
+    node, start = np.array(sorted(rows, key=lambda row: row[1])).T
+    names = tuple(f"node-{at}" for at in range(NODES))
+    hardware = np.ones(len(node), dtype=bool)
+    return Faults(names, node.astype(np.intp), start, start + 0.05, hardware, float(DAYS)), values
+
+
+def days_of(values: Floats, faults: Faults, known: Flags | None = None) -> HostDays:
+    """Return them as they are on record, measured two minutes after midnight; *known*: nodes x days that are."""
+    known = np.ones(values.shape[:2], dtype=bool) if known is None else known
+    node, day = np.nonzero(known)
+    at_days = day.astype(np.float64) + 120 / 86_400
+    return HostDays.of(node, at_days, values[node, day], faults)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gangline.aggregator.hazard.events import EventsError, Faults, parse_events
-from gangline.aggregator.hazard.features import NAMES, features_of
+from gangline.aggregator.hazard.features import NAMES_OF_HISTORY, features_of
 from gangline.aggregator.hazard.history import state_at, units_of
 from tests.aggregator.hazard.fleets import data_of, event, fault, recording
 
@@ -61,7 +61,7 @@ def test_features_a_day_ahead_are_those_of_that_day_if_nothing_happened() -> Non
     state = units.take((units.node == 0) & (units.day == 4)).state
     later = units.take((units.node == 0) & (units.day == 7)).state
     assert np.allclose(features_of(state, 3.0), features_of(later))
-    assert features_of(state).shape == (1, len(NAMES))
+    assert features_of(state).shape == (1, len(NAMES_OF_HISTORY))
 
 
 def test_a_recording_that_is_too_short_or_too_large_is_refused() -> None:

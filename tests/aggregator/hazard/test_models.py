@@ -12,20 +12,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from gangline import cli
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.hazard.events import EventsError
 from gangline.aggregator.hazard.features import NAMES as NAMES_OF_FEATURES
-from gangline.aggregator.hazard.features import features_of
+from gangline.aggregator.hazard.features import NAMES_OF_HISTORY, features_of
+from gangline.aggregator.hazard.forms import WITH_MEASURED
+from gangline.aggregator.hazard.measured import MEASURED
 from gangline.aggregator.hazard.model import HazardModel, prior
-from gangline.aggregator.hazard.models import Models
+from gangline.aggregator.hazard.models import Models, compared
 from gangline.aggregator.hazard.recorded import DAY_US, incidents_of, recorded
 from gangline.aggregator.judgement.faults import Faults
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.verdicts import Finding
-from tests.aggregator.hazard.fleets import recording
+from tests.aggregator.hazard.fleets import DAYS, NODES, days_of, planted, recording
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")
 
@@ -100,16 +104,17 @@ def test_findings_of_one_incident_are_one_fault(tmp_path: Path) -> None:
             assert recorded(cursor, NAMES, NOW_US, simulated=True).faults.nodes == ("s",)
             restored = Faults.of(incidents_of(cursor, NAMES, NOW_US))
     assert found.faults.nodes == ("a",)
-    assert found.faults.start.tolist() == pytest.approx([0.0, 2.0])
-    assert found.faults.end.tolist() == pytest.approx([1.0, float("inf")])
-    assert found.faults.end_days == pytest.approx(10.0)
+    ten = 10 / 24  # it is ten o'clock, and days begin at 00:00
+    assert found.faults.start.tolist() == pytest.approx([ten, ten + 2.0])
+    assert found.faults.end.tolist() == pytest.approx([ten + 1.0, float("inf")])
+    assert found.faults.end_days == pytest.approx(ten + 10.0)
     # A day later, as judging sees them: one that is down still counts, one that nobody knows never failed.
     standing = frozenset({("a", NOW_US - 8 * DAY_US)})
     judged = restored.after({"new": 0, "a": 1}, standing, NOW_US + DAY_US)
     features = features_of(judged.state(("new", "a"), NOW_US + DAY_US))
-    assert features.shape == (2, len(NAMES_OF_FEATURES))
+    assert features.shape == (2, len(NAMES_OF_HISTORY))
     assert not features[0].any()
-    assert features[1, NAMES_OF_FEATURES.index("faults_30d")] == pytest.approx(
+    assert features[1, NAMES_OF_HISTORY.index("faults_30d")] == pytest.approx(
         math.log1p(math.exp(-11 / 30) + math.exp(-9 / 30))
     )
 
@@ -156,6 +161,55 @@ def test_a_model_is_trained_kept_and_in_use_after_a_restart(tmp_path: Path) -> N
         with store.reading() as cursor:
             kept = cursor.execute("SELECT accepted, faults, metrics['ece'] FROM models").fetchall()
     assert kept == [(True, done.model.faults, done.model.metrics["ece"])]
+
+
+def put_planted(connection: Any) -> None:
+    """Record hosts whose corrected errors rise before they fail, and what was measured of each at two past midnight."""
+    faults, values = planted()
+    begin_us = NOW_US - NOW_US % DAY_US - DAYS * DAY_US
+    nodes = pa.array(faults.nodes)
+    days = np.arange(DAYS) * DAY_US + begin_us + 120_000_000
+    found = {
+        "hosts": {"host": nodes, "node_index": np.arange(NODES), "simulated": np.zeros(NODES, dtype=bool)},
+        "past_findings": {
+            "host": nodes.take(faults.node),
+            "name": pa.array(["gpu.xid"] * len(faults.node)),
+            "since": pa.array((begin_us + faults.start * DAY_US).astype(np.int64), pa.timestamp("us")),
+            "cleared": pa.array((begin_us + faults.end * DAY_US).astype(np.int64), pa.timestamp("us")),
+        },
+        "host_days": {
+            "host": nodes.take(np.repeat(np.arange(NODES), DAYS)),
+            "time": pa.array(np.tile(days, NODES), pa.timestamp("us")),
+            **{each.name: values[..., at].ravel() for at, each in enumerate(MEASURED)},
+        },
+    }  # fmt: skip
+    for table, columns in found.items():
+        connection.register("new_rows", pa.table(columns))
+        connection.execute(f"INSERT INTO {table} BY NAME FROM new_rows")
+        connection.unregister("new_rows")
+
+
+def test_what_was_measured_is_learned_from_the_store(tmp_path: Path) -> None:
+    """Two months of corrected errors that rose before each fault stood in the store, and no model looked at them."""
+    with opened(tmp_path) as store:
+        store.in_transaction(put_planted)
+        models = Models(store, NAMES, lambda: NOW_US * 1000)
+        done = models.train()
+        assert done.accepted, done.words
+        assert done.model.source == f"the store; ranking: {WITH_MEASURED.name}"
+        assert done.model.weights[NAMES_OF_FEATURES.index("corrected_errors")] > 0.2
+        assert done.model.first_time == "2026-06-13 00:00:00"
+        with store.reading() as cursor:
+            found = recorded(cursor, NAMES, NOW_US, simulated=False)
+    direct, values = planted()
+    assert found.faults.start == pytest.approx(direct.start, abs=1e-6)
+    days = days_of(values, direct)
+    assert found.days_measured is not None
+    node, day = np.nonzero(days.row >= 0)
+    assert np.array_equal(found.days_measured.at(node, day), days.at(node, day))
+    # Compared with the one in use on weeks of which the columns are looked at, too.
+    without = compared(found._replace(days_measured=None), prior())
+    assert done.model.metrics["log_loss"] < 0.9 * without.model.metrics["log_loss"]
 
 
 def test_one_that_is_worse_than_the_one_in_use_is_refused(tmp_path: Path) -> None:

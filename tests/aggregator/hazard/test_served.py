@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.hazard.events import EventsError
-from gangline.aggregator.hazard.features import NAMES, features_of
+from gangline.aggregator.hazard.features import NAMES_OF_HISTORY, features_of
 from gangline.aggregator.hazard.history import state_at
 from gangline.aggregator.hazard.recorded import (
     DAY_US,
@@ -178,7 +178,7 @@ def test_a_fault_counts_and_a_planned_reboot_does_not() -> None:
     world.run(30)
     snapshot = judge(world.fleet, world.now_ns + 86_400 * SECOND_NS, world.snapshot, model=TRAINED)
     inputs = [host.inputs for host in snapshot.hosts]
-    features = np.array([one.features[: len(NAMES)] for one in inputs if one])
+    features = np.array([one.features[: len(NAMES_OF_HISTORY)] for one in inputs if one])
     assert features[0][:3] == pytest.approx([np.exp(-1.0), np.exp(-0.1), 1.0], rel=1e-3)
     assert np.all(features[0] > 0) and not features[1:].any()
     words = [e.words for e in snapshot.hosts[0].evidence if e.signal.startswith("hazard.")]
@@ -201,10 +201,8 @@ def test_a_model_takes_over_between_two_judgements_and_stands_with_each_score(
             assert before.inputs.model == "prior"
             assert after.inputs.model == TRAINED.version
             assert np.exp(after.inputs.log_hazard_base) == pytest.approx(np.exp(-5.0) / 24)
-            shown = (
-                aggregator.holder.snapshot
-            )  # a judgement goes to the store before the next is shown
-            await until(lambda: aggregator.holder.snapshot is not shown)
+            shown = aggregator.holder.snapshot.version  # one is stored after it is shown
+            await until(lambda: aggregator.holder.snapshot.version > shown)
 
     asyncio.run(way())
     stored = lab.rows("SELECT DISTINCT hazard_model FROM scores ORDER BY 1")

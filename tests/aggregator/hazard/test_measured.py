@@ -1,0 +1,151 @@
+"""What is measured of hosts has a part in a trained model where it tells of faults, and none where it does not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from gangline.aggregator.hazard.choosing import KNOWN_SHARE_MIN
+from gangline.aggregator.hazard.events import Faults, Floats
+from gangline.aggregator.hazard.features import FEATURES, NAMES, NAMES_OF_HISTORY, features_of
+from gangline.aggregator.hazard.forms import SIMPLE, WITH_MEASURED
+from gangline.aggregator.hazard.history import ALL, WINDOW_DAYS, units_of
+from gangline.aggregator.hazard.hostdays import HostDays
+from gangline.aggregator.hazard.measured import MEASURED, WEIGHED_MAX, weighed
+from gangline.aggregator.hazard.metrics import Ranked
+from gangline.aggregator.hazard.model import HazardModel, prior
+from gangline.aggregator.hazard.training import train
+from tests.aggregator.hazard.fleets import DAYS, days_of, normal, planted
+
+SPLIT = 110
+
+
+def auc_later(model: HazardModel, faults: Faults, days: HostDays | None) -> float:
+    """Return how well *model* ranks on the days after SPLIT."""
+    later = units_of(faults, days_measured=days).between(SPLIT + 1, DAYS)
+    ranked = Ranked(model.probability(later.state, WINDOW_DAYS), later.came(ALL))
+    return ranked.auc(np.ones(len(later.day)))
+
+
+def weight(model: HazardModel, name: str) -> float:
+    return model.weights[NAMES.index(name)]
+
+
+@pytest.mark.parametrize("known_share", [1.0, 0.5])
+def test_what_tells_of_faults_is_learned(known_share: float) -> None:
+    """Corrected errors rose for days before each GPU failed, and a model of past faults ranked these hosts last.
+
+    Half of it unknown is no harm: an aggregator that was down at midnight, every other night.
+    """
+    faults, values = planted()
+    known = np.random.default_rng(2).random(values.shape[:2]) < known_share
+    days, before = days_of(values, faults, known), faults.before(SPLIT + 1.0)
+    simple, model = train(before, ALL, ""), train(before, ALL, "", days)
+    assert model.source.endswith(WITH_MEASURED.name)
+    assert weight(model, "corrected_errors") > 0.2
+    gain = auc_later(model, faults, days) - auc_later(simple, faults, days)
+    assert gain > 0.2 * known_share
+    assert model.metrics["auc"] > simple.metrics["auc"]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("known_share", [1.0, 0.5])
+def test_noise_leaves_the_simple_ranking_in_use(seed: int, known_share: float) -> None:
+    """Negative control: all is measured, nothing of it has to do with who fails next."""
+    faults, values = planted(seed)
+    source = np.random.default_rng(100 + seed)
+    noise = source.lognormal(0.0, 1.5, values.shape)
+    noise[..., [feature.name for feature in MEASURED].index("speed")] = source.normal(0.97, 0.03, values.shape[:2])  # fmt: skip
+    known = source.random(values.shape[:2]) < known_share
+    simple = train(faults, ALL, "")
+    model = train(faults, ALL, "", days_of(noise, faults, known))
+    assert model.source == simple.source
+    assert any(model.source.endswith(form.name) for form in SIMPLE)
+    assert model.weights == pytest.approx(simple.weights, abs=1e-9)
+    assert not any(model.weights[len(NAMES_OF_HISTORY) :])
+
+
+def test_what_is_normal_or_not_known_changes_nothing_at_all() -> None:
+    """A fleet that is well, or whose days are not on record: the model of before, to the last bit."""
+    faults, _ = planted()
+    values = normal()
+    none = np.zeros(values.shape[:2], dtype=bool)
+    model = train(faults, ALL, "")
+    for days in (days_of(values, faults), days_of(values, faults, none), days_of(np.full_like(values, np.nan), faults)):  # fmt: skip
+        assert train(faults, ALL, "", days) == model
+        units, plain = units_of(faults, days_measured=days), units_of(faults)
+        features = features_of(units.state)
+        assert features.shape == (len(units.day), len(NAMES))
+        assert np.array_equal(features[:, : len(NAMES_OF_HISTORY)], features_of(plain.state))
+        assert not features[:, len(NAMES_OF_HISTORY) :].any()
+
+
+def test_too_few_days_on_record_are_not_learned_from() -> None:
+    """A week after an upgrade: what is known is of the last days alone, all others would count as well."""
+    faults, values = planted()
+    known = np.zeros(values.shape[:2], dtype=bool)
+    first = int(DAYS * 0.82 * (1 - KNOWN_SHARE_MIN)) + 2  # of the last fold's cut
+    known[:, first:] = True
+    model = train(faults, ALL, "", days_of(values, faults, known))
+    assert any(model.source.endswith(form.name) for form in SIMPLE)
+    known[:, first // 2 :] = True  # two months later
+    assert train(faults, ALL, "", days_of(values, faults, known)).source.endswith(
+        WITH_MEASURED.name
+    )
+
+
+def test_what_a_fault_did_to_its_host_is_no_warning_of_it() -> None:
+    """It failed at one past midnight, was looked at at two past, and its errors were taken for what told of the fault."""
+    names, hardware = ("a", "b", "c"), np.ones(3, dtype=bool)
+    minute = 1 / 1440
+    start = np.array([3 + minute, 3 + 3 * minute, -0.5])
+    faults = Faults(names, np.array([0, 1, 2]), start, start + 0.1, hardware, 20.0)
+    node = np.array([0, 1, 2, 0])
+    days = HostDays.of(node, np.array([3, 3, 3, 4]) + 2 * minute, normal(1, 4)[0] + 7.0, faults)
+    found = days.at(np.array([0, 1, 2, 0, 1]), np.array([3, 3, 3, 4, 4]))
+    assert np.isfinite(found).all(axis=1).tolist() == [False, True, True, True, False]
+
+
+@given(arrays(np.float64, (20, len(MEASURED)), elements=st.floats(allow_nan=True)))
+def test_whatever_is_measured_weighs_zero_to_its_limit(values: Floats) -> None:
+    """A sensor that says 1e300, or below absolute zero, must not make a host's hazard NaN, or everybody else's small."""
+    with np.errstate(over="ignore"):
+        found = weighed(values)
+    assert np.all((found >= 0.0) & (found <= WEIGHED_MAX))
+    assert not found[np.isnan(values)].any()
+
+
+@pytest.mark.parametrize("at", range(len(MEASURED)), ids=lambda at: MEASURED[at].name)
+def test_worse_weighs_more(at: int) -> None:
+    """More errors, less headroom, a slower GPU: never less hazard than with fewer, more, a faster one."""
+    grid = (
+        np.linspace(0.0, 1.2, 50) if MEASURED[at].name == "speed" else np.linspace(0.0, 500.0, 50)
+    )
+    values = np.full((50, len(MEASURED)), np.nan)
+    falls = MEASURED[at].name in ("speed", "headroom_celsius")
+    values[:, at] = grid[::-1] if falls else grid
+    found = weighed(values)[:, at]
+    assert found[0] == 0.0 and found[-1] > 0.5
+    assert np.all(np.diff(found) >= 0.0)
+
+
+def test_a_model_of_before_loads_and_keeps_its_version() -> None:
+    """After the upgrade `scores.hazard_model` named a model that `ops.models` did not know."""
+    trained = replace(prior(), is_prior=False, last_time="2026-11-20 10:00:00")
+    told = json.loads(trained.to_text())
+    assert set(told["weights"]) == set(NAMES_OF_HISTORY)
+    before = json.dumps(told, indent=1)  # as the version before wrote it
+    model = HazardModel.from_text(before)
+    assert model.to_text() == before
+    assert model.version.endswith(hashlib.sha256(before.encode()).hexdigest()[:8])
+    assert len(model.weights) == len(FEATURES)
+    weights = (*trained.weights[:-1], 0.7)
+    measured = HazardModel.from_text(replace(trained, weights=weights).to_text())
+    assert measured.weights == weights
