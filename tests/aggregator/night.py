@@ -170,6 +170,16 @@ def _put_models(live: Any) -> None:
         put_model(live, (START_NS - days * 86_400 * SECOND_NS) // 1000, one)
 
 
+def _put_days(live: Any) -> None:
+    """What was measured at three past midnight, of one host, on three days: its hottest GPU came nearer to its limit."""
+    live.execute(
+        "INSERT INTO host_days (host, day, time, corrected_errors, headroom_celsius) SELECT 'sim-006', t::DATE, "
+        "t + INTERVAL 3 MINUTE, 0.0, 14.0 + 3 * d FROM (SELECT d, date_trunc('day', make_timestamp($1)) - to_days(d::INT) AS t "
+        "FROM range(3) AS r(d))",
+        [START_NS // 1000],
+    )
+
+
 def _put_parts(live: Any, broken: str) -> None:
     """Where parts are, and that one GPU was in another host until yesterday."""
     history_parts.see(live, [f"sim-{number:03}" for number in range(HOSTS)])
@@ -396,6 +406,7 @@ def night(folder: Path) -> Iterator[Night]:
         _advise(store, one)
         store.in_transaction(lambda live: put(live, CLOCKS))
         store.in_transaction(_put_models)
+        store.in_transaction(_put_days)
         store.in_transaction(lambda live: _put_declared(live, one.fleet.declared))
         store.in_transaction(lambda live: live.execute(ROLLUPS))
         store.in_transaction(lambda live: _put_parts(live, one.struck("hbm")[1]))
