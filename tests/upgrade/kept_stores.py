@@ -1,16 +1,14 @@
 """The stores that earlier versions left (`keep_store.py` made them), and opening one while a kill waits at each step.
 
-    python -m tests.upgrade.kept_stores FOLDER WORK
+    python -m tests.upgrade.kept_stores FOLDER WORK [all]
 
-opens copies of the store in FOLDER (none: an empty one) in WORK again and again, killed at the first statement,
-the second, and so on until one open needs no more; after each kill it is opened by another process, and what that
-finds is printed, a line each. All in forks of one process that has DuckDB loaded and nothing open.
+opens copies of the store in FOLDER (none: an empty one) in WORK again and again, killed before each statement before
+which something changed on disk (`all`: before each there is); after each kill it is opened by another process, and what
+that finds is printed, a line each, and last what it finds after no kill.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import sys
 import tarfile
@@ -20,6 +18,7 @@ from typing import Any
 import duckdb
 
 from gangline.aggregator.store import storefile
+from tests.lives import Killer, again, dying, life, worth_killing
 
 STORES = Path(__file__).parent / "kept_stores"
 #: Frames times GPUs times hosts, as `keep_store.py` has them; and what else is in each.
@@ -33,40 +32,12 @@ def unpack(archive: Path, folder: Path) -> Path:
     return folder
 
 
-class Dying:
-    """A connection that is killed before its n-th statement."""
-
-    def __init__(self, connection: duckdb.DuckDBPyConnection, statements: int) -> None:
-        self._connection, self._left = connection, statements
-
-    def execute(self, query: str, parameters: object = None) -> Dying:
-        """Run the statements of *query* one by one."""
-        for statement in self._connection.extract_statements(query):
-            if self._left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            self._left -= 1
-            self._connection.execute(statement, parameters)
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-
-def opened(path: Path, statements: int) -> bool:
-    """Open the store in a process that is killed at that statement. False: it needed fewer."""
-    child = os.fork()
-    if child == 0:
-        real = duckdb.connect
-        left = [statements]
-
-        def connect(*arguments: Any, **named: Any) -> Any:
-            return Dying(real(*arguments, **named), left[0])
-
-        duckdb.__dict__["connect"] = connect
-        storefile.open_store(path).close()
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status)
+def opened(path: Path, at: int = -1) -> list[list[Any]]:
+    """Open the store, killed before statement *at*; return the statements, and what was on disk before each."""
+    killer = Killer(path.parent, at)
+    duckdb.__dict__["connect"] = dying(duckdb.connect, killer)
+    storefile.open_store(path).close()
+    return [killer.steps, killer.states]
 
 
 def found(path: Path) -> str:
@@ -88,17 +59,16 @@ def found(path: Path) -> str:
 def main() -> None:
     """Entry point."""
     source, work = Path(sys.argv[1]), Path(sys.argv[2])
-    statements, killed = 0, True
-    while killed:
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(source, work)
-        killed = opened(work / storefile.FILE, statements)
-        child = os.fork()
-        if child == 0:
-            print(found(work / storefile.FILE), flush=True)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0, f"after a kill at statement {statements}"
-        statements += 1
+    path = work / storefile.FILE
+    steps, states = again(source, work, lambda: opened(path))
+    every = "all" in sys.argv
+    kills = range(len(steps)) if every else worth_killing(states)
+    for at in kills:
+        killed = again(source, work, lambda at=at: opened(path, at))  # type: ignore[misc]
+        assert killed == signal.SIGKILL, f"at statement {at}, {steps[at]}: {killed}"
+        print(life(lambda: found(path)), flush=True)
+    again(source, work, lambda: opened(path))
+    print(life(lambda: found(path)))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,11 @@ def test_what_an_earlier_version_left_is_there(archive: Path, tmp_path: Path) ->
     "archive", [*KEPT, None], ids=lambda p: p.name.partition(".")[0] if p else "none"
 )
 def test_a_kill_at_any_step_of_a_migration(archive: Path | None, tmp_path: Path) -> None:
-    """The upgrade of a large store, and somebody who had no patience: begun again, it ends as if nothing had been."""
+    """The upgrade of a large store, and somebody who had no patience: begun again, it ends as if nothing had been.
+
+    Killed wherever something on disk has changed; `python -m tests.upgrade.kept_stores FOLDER WORK all` kills before
+    each statement.
+    """
     source = unpack(archive, tmp_path / "store") if archive else tmp_path / "store"
     source.mkdir(exist_ok=True)
     done = subprocess.run(
@@ -83,4 +87,5 @@ def test_a_kill_at_any_step_of_a_migration(archive: Path | None, tmp_path: Path)
     empty = f"[({NEWEST},)] (None,) [(0,), (0,)]"
     assert set(found) == {wanted if archive else empty}
     version = version_of(archive) if archive else 0
-    assert len(found) > 5 * (NEWEST - version), "it was killed at no step of a migration"
+    # after each COMMIT, after each CHECKPOINT, and once it was let live
+    assert len(found) > 2 * (NEWEST - version), "not every migration was killed in"

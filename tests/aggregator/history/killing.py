@@ -1,72 +1,32 @@
 """A program of `test_killed.py`: kills itself (SIGKILL) at each step of a scenario, and looks at what is left.
 
-    python killing.py SCENARIO FOLDER [all]
+    python -m tests.aggregator.history.killing SCENARIO FOLDER [all]
 
-Without `all` the second merge, whose steps are those of the first, is let live, and so is a migration before its COMMIT. Each life is a process of its own, forked before any thread runs. Prints a JSON object: the steps, and per
-step what was wrong after it (nothing, if all is well).
+Without `all` steps before which nothing changed on disk are let live, and of a second merge, whose steps are those of
+the first, all. Each life is a process of its own (`tests/lives.py`). Prints a JSON object: the steps, which were killed
+at, and per step what was wrong after it (nothing, if all is well).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import shutil
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from gangline.aggregator.store import storefile
+from gangline.aggregator.store import storefile, writer
 from gangline.aggregator.store.opsfile import OpsFile
-
-_spec = importlib.util.spec_from_file_location("past", Path(__file__).with_name("conftest.py"))
-assert _spec is not None and _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["past"] = _module
-_spec.loader.exec_module(_module)
-Past: Any = _module.Past
+from tests.aggregator.history.conftest import Past
+from tests.lives import Killer, LifeError, again, dying, life, worth_killing
 
 READINGS = "SELECT host, device, time, power_watts FROM readings.gpu_1s ORDER BY ALL"
 SUMS = (
     "SELECT sum(readings_count), sum(violation_power_nanoseconds_increase) FROM rollups.gpu_1s_1m"
 )
-
-
-def life(act: Callable[[], Any]) -> Any:
-    """Run *act* in a process of its own; return what it returned, the signal's number if it was killed."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reading)
-        try:
-            text = json.dumps(act())
-        except BaseException:  # noqa: BLE001 - told to the one who looks
-            text = json.dumps(["raised: " + traceback.format_exc()])
-        with os.fdopen(writing, "w") as pipe:
-            pipe.write(text)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else json.loads(text)
-
-
-class Killer:
-    """Counts steps, and kills this process at one of them."""
-
-    def __init__(self, at: int = -1) -> None:
-        self.at, self.seen = at, list[str]()
-
-    def __call__(self, name: str) -> None:
-        self.seen.append(name)
-        if len(self.seen) - 1 == self.at:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Exporting:
@@ -143,55 +103,60 @@ def run(scenario: Exporting, base: Path) -> dict[str, Any]:
         return json.loads(json.dumps([expected, now_ns, sequence], default=str))
 
     expected, now_ns, sequence = life(prepare)
+    writer.__dict__["ops_script"] = lambda: (
+        "SELECT 1"
+    )  # `ops` is there; to make it anew is most of a start
+    before, work = base / "before", base / "work"
 
     def begin(killer: Killer) -> Any:
-        past = Past(base / "work", now_ns=now_ns, settings=dict(settings), sequence=sequence)
+        past = Past(work, now_ns=now_ns, settings=dict(settings), sequence=sequence)
         past.step = killer
         return past.open()
 
-    def act(at: int) -> list[str]:
-        killer = Killer(at)
+    def act(at: int) -> Any:
+        killer = Killer(work, at)
         scenario.act(begin(killer))
-        return killer.seen
+        return killer.steps, killer.states
 
     def look() -> list[str]:
-        past = begin(Killer())
+        past = begin(Killer(work))
         wrong = scenario.wrong(past, expected, finished=False)
         scenario.act(past)
         return wrong + scenario.wrong(past, expected, finished=True)
 
-    def again(act: Callable[[], Any]) -> Any:
-        shutil.rmtree(base / "work", ignore_errors=True)
-        shutil.copytree(base / "before", base / "work")
-        return life(act)
+    return killed(before, work, act, look, times_max=2)
 
-    steps = again(lambda: act(-1))
+
+def killed(
+    before: Path,
+    work: Path,
+    act: Callable[[int], Any],
+    look: Callable[[], list[str]],
+    times_max: int = 1000,
+) -> dict[str, Any]:
+    """Kill what *act* does at every step that is worth it, *times_max* times one of the same name, and *look* after each."""
+    steps, states = again(before, work, lambda: act(-1))
+    at_all = range(len(steps))
+    if "all" not in sys.argv:
+        at_all = [at for at in worth_killing(states) if steps[:at].count(steps[at]) < times_max]
     wrong = {}
-    for at, name in enumerate(steps):
-        if steps[:at].count(name) > 1 and "all" not in sys.argv:
-            continue
-        killed = again(lambda at=at: act(at))  # type: ignore[misc]
-        wrong[f"{at} {name}"] = life(look) if killed == signal.SIGKILL else [f"lived: {killed}"]
-    return {"steps": steps, "wrong": {name: words for name, words in wrong.items() if words}}
-
-
-class Dying:
-    """A DuckDB connection that is killed before one of its statements."""
-
-    def __init__(self, connection: Any, at: int) -> None:
-        self._connection, self._killer = connection, Killer(at)
-
-    def execute(self, query: str, *parameters: Any) -> Any:
-        self._killer(query)
-        return self._connection.execute(query, *parameters)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
+    for at in at_all:
+        end = again(before, work, lambda at=at: act(at))  # type: ignore[misc]
+        try:
+            words = life(look) if end == signal.SIGKILL else [f"lived: {end}"]
+        except LifeError as error:
+            words = [str(error)]
+        wrong[f"{at} {steps[at]}"] = words
+    return {
+        "steps": steps,
+        "killed": [steps[at] for at in at_all],
+        "wrong": {name: words for name, words in wrong.items() if words},
+    }
 
 
 def migrate(base: Path) -> dict[str, Any]:
     """Kill before each statement that brings a store of version 2 to the version of now."""
-    path = base / "before" / "gangline.duckdb"
+    path, work = base / "before" / "gangline.duckdb", base / "work"
 
     def prepare() -> None:
         path.parent.mkdir()
@@ -204,15 +169,14 @@ def migrate(base: Path) -> dict[str, Any]:
                            "('a', 'G', '2026-11-20 09:00:01', 1, 7.0)")  # fmt: skip
         connection.close()
 
-    def act(at: int) -> list[str]:
-        honest: Any = duckdb.connect
-        dying: Any = lambda *a, **k: Dying(honest(*a, **k), at)
-        duckdb.connect = dying
-        one = storefile.open_store(base / "work" / "gangline.duckdb")
-        return [query[:40] for query in one._killer.seen]  # type: ignore[attr-defined]
+    def act(at: int) -> Any:
+        killer = Killer(work, at)
+        duckdb.__dict__["connect"] = dying(duckdb.connect, killer)
+        storefile.open_store(work / "gangline.duckdb")
+        return killer.steps, killer.states
 
     def look() -> list[str]:
-        past = Past(base / "work").open()
+        past = Past(work).open()
         wrong = [] if past.ask("SELECT power_watts FROM readings.gpu_1s") == [(7.0,)] else ["lost"]
         past.later(6)
         past.turn()
@@ -221,20 +185,7 @@ def migrate(base: Path) -> dict[str, Any]:
         return wrong
 
     life(prepare)
-
-    def again(act: Callable[[], Any]) -> Any:
-        shutil.rmtree(base / "work", ignore_errors=True)
-        shutil.copytree(base / "before", base / "work")
-        return life(act)
-
-    steps = again(lambda: act(-1))
-    wrong = {}
-    for at, name in enumerate(steps):
-        if name not in ("BEGIN", "COMMIT", "CHECKPOINT") and "all" not in sys.argv:
-            continue  # nothing of it is on disk before its COMMIT; `tests/upgrade` kills there too
-        killed = again(lambda at=at: act(at))  # type: ignore[misc]
-        wrong[f"{at} {name}"] = life(look) if killed == signal.SIGKILL else [f"lived: {killed}"]
-    return {"steps": steps, "wrong": {name: words for name, words in wrong.items() if words}}
+    return killed(base / "before", work, act, look)
 
 
 if __name__ == "__main__":

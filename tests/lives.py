@@ -1,0 +1,110 @@
+"""Lives: processes that are killed (SIGKILL) at a step of what they do, forked from one that has imported all of it.
+
+To start Python and import the aggregator costs a second of a processor, to fork a hundredth. Who forks has no DuckDB
+open and no thread. What a start finds after a kill is what was on disk, byte by byte; so of steps in a row between which
+no byte changed, a kill at the first shows what a kill at each would (`worth_killing`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import traceback
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class LifeError(Exception):
+    """What was done in another process raised."""
+
+
+def life(act: Callable[[], Any]) -> Any:
+    """Run *act* in a process of its own; return what it returned (as JSON has it), or the signal's number if it was killed.
+
+    Raises LifeError when *act* raised, with the traceback of there.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        try:
+            text = json.dumps(["", act()], default=str)
+        except BaseException:  # noqa: BLE001 - told to the one who looks
+            text = json.dumps([traceback.format_exc(), None])
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write(text)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return os.WTERMSIG(status)
+    raised, returned = json.loads(text)
+    if raised:
+        raise LifeError(raised)
+    return returned
+
+
+def again(before: Path, work: Path, act: Callable[[], Any]) -> Any:
+    """Make *work* a copy of the folder *before*, and return what came of a life there."""
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(before, work)
+    return life(act)
+
+
+def on_disk(folder: Path) -> int:
+    """Return a checksum of the names and bytes of all files under *folder*."""
+    found = 0
+    for path in sorted(folder.rglob("*")):
+        found = zlib.crc32(f"{path.relative_to(folder)}\0".encode(), found)
+        if path.is_file():
+            found = zlib.crc32(path.read_bytes(), found)
+    return found
+
+
+class Killer:
+    """Is told each step; kills this process at step *at*, and says of each before what was on disk in *folder*."""
+
+    def __init__(self, folder: Path, at: int = -1) -> None:
+        self.folder, self.at = folder, at
+        self.steps, self.states = list[str](), list[int]()
+
+    def __call__(self, name: str) -> None:
+        if self.at < 0:
+            self.states.append(on_disk(self.folder))
+        self.steps.append(name)
+        if len(self.steps) - 1 == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def worth_killing(states: Sequence[int]) -> list[int]:
+    """Return the numbers of the steps before which something changed on disk; the first is one."""
+    return [at for at, state in enumerate(states) if at == 0 or state != states[at - 1]]
+
+
+class Dying:
+    """A DuckDB connection that tells a killer of each statement before it is run."""
+
+    def __init__(self, connection: Any, killer: Killer) -> None:
+        self._connection, self._killer = connection, killer
+
+    def execute(self, query: str, parameters: object = None) -> Any:
+        """Run the statements of *query* one by one; return the result of the last."""
+        result = None
+        for statement in self._connection.extract_statements(query):
+            self._killer(statement.query.strip(" ;\n")[:40])
+            result = self._connection.execute(statement, parameters)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def dying(connect: Callable[..., Any], killer: Killer) -> Callable[..., Any]:
+    """Return what connects as *connect* does, each statement of it told to the killer."""
+    return lambda *arguments, **named: Dying(connect(*arguments, **named), killer)

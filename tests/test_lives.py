@@ -1,0 +1,72 @@
+"""Lives that are killed: what the tests stand on that kill at every step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.lives import Killer, LifeError, again, life, worth_killing
+
+
+def test_a_life_is_another_process_and_says_what_it_found() -> None:
+    """What is done in it is not done here."""
+    here = os.getpid()
+    assert life(lambda: [os.getppid() == here, os.getpid() == here]) == [True, False]
+
+
+def test_what_it_raises_is_raised_here() -> None:
+    """A preparation that failed without a word, and every test of what it had prepared passed."""
+
+    def act() -> None:
+        raise ValueError("the disk is gone")
+
+    with pytest.raises(LifeError, match="ValueError: the disk is gone"):
+        life(act)
+
+
+def writes(work: Path, at: int) -> list[object]:
+    """Five steps; before two of them something was written that was not there."""
+    killer = Killer(work, at)
+    killer("begin")
+    (work / "a").write_bytes(b"1")
+    killer("written")
+    killer("synced")
+    (work / "a").write_bytes(b"2")  # as long as it was, in the same millisecond
+    killer("again")
+    (work / "a").write_bytes(b"2")
+    killer("end")
+    return [killer.steps, killer.states]
+
+
+def test_it_is_killed_where_something_has_changed_and_nowhere_else(tmp_path: Path) -> None:
+    """Each kill is one: what is on disk then is what was there before that step, and the life says nothing more."""
+    before, work = tmp_path / "before", tmp_path / "work"
+    before.mkdir()
+    steps, states = again(before, work, lambda: writes(work, -1))
+    assert steps == ["begin", "written", "synced", "again", "end"]
+    assert worth_killing(states) == [0, 1, 3]
+    left = {}
+    for at in range(len(steps)):
+        assert again(before, work, lambda at=at: writes(work, at)) == signal.SIGKILL  # type: ignore[misc]
+        left[steps[at]] = (work / "a").read_text() if (work / "a").exists() else ""
+    assert left == {"begin": "", "written": "1", "synced": "1", "again": "2", "end": "2"}
+    assert list(before.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["a name", "an empty folder", "a file that went"])
+def test_names_are_looked_at_too(change: str, tmp_path: Path) -> None:
+    """A rename changes no byte of any file."""
+    (tmp_path / "a").write_bytes(b"1")
+    killer = Killer(tmp_path)
+    killer("before")
+    if change == "a name":
+        (tmp_path / "a").rename(tmp_path / "b")
+    elif change == "an empty folder":
+        (tmp_path / "c").mkdir()
+    else:
+        (tmp_path / "a").unlink()
+    killer("after")
+    assert worth_killing(killer.states) == [0, 1]
