@@ -40,8 +40,12 @@ FILES = (
     "tests/survival/test_survival.py",
     "tests/upgrade/test_stores.py",
 )
-#: What `make test` runs of it.
-SLICE = ("tests/aggregator/test_store.py", "tests/aggregator/test_journal.py")
+#: What `make test` runs of it: readings, and one way of an event, into the store and out again. Of the journal's own file
+#: DuckDB knows nothing.
+SLICE = (
+    "tests/aggregator/test_store.py",
+    "tests/aggregator/test_journal.py::test_an_event_sent_twice_is_stored_once",
+)
 
 
 def installed() -> str:

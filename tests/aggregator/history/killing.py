@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,7 @@ def killed(
 ) -> dict[str, Any]:
     """Kill what *act* does at every step that is worth it, *times_max* times one of the same name, and *look* after each."""
     steps, states = again(before, work, lambda: act(-1))
-    at_all = range(len(steps))
+    at_all: Sequence[int] = range(len(steps))
     if "all" not in sys.argv:
         at_all = [at for at in worth_killing(states) if steps[:at].count(steps[at]) < times_max]
     wrong = {}
