@@ -16,8 +16,10 @@ def test_a_gpu_that_hangs_for_seconds_costs_the_other_seven_no_more_than_a_sampl
     monkeypatch.setenv("GANGLINE_FAKE_NVML", str(tmp_path / "scenario"))
     result = soak(tmp_path, seconds=10, hang_seconds=3.0, seed=1, quiet=True)
     assert result.on_time[result.sick] < 0.8  # it did hang
-    # Of six seconds; on a machine that others use one may be lost.
-    assert result.others >= 0.8, result.log
+    # Of six seconds one may be lost, and what a busy machine let the host itself have no sample of.
+    gpus = [on for name, on in result.on_time.items() if name not in (result.sick, "host")]
+    assert min(gpus) >= result.on_time["host"] - 0.2, result.log
+    assert result.on_time[result.sick] < min(gpus)
     assert 0.0 < result.named_seconds <= 3.0
     assert "did not return for" in result.log and result.call in result.log
     assert 4 <= result.processes <= 7

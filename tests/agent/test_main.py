@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -124,11 +123,8 @@ def test_an_agent_without_an_aggregator_samples_spools_and_ends_when_asked(tmp_p
     assert {"host_1s", "host_10s", "collector_10s", "agent_10s"} <= tables
     # What a sampler sent late has a frame of its own; the second's own are those with the daemon's own turns.
     ticks = [f for f in kept if any(block.table == "host_1s" for block in f.blocks)]
-    gaps = {
-        round((b.stamp.boottime_ns - a.stamp.boottime_ns) / 1e8)
-        for a, b in itertools.pairwise(ticks)
-    }
-    assert min(gaps, default=10) >= 5  # on the grid: late on a busy machine, never a burst
+    seconds = [frame.stamp.boottime_ns // 10**9 for frame in ticks]
+    assert seconds == sorted(set(seconds))  # on the grid: late on a busy machine, never a burst
 
 
 def test_a_killed_agent_goes_on_where_it_was(tmp_path: Path) -> None:

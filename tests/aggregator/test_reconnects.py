@@ -22,6 +22,8 @@ pytestmark = pytest.mark.usefixtures("without_snapshots")
 
 #: Connections of one test: some hundreds, each with a socket of its own.
 AGENTS = 300
+#: Of them so many have a turn in a second.
+PER_SECOND = 100
 
 
 def pushback(error: grpc.aio.AioRpcError) -> int:
@@ -47,7 +49,7 @@ def test_hundreds_of_agents_at_once_are_served_in_turn(
     """All agents of a row of racks came back with their switch, and receipts stood still for a minute."""
 
     async def way() -> None:
-        async with lab.aggregator(reconnects_per_second=100) as aggregator:
+        async with lab.aggregator(reconnects_per_second=PER_SECOND) as aggregator:
             live = connect(aggregator.port, make_agent(host="live"))
             await live.register()
             await live.send(live.agent.message(1))
@@ -55,14 +57,17 @@ def test_hundreds_of_agents_at_once_are_served_in_turn(
             connections = [connect(aggregator.port, agent) for agent in agents]
             told: Counter[str] = Counter()
             coming = [asyncio.create_task(_register(one, told)) for one in connections]
-            sequence = 1
+            sequence, loop = 1, asyncio.get_running_loop()
+            began = loop.time()
             while not all(task.done() for task in coming):
                 sequence += 1
                 await live.send(live.agent.message(sequence))  # a receipt, each time
+            answers = [task.result() for task in coming]  # what failed is told here, and no later
             assert sequence > 3
-            assert told
+            # On a machine that makes fewer of them in a second than have a turn nobody waits for one.
+            assert told or loop.time() - began > AGENTS / PER_SECOND
             assert (
-                max(told.values()) <= 3
+                max(told.values(), default=0) <= 3
             )  # who was told a moment is served when it comes, or nearly so
             assert aggregator.turns.admission.deferred == sum(told.values())
             await (
@@ -73,7 +78,7 @@ def test_hundreds_of_agents_at_once_are_served_in_turn(
                 await one.stream.write(one.agent.message(1))
             for one in connections:
                 await one.acknowledgement()
-            assert all(task.result().reconnect_seconds <= 3 for task in coming)
+            assert all(answer.reconnect_seconds <= 3 for answer in answers)
             for one in [live, *connections]:
                 await one.close()
 

@@ -60,16 +60,20 @@ class Terminal:
         return self.said[begin : match.end()]
 
     def runs_a_query(self) -> None:
-        """Wait until a process two below the command, the nursery's, has worked for a tenth of a second.
+        """Wait until a process two below the command, the nursery's, has worked for half a second.
 
-        One that is spare is always there; Ctrl-C while the line is still being taken is for the line.
+        One that is spare is always there, and works a little. While the line is still being taken Ctrl-C is a key,
+        and lost with the prompt that is left: the terminal says when it is a signal again.
         """
         deadline = time.monotonic() + GUARD_SECONDS
-        while not any(
+        while not self._ctrl_c_is_a_signal() or not any(
             _has_worked(child) for one in children(self._process.pid) for child in children(one)
         ):
             assert time.monotonic() < deadline, "no query runs"
             select.select([], [], [], 0.01)
+
+    def _ctrl_c_is_a_signal(self) -> bool:
+        return bool(termios.tcgetattr(self._terminal)[3] & termios.ISIG)
 
     def _take(self) -> bool:
         try:
@@ -102,4 +106,4 @@ def _has_worked(pid: int) -> bool:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:  # it has ended meanwhile
         return False
-    return int(text.rpartition(")")[2].split()[11]) >= os.sysconf("SC_CLK_TCK") / 10
+    return int(text.rpartition(")")[2].split()[11]) >= os.sysconf("SC_CLK_TCK") / 2
