@@ -105,6 +105,25 @@ def test_the_agent_stays_light(module: str) -> None:
     assert not loaded_by(module) & HEAVY
 
 
+#: What only some of a part's processes need; each costs a start a tenth of a second and more.
+DEAR = HEAVY | {"cryptography"}
+ASKING = ("hosts", "explain", "watch", "advise", "permit", "sql")
+#: Module of aggregator/ -> what of the dear it may load.
+MAY_LOAD: dict[str, set[str]] = {
+    **{f"commands.{name}": {"grpc"} for name in ASKING},
+    "commands.aggregator": set(),
+    "query.processes": set(),
+    "scores.server": {"grpc", "numpy"},
+    "server": {"duckdb", "grpc", "numpy", "pyarrow"},
+}
+
+
+@pytest.mark.parametrize("module", MAY_LOAD)
+def test_a_process_loads_only_what_it_uses(module: str) -> None:
+    """At 3 a.m. who asks for a list of hosts waits; and a wrong option of `gangline aggregator` took a second to say."""
+    assert loaded_by(f"gangline.aggregator.{module}") & DEAR <= MAY_LOAD[module]
+
+
 def test_the_command_line_imports_nothing_until_asked() -> None:
     """`gangline --help` must answer on a host that has one extra installed, or none."""
     assert not loaded_by("gangline.cli") & (HEAVY | {"google", "h2"})

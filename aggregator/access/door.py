@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ...fingerprints.settings import SettingsError
 from ..refusals import TooMuch
 from .caller import Caller, Role
-from .certificates import CertificateError, Certificates, Files
 from .connections import Connections, Limits, where
 from .guard import Calls
 from .login import Login
@@ -22,6 +21,7 @@ from .tokens import FILE_NAME, Tokens, TokensError
 
 if TYPE_CHECKING:
     from ..config import AggregatorConfig
+    from .certificates import Certificates
 
 log = logging.getLogger(__name__)
 
@@ -237,6 +237,8 @@ def _certificates(config: AggregatorConfig) -> Certificates | None:
             "listen_tokens is a second port for callers without a certificate; without "
             "tls_client_ca_file `listen` asks for none anyway"
         )
+    from .certificates import CertificateError, Certificates, Files  # 0.05 s, for TLS only
+
     try:
         return Certificates(Files(Path(certificate), Path(key), client_ca))
     except CertificateError as error:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from cryptography import x509
-
 from ..refusals import NoLogin
 from .caller import ANYONE, LOCAL, Caller, Role
 from .names import Names, shown
@@ -99,6 +97,8 @@ class Login:
                 f"the certificate ({shown(auth)}) names no role: a URI spiffe://TRUST/gangline/ROLE/NAME, "
                 "or a DNS name that certificate_names of the aggregator has a pattern for"
             )
+        from cryptography import x509  # loaded already, by who read our own certificate
+
         certificate = x509.load_pem_x509_certificate(pem)
         host = holder.name if holder.role is Role.AGENT else ""
         proof = 2, int(certificate.not_valid_before_utc.timestamp())

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ..store.upkeep.copying import why
-from .authority import give_to_owner, private_folder, put
 from .caller import GIVEN, Role
+from .files import give_to_owner, private_folder, put
 from .names import is_name
 
 FILE_NAME = "tokens.json"

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ...cli import NOT_FOUND, OK
-from ..access.authority import private_folder, put
 from ..access.caller import GIVEN, Role
 from ..access.door import tokens_file
+from ..access.files import private_folder, put
 from ..access.tokens import DAYS_MAX, Token, TokensError, change, make, read
 from ..store.storefile import FILE
 from .admin_store import add_data_option, caller_name, guarded

@@ -11,14 +11,15 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...cli import FAILED, OK, USAGE
 from ...ext.process import keep_large_apart
 from ...fingerprints.settings import SettingsError, describe, load
 from ..config import AggregatorConfig
-from ..listening import StartError
-from ..server import Aggregator, serve
-from ..store.storefile import THREADS, StoreError
+
+if TYPE_CHECKING:
+    from ..server import Aggregator
 
 #: Objects made before the garbage collector looks, and how many such looks before it goes through all.
 #: Frames that wait for a commit are no garbage: with Python's own 700, to look at them is a tenth of all.
@@ -31,18 +32,32 @@ def main(arguments: list[str]) -> int:
     if options.help_settings:
         print(describe(AggregatorConfig))
         return OK
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         config = load(AggregatorConfig, options.config, _assignments(options))
-        gc.set_threshold(GC_OBJECTS, *GC_LOOKS)
+    except SettingsError as error:
+        return _said(error, USAGE)
+    return _run(config)
+
+
+def _run(config: AggregatorConfig) -> int:
+    gc.set_threshold(GC_OBJECTS, *GC_LOOKS)  # first: what is imported stays, and is no garbage
+    # The service: a second of CPU, which a wrong setting and a look at all of them must not cost.
+    from ..listening import StartError
+    from ..store.storefile import StoreError
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
         keep_large_apart()  # DuckDB's pages: beside the fleet's small objects they would never go back
         return asyncio.run(_serve(config))
     except SettingsError as error:
-        print(f"gangline aggregator: {error}", file=sys.stderr)
-        return USAGE
+        return _said(error, USAGE)
     except (StoreError, StartError) as error:
-        print(f"gangline aggregator: {error}", file=sys.stderr)
-        return FAILED
+        return _said(error, FAILED)
+
+
+def _said(words: object, status: int) -> int:
+    print(f"gangline aggregator: {words}", file=sys.stderr)
+    return status
 
 
 def _ended(status: int) -> int:
@@ -51,6 +66,8 @@ def _ended(status: int) -> int:
     All that is due is closed by then. Python's own end would unwind that thread through C++, which aborts, and asyncio's
     would wait without end for the calls that wait for it.
     """
+    from ..store.storefile import THREADS
+
     if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
         logging.shutdown()
         sys.stdout.flush()
@@ -60,6 +77,8 @@ def _ended(status: int) -> int:
 
 
 async def _serve(config: AggregatorConfig) -> int:
+    from ..server import Aggregator, serve
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -67,9 +86,7 @@ async def _serve(config: AggregatorConfig) -> int:
     aggregator = Aggregator(config)
     loop.add_signal_handler(signal.SIGHUP, aggregator.reload)
     unstored = await serve(aggregator, stop, lambda it: _say(config, it))
-    if unstored:
-        print(f"gangline aggregator: {unstored}", file=sys.stderr)
-    return _ended(FAILED if unstored else OK)
+    return _ended(_said(unstored, FAILED) if unstored else OK)
 
 
 def _say(config: AggregatorConfig, it: Aggregator) -> None:

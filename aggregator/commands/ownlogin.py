@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..access import tokens
-from ..access.authority import put
 from ..access.caller import Role
 from ..access.door import tokens_file
+from ..access.files import put
 
 #: Whose the token is, in `gangline admin token list`.
 NAME = "gangline-run"

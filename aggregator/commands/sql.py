@@ -17,7 +17,6 @@ from ..query import trouble
 from ..query.limits import Answered, Question
 from .client import guarded
 from .sqldoors import FileDoor, Opened, ServerDoor
-from .sqlwrite import ENDINGS, FORMS, STREAMED, write
 from .way import CommandError, add_login, parsed, way_of
 
 #: An older snapshot is said to be old: the aggregator writes it every 15 s.
@@ -26,6 +25,17 @@ OLD_SECONDS = 60
 TABLE_ROWS = 1000
 #: A table is laid out in memory; the other forms are written as rows come.
 TABLE_ROWS_MAX, ROWS_MAX = 100_000, 10**12
+#: Forms by name; a file's ending says its form.
+FORMS = ("table", "csv", "json", "parquet", "arrow")
+ENDINGS = {
+    ".csv": "csv",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".txt": "table",
+}
+#: Forms that are written as rows come, so that an answer of any length takes little memory.
+STREAMED = frozenset(FORMS) - {"table"}
 #: Nobody waits longer.
 TIMEOUT_SECONDS_MAX = 86_400.0
 
@@ -140,6 +150,8 @@ def answer_or_words(work: Callable[[], int]) -> int:
 
 def answered(opened: Opened, sql: str, wanted: Wanted) -> int:
     """Ask, write the answer, and say how old it is and whether it was cut. Raises QueryError, CommandError."""
+    from .sqlwrite import write  # Arrow: 0.1 s, which pass while the question's process starts
+
     with opened.answer(wanted.question(sql)) as answer:
         cut = write(answer, wanted.form, wanted.output, rows_max=wanted.rows, width=width())
         end = answer.finish()

@@ -20,17 +20,6 @@ from .sqldoors import Answer
 from .sqlforms import plan, records, table, write_csv, write_json
 from .sqlvalues import rows
 
-#: Forms by name; a file's ending says its form.
-FORMS = ("table", "csv", "json", "parquet", "arrow")
-ENDINGS = {
-    ".csv": "csv",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".txt": "table",
-}
-#: Forms that are written as rows come, so that an answer of any length takes little memory.
-STREAMED = frozenset(FORMS) - {"table"}
 _BINARY = frozenset({"parquet", "arrow"})
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from .segments import UNFINISHED
 
@@ -58,7 +57,9 @@ class ParquetFile:
                 self._remembered[self.columns] = encodings(chunk.slice(0, SAMPLE_ROWS))
             settings = self._remembered.get(self.columns, {"use_dictionary": True})
             with_keys: dict[str, Any] = {**settings, "write_statistics": list(KEYS)}
-            self._writer = pq.ParquetWriter(
+            from pyarrow.parquet import ParquetWriter  # 0.05 s, which a start would wait for
+
+            self._writer = ParquetWriter(
                 str(self._whole),
                 chunk.schema,
                 compression="zstd",
@@ -129,9 +130,11 @@ def _candidates(kind: Any) -> tuple[str, ...]:
 
 
 def _size(one: Any, column: str, encoding: str) -> int:
+    from pyarrow.parquet import write_table
+
     settings: dict[str, Any] = {"use_dictionary": [column]}
     if encoding != "DICTIONARY":
         settings = {"use_dictionary": False, "column_encoding": {column: encoding}}
     sink = pa.BufferOutputStream()
-    pq.write_table(one, sink, compression="zstd", compression_level=ZSTD_LEVEL, **settings)
+    write_table(one, sink, compression="zstd", compression_level=ZSTD_LEVEL, **settings)
     return int(sink.tell())

@@ -21,6 +21,12 @@ BATCH_BYTES = 1 << 20
 HEAD = struct.Struct("<cI")
 #: Kinds: the question; bytes of an Arrow IPC stream; the end of a good answer; the end of a bad one.
 ASK, ARROW, SUMMARY, ERROR = b"q", b"a", b"s", b"e"
+#: What an answer ends with when it is no good: kind of trouble -> see `trouble.py`.
+REFUSED, MEMORY, TIME, NO_SNAPSHOT, FAILED = "refused", "memory", "time", "no snapshot", "failed"
+#: What a process ends with that has no memory left to say so.
+NO_MEMORY_STATUS = 77
+#: A packet between a nursery and its owner is shorter than this.
+PACKET_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +80,21 @@ def told(kind: bytes, value: Any) -> bytes:
     """Return a message of a dataclass or a dict."""
     plain = value if isinstance(value, dict) else asdict(value)
     return message(kind, json.dumps(plain).encode())
+
+
+def too_long(seconds: float) -> str:
+    """Return what to do about a question that took too long."""
+    return (
+        f"ran longer than {seconds:g} s and was cut off: ask for less (a host, a shorter time, a LIMIT), "
+        "or for a rollup rather than raw readings"
+    )
+
+
+def too_much(memory_bytes_max: int) -> str:
+    """Return what to do about a question that took too much."""
+    size = memory_bytes_max / (1 << 30)
+    said = f"{size:.3g} GB" if size >= 1 else f"{memory_bytes_max >> 20} MB"
+    return (
+        f"used more than {said} of memory, which it may not: ask for less (WHERE, fewer columns), or "
+        "leave out what must hold all rows at once (ORDER BY without LIMIT, GROUP BY)"
+    )

@@ -25,10 +25,7 @@ import duckdb
 from ...ext import process
 from . import worker
 from .confine import confine, let_session_go_last
-from .limits import KILL_AFTER_SECONDS, Place
-
-#: A packet is shorter than this.
-PACKET_BYTES_MAX = 4096
+from .limits import KILL_AFTER_SECONDS, NO_MEMORY_STATUS, PACKET_BYTES_MAX, TIME, Place
 
 
 @dataclass(slots=True)
@@ -108,7 +105,7 @@ class Nursery:
             worker.serve(connected, self._place)
             status = 0
         except MemoryError:
-            status = worker.NO_MEMORY_STATUS
+            status = NO_MEMORY_STATUS
         except BaseException as error:  # noqa: BLE001 - nothing may get past the fork
             print(f"gangline query: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         finally:
@@ -124,7 +121,7 @@ class Nursery:
         now = time.monotonic()
         for child, one in self._running.items():
             if one.kill_at <= now:
-                one.why, one.kill_at = one.why or worker.TIME, float("inf")
+                one.why, one.kill_at = one.why or TIME, float("inf")
                 os.kill(child, signal.SIGKILL)
 
     def _bury(self) -> None:

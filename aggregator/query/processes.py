@@ -14,9 +14,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import limits, nursery, trouble
+from . import limits, trouble
 from .limits import Answered, Place, Question
 
+#: A module that loads DuckDB and Arrow: who only asks loads neither.
+NURSERY = f"{__package__}.nursery"
 #: What libraries would start threads for, which a nursery must not have; and malloc gives memory back.
 _ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
@@ -73,7 +75,7 @@ class QueryProcesses:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._nursery = subprocess.Popen(
-                [sys.executable, "-m", nursery.__name__, self.place.to_text()],
+                [sys.executable, "-m", NURSERY, self.place.to_text()],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=environment(),
@@ -91,7 +93,7 @@ class QueryProcesses:
         """Take obituaries until the nursery is gone; then whoever waits hears that, and it is buried."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
-            while data := await loop.sock_recv(control, nursery.PACKET_BYTES_MAX):
+            while data := await loop.sock_recv(control, limits.PACKET_BYTES_MAX):
                 obituary = json.loads(data)
                 self._ended(obituary["id"], obituary)
         self._gone(control)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from . import worker
+from . import limits
 from .limits import Place, Question
 
 
@@ -39,22 +39,22 @@ class QueryFailed(QueryError):
 
 def told(kind: str, words: str) -> QueryError:
     """Return what a process said that it ended with."""
-    if kind == worker.REFUSED:
+    if kind == limits.REFUSED:
         return QueryRefused(words)
-    if kind == worker.NO_SNAPSHOT:
+    if kind == limits.NO_SNAPSHOT:
         return NoSnapshot(words)
-    if kind in (worker.TIME, worker.MEMORY):
-        return QueryCutOff(words, of_time=kind == worker.TIME)
+    if kind in (limits.TIME, limits.MEMORY):
+        return QueryCutOff(words, of_time=kind == limits.TIME)
     return QueryFailed(words)
 
 
 def died(obituary: dict[str, Any], place: Place, question: Question) -> QueryError:
     """Return why a process ended that said nothing; *obituary* as `nursery` writes it."""
     status, why = obituary.get("status"), obituary.get("why", "")
-    if why == worker.TIME or status == -signal.SIGXCPU:
-        return QueryCutOff(worker.too_long(question.seconds), of_time=True)
-    if status in (worker.NO_MEMORY_STATUS, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
-        return QueryCutOff(worker.too_much(place.memory_bytes_max), of_time=False)
+    if why == limits.TIME or status == -signal.SIGXCPU:
+        return QueryCutOff(limits.too_long(question.seconds), of_time=True)
+    if status in (limits.NO_MEMORY_STATUS, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
+        return QueryCutOff(limits.too_much(place.memory_bytes_max), of_time=False)
     if status == -signal.SIGKILL and not why:
         words = (
             "was ended by the kernel, most likely for want of memory on this machine (`dmesg` says)"

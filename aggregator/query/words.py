@@ -6,8 +6,10 @@ import difflib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import duckdb
+if TYPE_CHECKING:
+    import duckdb
 
 #: A message of DuckDB is cut to so many lines, and the line of SQL shown with it to so many characters.
 MESSAGE_LINES_MAX, SHOWN_CHARACTERS_MAX = 4, 100
@@ -43,6 +45,8 @@ def complaint(error: Exception) -> Complaint:
 
 def explained(error: duckdb.Error, sql: str, names: Callable[[], list[str]]) -> str:
     """Return DuckDB's message, short, with its place in *sql* and what may help; *names*: of what can be asked."""
+    import duckdb  # 0.1 s, which who shows an answer need not pay
+
     said = complaint(error)
     text = short(said.text)
     if "memory exhausted at or near" in text or "Max expression depth" in text:

@@ -17,18 +17,24 @@ import pyarrow.ipc
 from . import fences, limits
 from .confine import limit_cpu
 from .history import make_views
-from .limits import Answered, Place, Question
+from .limits import (
+    FAILED,
+    MEMORY,
+    NO_SNAPSHOT,
+    REFUSED,
+    TIME,
+    Answered,
+    Place,
+    Question,
+    too_long,
+    too_much,
+)
 from .words import Refused, complaint, explained, short
 
 #: Rows taken from DuckDB at a time.
 BATCH_ROWS = 2048
 
-#: What an answer ends with when it is no good: kind of trouble -> see `trouble.py`.
-REFUSED, MEMORY, TIME, NO_SNAPSHOT, FAILED = "refused", "memory", "time", "no snapshot", "failed"
-
 _TELLS_PLACES = duckdb.__version__.startswith("1.")
-#: What a process ends with that has no memory left to say so.
-NO_MEMORY_STATUS = 77
 
 
 def serve(connected: socket.socket, place: Place) -> None:
@@ -218,21 +224,3 @@ UNION ALL SELECT DISTINCT schema_name || '.' || function_name || '(' || array_to
 FROM duckdb_functions() WHERE schema_name IN ('ops', 'history')
 UNION ALL SELECT if(schema_name = 'main', '', schema_name || '.') || table_name FROM duckdb_tables()
 """
-
-
-def too_long(seconds: float) -> str:
-    """Return what to do about a question that took too long."""
-    return (
-        f"ran longer than {seconds:g} s and was cut off: ask for less (a host, a shorter time, a LIMIT), "
-        "or for a rollup rather than raw readings"
-    )
-
-
-def too_much(memory_bytes_max: int) -> str:
-    """Return what to do about a question that took too much."""
-    size = memory_bytes_max / (1 << 30)
-    said = f"{size:.3g} GB" if size >= 1 else f"{memory_bytes_max >> 20} MB"
-    return (
-        f"used more than {said} of memory, which it may not: ask for less (WHERE, fewer columns), or "
-        "leave out what must hold all rows at once (ORDER BY without LIMIT, GROUP BY)"
-    )
