@@ -124,6 +124,10 @@ class Present:
 
     def fresh_at(self, table: str, at: Indexes) -> Flags:
         """Say which of the rows *at* are of now: of large tables rules ask only for what looks wrong."""
+        if (
+            not at.size
+        ):  # the most of all questions, and ten looks at nothing cost as much as at something
+            return np.zeros(0, dtype=bool)
         known = self._fresh.get(table)
         if known is not None:
             return known[at]
@@ -143,6 +147,8 @@ class Present:
         """Return (rows, events of about the last 10 s, or 600 s) where these are *least* or more."""
         rows = self.fleet.tables[table].counting(column, least, slow=slow)
         rows = rows[self.fresh_at(table, rows)]
+        if not rows.size:
+            return rows, np.zeros(0)
         quiet = self._quiet(table, rows)
         events = self.fleet.tables[table].recent(column, quiet, slow=slow, rows=rows)
         enough = events >= least
