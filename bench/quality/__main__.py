@@ -19,6 +19,8 @@ from .simulated import Plan
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality.md"
 KEPT = ROOT / "build" / "quality"
+#: Of what is published; each look at it is told in looks.md, and nothing is tuned on it.
+PUBLISHED_SEED = 22
 #: Causes of each class, or hours of the fleet: more would take days.
 COUNT_MAX = 10_000
 STEPFUN = "faults of 400 nodes (GitHub: stepfun-ai/InfiniteHBD-Trace)"
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print one section, or write the page of all."""
     parts = sections()
     parser = argparse.ArgumentParser(prog="python -m bench.quality", description=__doc__)
-    parser.add_argument("--seed", type=int, default=21)
+    parser.add_argument("--seed", type=int, default=PUBLISHED_SEED)
     names = [one.name for one in parts]
     parser.add_argument("--only", choices=names, help="print this section; write nothing")
     plan = Plan()
@@ -102,7 +104,7 @@ def _command(seed: int, plan: Plan) -> str:
     """Return what makes the same page again."""
     usual = Plan()
     told = [
-        ("SEED", seed, 21),
+        ("SEED", seed, PUBLISHED_SEED),
         ("PER_CLASS", plan.per_class, usual.per_class),
         ("HOURS", plan.hours, usual.hours),
     ]

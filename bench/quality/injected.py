@@ -1,6 +1,6 @@
 """The section "Injected": real agents and a real aggregator, faults at the boundary of hardware and machine.
 
-python -m bench.quality.injected --seed 21 [--rounds 5] [--only XID]
+python -m bench.quality.injected --seed 1 [--rounds 5] [--only XID]
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.quality.injected", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--seed", type=int, default=21)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default="", help="rows whose name holds this")
     options = parser.parse_args()
