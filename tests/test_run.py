@@ -32,7 +32,7 @@ def score(host: str, state: str, reason: str = "REASON_CODE_UNSPECIFIED") -> sco
     )
 
 
-XID = score("c", "UNHEALTHY", "REASON_ECC_TREND")
+XID = score("c", "UNHEALTHY", "REASON_XID_FATAL")
 HEAT = score("b", "DEGRADED", "REASON_THERMAL_THROTTLE")
 WELL = score("a", "HEALTHY")
 

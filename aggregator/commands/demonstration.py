@@ -14,7 +14,7 @@ from .table import host_of
 REASONS: dict[str, score_pb2.ReasonCode] = {
     "thermal": score_pb2.REASON_THERMAL_THROTTLE,
     "rdma_link": score_pb2.REASON_FABRIC,
-    "hbm": score_pb2.REASON_ECC_TREND,
+    "hbm": score_pb2.REASON_XID_FATAL,
 }
 #: States of a host that something is wrong with.
 BAD = (score_pb2.DEGRADED, score_pb2.SUSPECT, score_pb2.UNHEALTHY)

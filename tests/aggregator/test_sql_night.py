@@ -130,7 +130,7 @@ SHOWN: list[tuple[str, Rows]] = [
             {
                 "host": "sim-000",
                 "severity": "fatal",
-                "action": "drain and reset the GPU, unless 94 says within 5 s that it was contained",
+                "action": "drain and reset the GPU",
             }
         ],
     ),

@@ -33,7 +33,7 @@ FOUND_SECONDS, WATCHED_SECONDS = 60, 110
 REASONS = {
     "thermal": Reason.THERMAL_THROTTLE,
     "rdma_link": Reason.FABRIC,
-    "hbm": Reason.ECC_TREND,
+    "hbm": Reason.XID_FATAL,
 }
 
 
