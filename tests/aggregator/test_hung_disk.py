@@ -44,10 +44,10 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     monkeypatch.setattr(store_module, "HANGING_SECONDS_MAX", 0.05)
     monkeypatch.setattr(eventlane, "CLOSE_SECONDS", 0.05)
-    one = Disk()
+    before, one = {*threading.enumerate()}, Disk()
     yield one
     one.answers.set()
-    for thread in threading.enumerate():  # what was left behind ends with the test
+    for thread in {*threading.enumerate()} - before:  # what was left behind ends with the test
         if thread.name.startswith(THREADS):
             thread.join(GUARD_SECONDS)
 
