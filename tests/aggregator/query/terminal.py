@@ -19,10 +19,10 @@ from tests.aggregator.query.asking import children
 
 #: Only a guard: what is waited for comes, or the test fails.
 GUARD_SECONDS = 60.0
-#: Makes the terminal its own, so that Ctrl-C reaches it, and becomes the command.
+#: Makes the terminal its own, so that Ctrl-C reaches it, also if who runs the tests ignores it, and becomes the command.
 _ON_IT = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-    "os.execvp(sys.argv[1], sys.argv[1:])"
+    "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
 )
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 
