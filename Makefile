@@ -83,10 +83,9 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/pip --disable-pip-version-check -q
 	$(PIP) install -c packaging/constraints.txt 'pip>=25.1' 'setuptools>=80' 'Cython>=3.1,<4'
 	touch $@
 
-# Compiles ext/ and installs gangline, editable, into .venv. To C by all cores first: pip's way takes one.
-.venv/ready: .venv/made $(SOURCES) | build/names/gangline
-	@echo "making the environment and the Cython parts (a minute or two the first time)"
-	cd build/names && ../../$(BIN)/cythonize --quiet gangline/ext/*.pyx
+# Compiles ext/ and installs gangline, editable, into .venv.
+.venv/ready: .venv/made $(SOURCES)
+	@echo "making the environment and the Cython parts (about a minute the first time)"
 	$(PIP) install -c packaging/constraints.txt --no-build-isolation -e '.[agent,aggregator,simulate]'
 	touch $@
 
