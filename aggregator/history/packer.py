@@ -26,7 +26,7 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 import pyarrow.ipc
-import pyarrow.parquet  # noqa: F401 - which is used below, once the limit on address space holds
+import pyarrow.parquet  # used below, once the limit on address space holds
 
 from ...ext import process
 from ..query.confine import address_space_bytes, die_first, go_last, limit

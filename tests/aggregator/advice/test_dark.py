@@ -110,7 +110,9 @@ def test_more_than_a_twentieth_of_the_fleet_is_our_outage_for_a_quarter_of_an_ho
     fleet.hush(*range(6))
     fleet.run(800, step=5)
     assert fleet.open == [] and fleet.told == []
-    assert "6 of 60 hosts, all in rack r7, fell silent within a minute" in fleet.machine.memory.frozen
+    assert (
+        "6 of 60 hosts, all in rack r7, fell silent within a minute" in fleet.machine.memory.frozen
+    )
     fleet.run(120, step=5)
     assert not fleet.machine.memory.frozen
     (one,) = fleet.open
