@@ -85,7 +85,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/pip --disable-pip-version-check -q
 
 # Compiles ext/ and installs gangline, editable, into .venv.
 .venv/ready: .venv/made $(SOURCES)
-	@echo "making the environment and the Cython parts (about a minute the first time)"
+	@echo "making the environment and the Cython parts (a few minutes the first time)"
 	$(PIP) install -c packaging/constraints.txt --no-build-isolation -e '.[agent,aggregator,simulate]'
 	touch $@
 

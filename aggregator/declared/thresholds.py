@@ -49,7 +49,7 @@ THRESHOLDS: dict[str, Threshold] = {
         ),
         (
             "gang.windows_count", 9.0, 6.0, 12.0, "1",
-            "so many windows of ten seconds of the last two minutes the job must have worked before a host is compared in it",
+            "a host is compared in a job that worked in so many of the last twelve windows of ten seconds; in all, if it has three hosts",
         ),
         (
             "gang.slow_ratio", 0.04, 0.01, 0.5, "1",
@@ -65,7 +65,7 @@ THRESHOLDS: dict[str, Threshold] = {
         ),
         (
             "gang.identity_ratio", 0.70, 0.5, 1.0, "1",
-            "it is the same host of its job in this share of two minutes' windows of ten seconds",
+            "it is the same host of its job in this share of two minutes' windows of ten seconds; in a small job it must be so in more",
         ),
         (
             "network.slowed_ratio", 0.03, 0.005, 0.5, "1",

@@ -57,9 +57,7 @@ class Standing(NamedTuple):
     work: Floats  # how much more its tensor cores did
     gap_often: Floats
     gap: Floats  # share of the time in which nothing ran on its GPUs, and on the others' something did
-    gap_median: (
-        Floats  # share of the time in which nothing ran on the GPUs of its gang, by its median
-    )
+    gap_median: Floats  # the same share of time, of its gang, by its median
     cpu: Floats  # pressure, more than the others'
     io: Floats
     io_median: Floats  # pressure of its gang, by its median
@@ -74,10 +72,12 @@ class Standing(NamedTuple):
     io_more: Floats
 
 
-_RINGS = (
+#: What the mean of the windows tells, and what only each of them does.
+_MEANS = (
     "busy", "work", "gap", "gap_median", "cpu", "io", "io_median", "steal",
-    "slowed", "waits", "gap_more", "cpu_more", "io_more", "lead",
+    "slowed", "waits", "gap_more", "cpu_more", "io_more",
 )  # fmt: skip
+_RINGS = (*_MEANS, "lead")
 #: What is counted by windows -> where it shows in one. Who is longer than the median of the others' is one of many when
 #: one of three stalls: it is not who leads.
 _OFTEN = {"busy": "lead", "gap": "gap", "slowed": "slowed", "gap_more": "gap_more"}
@@ -273,13 +273,11 @@ class Gangs:
         windows = filled.sum(axis=0, dtype=np.int32)
         told = np.where(filled, self._rings[:, :, :hosts], np.nan)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", RuntimeWarning
-            )  # a mean of nothing is NaN, as it should be
-            means = np.nanmean(told, axis=1).astype(np.float64)
-        found = dict(zip(_RINGS, means, strict=True))
+            # A mean of nothing is NaN, as it should be.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            means = np.nanmean(told[: len(_MEANS)], axis=1).astype(np.float64)
+        found: dict[str, Floats] = dict(zip(_MEANS, means, strict=True))
         # Of one window it is not known: of none then, as whose the time is hangs on it.
-        del found["lead"]
         found["work"][(filled & ~np.isfinite(told[_RINGS.index("work")])).any(axis=0)] = np.nan
         often = {
             f"{name}_often": (told[_RINGS.index(shown)] >= OFTEN_SHARE * found[name]).sum(axis=0)

@@ -16,39 +16,46 @@ class Ranked(NamedTuple):
     median: Floats
 
 
+class _Ordered(NamedTuple):
+    """The places of all known values, group after group, ascending in each; and how many each group has, which ends where."""
+
+    rows: Indexes
+    sizes: Indexes
+    ends: Indexes
+
+
+def _ordered(values: Floats, group: Indexes, count: int) -> _Ordered:
+    rows = np.flatnonzero(np.isfinite(values) & (group >= 0))
+    sizes = np.bincount(group[rows], minlength=count)
+    return _Ordered(rows[np.lexsort((values[rows], group[rows]))], sizes, np.cumsum(sizes))
+
+
 def medians(values: Floats, group: Indexes, count: int) -> Floats:
     """Return the median of each of *count* groups, NaN for one without a value. *group*: -1 is none."""
-    rows = np.flatnonzero(np.isfinite(values) & (group >= 0))
-    order = rows[np.lexsort((values[rows], group[rows]))]
-    sizes = np.bincount(group[rows], minlength=count)
-    begins = np.cumsum(sizes) - sizes
+    rows, sizes, ends = _ordered(values, group, count)
+    begins = ends - sizes
     found = np.full(count, np.nan)
     some = sizes > 0
     low, high = begins + (sizes - 1) // 2, begins + sizes // 2
-    found[some] = (values[order[low[some]]] + values[order[high[some]]]) / 2.0
+    found[some] = (values[rows[low[some]]] + values[rows[high[some]]]) / 2.0
     return found
 
 
 def ranked(values: Floats, group: Indexes, count: int) -> Ranked:
     """Return who has the most in each group, and the median of those beside it."""
-    rows = np.flatnonzero(np.isfinite(values) & (group >= 0))
-    order = rows[np.lexsort((values[rows], group[rows]))]
-    sizes = np.bincount(group[rows], minlength=count)
-    ends = np.cumsum(sizes)
+    rows, sizes, ends = _ordered(values, group, count)
     most = np.full(count, -1, dtype=np.intp)
     several = sizes > 1
-    most[several] = order[ends[several] - 1]
+    most[several] = rows[ends[several] - 1]
     return Ranked(most, without(values, most, group, count))
 
 
 def beyond(values: Floats, few: Indexes, group: Indexes) -> Floats:
     """Return the greatest value of each group but for its *few* greatest; NaN for a group that has no more."""
-    rows = np.flatnonzero(np.isfinite(values) & (group >= 0))
-    order = rows[np.lexsort((values[rows], group[rows]))]
-    sizes = np.bincount(group[rows], minlength=few.size)
+    rows, sizes, ends = _ordered(values, group, few.size)
     found = np.full(few.size, np.nan)
     some = sizes > few
-    found[some] = values[order[(np.cumsum(sizes) - 1 - few)[some]]]
+    found[some] = values[rows[(ends - 1 - few)[some]]]
     return found
 
 

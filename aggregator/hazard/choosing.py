@@ -61,11 +61,8 @@ def _with_measured(
     """
     if daily.state.measured is None:
         return None
-    forms = (
-        best,
-        RICHER[0],
-        WITH_MEASURED,
-    )  # RICHER[0]: the same without it, so that no gain is of the history's
+    # RICHER[0] is the same without it, so that no gain is of the history's.
+    forms = (best, RICHER[0], WITH_MEASURED)
     folds = folds_of(daily, weekly, outcome, end_days, forms, KNOWN_SHARE_MIN)
     if not folds:
         return None

@@ -134,8 +134,8 @@ def judge(
     unheard = before.waiting(fleet, now_ns)
     listened = before.listened_seconds(present.silent_seconds, fleet, now_ns)
     frozen = outage.silent_together(present, listened) - unheard
-    groups, failed = _look(present, previous.degraded_reason if previous else "")
-    failed = "; ".join(filter(None, (unsound, failed)))
+    told = previous.degraded_reason if previous else ""
+    groups, failed = _look(present, told)
     symptoms = without_noise(fleet, _by_host(groups), now_ns)
     holds = _hold(present, symptoms, kin)
     passing = _by_host(
@@ -153,10 +153,11 @@ def judge(
     )
     subjects = _subjects(present, names, faults, trained(model), experience)
     seen = dict(_seen(present, holds, passing))
-    told = {host: score_host(subjects[host], each) for host, each in seen.items()}
-    live = Hosts(subjects, told)
+    live = Hosts(subjects, {host: score_host(subjects[host], each) for host, each in seen.items()})
     hosts, before = carried(before, live, fleet, now_ns)
     hosts = in_maintenance(fleet, hosts, now_ns)
+    whose, unexplained = _whose(present, seen, told)
+    failed = "; ".join(filter(None, (unsound, failed, unexplained)))
     degraded = (
         before.words(len(fleet), len(unheard), now_ns),
         outage.words(fleet, frozen),
@@ -176,7 +177,7 @@ def judge(
         before=before,
         gpus=score_gpus(present, live, seen),
         faults=faults,
-        waits=waits(present, seen),
+        waits=whose,
         failed=failed,
         model=subjects.model,
     )
@@ -204,6 +205,19 @@ def _look(present: Present, told: str) -> tuple[list[list[Symptom]], str]:
             if failed[-1] not in told:
                 log.exception("rule %s failed; the others stand", rule.__name__)
     return groups, "; ".join(failed)
+
+
+def _whose(present: Present, seen: Mapping[int, list[Seen]], told: str) -> tuple[Waits, str]:
+    """Return who waits for whom, and words if that failed: what only explains must not stop what it explains."""
+    try:
+        return waits(present, seen), ""
+    except Exception as error:
+        words = f"who waits for whom failed: {type(error).__name__}: {error}"
+        if words not in told:
+            log.exception(
+                "who waits for whom failed; scores stand, their hosts are told of no other"
+            )
+        return Waits(), words
 
 
 def _by_host(groups: Iterable[Iterable[Symptom]]) -> dict[int, list[Symptom]]:

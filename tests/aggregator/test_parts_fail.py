@@ -9,6 +9,7 @@ import pytest
 
 from gangline.aggregator import judging
 from gangline.aggregator.fleet.guarding import TOLD_SECONDS, Guard
+from gangline.aggregator.judgement import judge
 from gangline.aggregator.verdicts import OURSELVES, State
 from gangline.fingerprints.wire import score_pb2
 from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
@@ -59,6 +60,24 @@ def test_gangs_that_fail_leave_nobody_blamed_by_what_was(monkeypatch: pytest.Mon
     monkeypatch.setattr(world.fleet.gangs, "advance", broken)
     pass_steps(world, 1)
     assert world.fleet.gangs.standing is None
+
+
+def test_who_waits_for_whom_that_fails_stops_no_judging(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It only explains: a slip in it left all hosts with the scores of hours ago."""
+    world = World(gpus=2)
+    world.run(10)
+    with monkeypatch.context() as patch:
+        patch.setattr(judge, "waits", broken)
+        world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
+        snapshot = world.run(3)
+    assert world.score(world.hosts[0]).state is State.UNHEALTHY
+    words = "who waits for whom failed: ZeroDivisionError: by zero"
+    assert (snapshot.degraded_reason, snapshot.failed) == (words, words)
+    assert len([one for one in caplog.records if "who waits for whom" in one.message]) == 1
+    snapshot = world.run(1)
+    assert (snapshot.degraded_reason, snapshot.failed) == ("", "")
 
 
 def test_a_failure_is_told_for_a_minute_after_the_last_by_any_clock() -> None:

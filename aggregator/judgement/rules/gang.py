@@ -1,8 +1,9 @@
 """Hosts that hold their gang up, told by who waits for whom (`fleet/gangs.py`): the host's own doing, or none of its doing.
 
 A verdict on a host takes two minutes of windows in which it was the same host, seven of ten times (thresholds) and more
-often than stalls that go round would choose it, and few others of its gang that are as long: else it is the gang's. Longer at more work is the workload's (a
-pipeline stage, long sequences), and gaps on all hosts alike are a shared service's; no host is to blame for either.
+often than stalls that go round would choose it, and few others of its gang that are as long: else it is the gang's.
+Longer at more work is the workload's (a pipeline stage, long sequences), and gaps on all hosts alike are a shared
+service's; no host is to blame for either.
 """
 
 from __future__ import annotations
