@@ -56,6 +56,7 @@ class Standing(NamedTuple):
     busy_often: Floats  # share of the windows in which it was half as much longer or more than all but the few longest
     work: Floats  # how much more its tensor cores did
     gap_often: Floats
+    gap_run: Codes  # windows on end up to now in which it was so: of two hosts, twelve cannot tell which it is
     gap: Floats  # share of the time in which nothing ran on its GPUs, and on the others' something did
     gap_median: Floats  # the same share of time, of its gang, by its median
     cpu: Floats  # pressure, more than the others'
@@ -108,6 +109,7 @@ class Gangs:
         self._past = Past(1 + len(network.SIGNS) + 3, capacity)
         self._rings: NDArray[np.float32] = np.zeros((len(_RINGS), WINDOWS, capacity), np.float32)
         self._filled: NDArray[np.bool_] = np.zeros((WINDOWS, capacity), dtype=bool)
+        self._gap_run: Codes = np.zeros(capacity, dtype=np.int32)
         self._joules: Floats = np.zeros(64)
         self._joules_ns: Times = np.zeros(64, dtype=np.int64)
 
@@ -127,7 +129,7 @@ class Gangs:
     def _fit(self, hosts: int) -> None:
         if self._code.size < hosts:
             capacity = room(hosts, self._code.size)
-            for name in ("_sums", "_counts", "_code", "_rings", "_filled"):
+            for name in ("_sums", "_counts", "_code", "_rings", "_filled", "_gap_run"):
                 setattr(self, name, grown(getattr(self, name), capacity))
             self._past.fit(capacity)
 
@@ -175,6 +177,7 @@ class Gangs:
         gang[twice], code[twice] = -1, 0
         changed = code != self._code[:hosts]
         self._filled[:, :hosts] &= ~changed
+        self._gap_run[:hosts][changed] = 0
         self._past.begin_anew(changed)
         self._code[:hosts] = code
         return gang
@@ -195,7 +198,7 @@ class Gangs:
         for number, name in enumerate(_RINGS):
             self._rings[number, at, :hosts] = told[name]
         self._filled[at, :hosts] = group >= 0
-        self.standing = self._standing(gang, hosts)
+        self.standing = self._standing(gang, hosts, at)
 
     def _drawn(self, fleet: Fleet) -> Floats:
         """Return how many watts more than waiting does each host's GPUs drew, in the mean: none at a checkpoint."""
@@ -268,7 +271,8 @@ class Gangs:
         self._past.learn(values, counts, unusual, WINDOW_NS / 1e9)
         return found
 
-    def _standing(self, gang: Indexes, hosts: int) -> Standing:
+    def _standing(self, gang: Indexes, hosts: int, at: int) -> Standing:
+        """Return what the windows tell, of which *at* is the last."""
         filled = self._filled[:, :hosts]
         windows = filled.sum(axis=0, dtype=np.int32)
         told = np.where(filled, self._rings[:, :, :hosts], np.nan)
@@ -279,12 +283,21 @@ class Gangs:
         found: dict[str, Floats] = dict(zip(_MEANS, means, strict=True))
         # Of one window it is not known: of none then, as whose the time is hangs on it.
         found["work"][(filled & ~np.isfinite(told[_RINGS.index("work")])).any(axis=0)] = np.nan
-        often = {
-            f"{name}_often": (told[_RINGS.index(shown)] >= OFTEN_SHARE * found[name]).sum(axis=0)
-            / np.maximum(windows, 1)
+        shows = {
+            name: told[_RINGS.index(shown)] >= OFTEN_SHARE * found[name]
             for name, shown in _OFTEN.items()
         }
-        return Standing(gang=gang, windows=windows, **found, **often)
+        often = {
+            f"{name}_often": each.sum(axis=0) / np.maximum(windows, 1)
+            for name, each in shows.items()
+        }
+        # A window in which the gang did not work, a checkpoint, is passed over.
+        shows_gap = shows["gap"][at] & (told[_RINGS.index("gap"), at] >= UNUSUAL_GAP)
+        run = np.where(shows_gap, self._gap_run[:hosts] + 1, 0)
+        self._gap_run[:hosts][filled[at]] = run[filled[at]]
+        return Standing(
+            gang=gang, windows=windows, gap_run=self._gap_run[:hosts].copy(), **found, **often
+        )
 
 
 def few_of(sizes: Indexes) -> Indexes:

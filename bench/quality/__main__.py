@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,4 +115,6 @@ def _command(seed: int, plan: Plan) -> str:
 
 
 if __name__ == "__main__":
+    # Else its aggregators and agents stay behind, and take half the machine.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

@@ -48,9 +48,13 @@ def rounds(kinds: Sequence[Kind], seed: int, count: int, progress: Progress) -> 
     prepare()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         playing = [pool.submit(round_of, kinds, seed * 1000 + number) for number in range(count)]
-        for done, each in enumerate(playing, 1):
-            found += each.result()
-            progress(f"injected faults, {done} of {count} rounds", done / count)
+        try:
+            for done, each in enumerate(playing, 1):
+                found += each.result()
+                progress(f"injected faults, {done} of {count} rounds", done / count)
+        finally:
+            # No round is begun for a page that will not be.
+            pool.shutdown(wait=False, cancel_futures=True)
     return found
 
 

@@ -206,6 +206,46 @@ def test_stalls_that_go_round_choose_one_host_by_chance(
     )
 
 
+def test_of_two_it_takes_three_minutes_on_end_to_tell_whose_gaps_they_are() -> None:
+    """Most jobs of more than one host have two: which of them waits for its disks was never said."""
+    world = in_job(2)
+    sick = world.hosts[1]
+
+    def stalled(gap: float) -> None:
+        gapped(sick, gap, pressure_io_some_ratio=0.4 if gap else 0.01)
+
+    stalled(0.2)
+    pass_steps(world, gang._RUN_MIN - 1)
+    stalled(0.0)
+    pass_steps(world, 1)
+    stalled(0.2)
+    pass_steps(world, gang._RUN_MIN - 1)
+    assert blamed(world) == []
+    pass_steps(world, 1)
+    assert blamed(world) == ["h1"]
+    score = world.score(sick)
+    assert (score.state, score.reason) == (State.DEGRADED, Reason.STORAGE)
+
+
+def test_a_run_of_gaps_ends_with_the_job_and_stands_still_at_checkpoints() -> None:
+    """Another job on the same hosts shares its work out anew; a checkpoint is no window of work."""
+    world = in_job(2)
+    gapped(world.hosts[1], 0.2, pressure_io_some_ratio=0.4)
+    pass_steps(world, 15)
+    for host in world.hosts:
+        tell(world, host, "1001", "ended")
+        tell(world, host, "1002")
+    pass_steps(world, 12)
+    assert blamed(world) == []
+    for host in world.hosts:
+        draw(host, WAITING_WATTS)
+    pass_steps(world, 1)
+    for host in world.hosts:
+        draw(host, COMPUTING_WATTS)
+    pass_steps(world, 8)
+    assert blamed(world) == ["h1"]
+
+
 def test_who_is_spared_while_others_stall_in_turn_is_not_slow() -> None:
     """Of three the one that stalls makes both others long; whoever did not stall for two minutes was called slow."""
     world = in_job(3)

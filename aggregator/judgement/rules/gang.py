@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...fleet.arrays import Flags, Floats, Indexes
+from ...fleet.arrays import Codes, Flags, Floats, Indexes
 from ...fleet.gangs import WINDOW_NS, WINDOWS, Standing, few_of
 from ...sql import quoted
 from ...verdicts import Reason, State
@@ -49,6 +49,9 @@ _BEYOND_CHANCE = np.array(
         for n in range(WINDOWS + 1)
     ]
 )
+
+#: So many windows on end are beyond chance in any gang, even where it chooses between two.
+_RUN_MIN = math.ceil(-math.log2(CHANCE_MAX))
 
 _ALIKE = (
     "two minutes of its job pass in which it waits as the others do, or an hour without such a job"
@@ -107,7 +110,7 @@ def gapped_hosts(present: Present) -> Iterator[Symptom]:
     least, pressure = present.threshold("gang.gap_ratio"), present.threshold("gang.pressure_ratio")
     known = settled(present, standing)
     found = known & (standing.gap >= least)
-    found &= _is_the_same(present, standing, standing.gap_often)
+    found &= _is_the_same(present, standing, standing.gap_often, standing.gap_run)
     for host in _rows(found & _are_few(standing, found)):
         cpu, io, steal = (float(a[host]) for a in (standing.cpu, standing.io, standing.steal))
         told = f"nothing runs on its GPUs {100 * standing.gap[host]:.0f} % of the time, while the others of its job wait"
@@ -158,11 +161,18 @@ def sizes(standing: Standing, among: Flags | None = None) -> Indexes:
     return np.where(member, every[np.where(member, standing.gang, gangs)], 0)
 
 
-def _is_the_same(present: Present, standing: Standing, often: Floats) -> Flags:
-    """Say which hosts it was that *often* (a share of their windows) that neither noise nor chance tells it."""
-    least = _BEYOND_CHANCE[standing.windows, np.minimum(sizes(standing), _HOSTS_TOLD)]
-    times = np.rint(often * standing.windows)
-    return np.asarray((often >= present.threshold("gang.identity_ratio")) & (times >= least))
+def _is_the_same(
+    present: Present, standing: Standing, often: Floats, run: Codes | None = None
+) -> Flags:
+    """Say which hosts it was that *often* (a share of their windows) that neither noise nor chance tells it.
+
+    *run*: in how many windows on end it was each, if that is counted further back than *often*.
+    """
+    hosts = np.minimum(sizes(standing), _HOSTS_TOLD)
+    is_sure = np.rint(often * standing.windows) >= _BEYOND_CHANCE[standing.windows, hosts]
+    if run is not None:
+        is_sure |= run >= _RUN_MIN
+    return np.asarray((often >= present.threshold("gang.identity_ratio")) & is_sure)
 
 
 def _are_few(standing: Standing, found: Flags) -> Flags:
