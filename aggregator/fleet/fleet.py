@@ -180,10 +180,20 @@ class Fleet:
         gap_ns = boottime_ns - before if before else 0
         self._boottime_ns[host] = boottime_ns
         self._booted_ns[host] = max(1, received_ns - boottime_ns)
+        if received_ns < self._heard_ns[host]:
+            self._set_back(slice(host, host + 1), received_ns)
         self._heard_ns[host] = received_ns
         if not self._first_ns[host]:
             self._first_ns[host] = received_ns
         frame.put(self._cells, host, self.boot_of(host), gap_ns, self._places)
+
+    def _set_back(self, hosts: slice, now_ns: int) -> None:
+        """Nobody was heard later than now: where our clock was set back, it is as long ago as it was."""
+        ahead = np.maximum(self._heard_ns[hosts] - now_ns, 0)
+        if ahead.any():
+            self._heard_ns[hosts] -= ahead
+            self._first_ns[hosts] -= np.where(self._first_ns[hosts] > 0, ahead, 0)
+            self._backlog_ns[hosts] = np.minimum(self._backlog_ns[hosts], now_ns)
 
     def _places(self, host: int, kept_in: int, names: tuple[str, ...]) -> Indexes:
         table = self._tables[kept_in]
@@ -265,6 +275,7 @@ class Fleet:
         Never raises: one part that fails stops no other. Returns words on those that failed lately, "" for none.
         """
         do = self._guard.do
+        do("a clock set back", self._set_back, slice(0, len(self)), now_ns)
         do("identities of devices", self.identity.advance)
         for table in self.tables.values():
             self._advance(table, table.waiting())

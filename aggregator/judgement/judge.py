@@ -130,7 +130,7 @@ def judge(
     unsound = fleet.advance(now_ns)
     present = Present(fleet, now_ns)
     kin = _of_this_epoch(fleet, previous)
-    before = before or (kin.before if kin else Before())
+    before = (before or (kin.before if kin else Before())).by(now_ns)
     unheard = before.waiting(fleet, now_ns)
     listened = before.listened_seconds(present.silent_seconds, fleet, now_ns)
     frozen = outage.silent_together(present, listened) - unheard
@@ -231,16 +231,20 @@ def _by_host(groups: Iterable[Iterable[Symptom]]) -> dict[int, list[Symptom]]:
 def _hold(
     present: Present, symptoms: Mapping[int, list[Symptom]], previous: Judgement | None
 ) -> dict[int, dict[Key, Hold]]:
-    """Return every host's holds. A host that is silent keeps its own: missing is not healthy."""
+    """Return every host's holds. A host that is silent keeps its own: missing is not healthy.
+
+    Where our clock was set back, all of them are as old as they were.
+    """
     before: Mapping[int, Mapping[Key, Hold]] = {}
     elapsed_ns = 0
     if previous is not None:
-        before, elapsed_ns = previous.holds, max(0, present.now_ns - previous.computed_ns)
+        before, elapsed_ns = previous.holds, present.now_ns - previous.computed_ns
     result: dict[int, dict[Key, Hold]] = {}
     for host in before.keys() | symptoms.keys():
         held, seen = before.get(host, {}), symptoms.get(host, [])
-        if not present.awake[host]:
+        if elapsed_ns < 0 or not present.awake[host]:
             held = hysteresis.paused(held, elapsed_ns)
+        if not present.awake[host]:
             # What needs no reading, such as an event, is taken even so.
             seen = [*seen, *(h.worst for k, h in held.items() if k not in {s.key for s in seen})]
         if after := hysteresis.step(held, seen, present.now_ns):

@@ -41,6 +41,10 @@ class Before:
     #: What is on record of each host.
     faults: Faults = field(default_factory=Faults)
 
+    def by(self, now_ns: int) -> Before:
+        """Return the same by a clock that says *now_ns*: it may have been set back since we started again."""
+        return self if self.restarted_ns <= now_ns else replace(self, restarted_ns=now_ns)
+
     def waiting(self, fleet: Fleet, now_ns: int) -> frozenset[int]:
         """Return the hosts not heard again yet, for as long as that is our doing."""
         if now_ns - self.restarted_ns >= _SETTLED_NS:

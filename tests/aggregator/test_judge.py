@@ -30,7 +30,7 @@ from gangline.aggregator.verdicts import Reason, State
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.wire import telemetry_pb2
-from tests.aggregator.world import SECOND_NS, START_NS, World, block, gpu_of
+from tests.aggregator.world import SECOND_NS, START_NS, World, block, gpu_of, throttle
 
 
 def test_a_host_is_unknown_until_it_was_heard_for_five_seconds() -> None:
@@ -125,6 +125,39 @@ def test_an_outage_is_not_frozen_for_ever() -> None:
     snapshot = world.run(30)
     assert not snapshot.degraded_reason
     assert list(world.states().values()).count("STALE") == 5
+
+
+def set_back(world: World, seconds: int) -> None:
+    """Set the aggregator's clock back; its hosts' boot time goes on."""
+    world.now_ns -= seconds * SECOND_NS
+    for host in world.hosts:
+        host.booted_ns -= seconds * SECOND_NS
+
+
+def test_a_clock_of_ours_that_is_set_back_makes_no_host_new_and_none_well() -> None:
+    """NTP put an aggregator right by an hour, after its start: for that hour every host was UNKNOWN, a dead one was
+    heard, no fault began and none that was over ended.
+    """
+    world = World()
+    throttle(world.hosts[1], 0)
+    world.run(20)
+    world.hosts[2].silent = True
+    world.run(30)
+    assert world.states()["h2"] == "STALE"
+    world.hosts[2].silent, world.hosts[3].silent = False, True
+    world.run(5)
+    throttle(world.hosts[1], 0, 1.0 / 0.68)
+    world.hosts[1].set("gpu_1s", gpu_of(world.hosts[1], 0), temperature_celsius=66)
+    world.run(1)
+    set_back(world, 3600)
+    throttle(world.hosts[0], 0)
+    world.run(2)
+    assert [world.states()[f"h{at}"] for at in (0, 1, 2)] == ["HEALTHY", "DEGRADED", "HEALTHY"]
+    world.run(20)
+    assert world.states()["h0"] == "DEGRADED", "what begins now counts"
+    assert world.states()["h3"] == "STALE", "who says nothing is not heard for an hour"
+    world.run(60)
+    assert world.states()["h1"] == "HEALTHY", "what was over has ended"
 
 
 def test_late_frames_do_not_move_the_present() -> None:

@@ -82,6 +82,21 @@ def test_a_sick_host_is_not_well_after_six_seconds() -> None:
     assert world.score(world.hosts[0]).state is State.HEALTHY and snapshot.degraded_reason == ""
 
 
+def test_a_clock_that_is_put_right_after_our_start_makes_our_minute_no_hour() -> None:
+    """The machine booted with a clock an hour fast; until that hour had passed again nothing was proposed."""
+    world = World()
+    world.run(20)
+    restarted(world)
+    back(world)
+    world.run(3)
+    world.now_ns -= 3600 * SECOND_NS
+    for host in world.hosts:
+        host.booted_ns -= 3600 * SECOND_NS
+    snapshot = world.run(SETTLED_SECONDS + 2)
+    assert snapshot.degraded_reason == "" and not snapshot.before.scores
+    assert set(world.states().values()) == {"HEALTHY"}
+
+
 def test_what_is_worse_than_before_shows_at_once() -> None:
     """A host that broke while nobody watched."""
     world = World()
