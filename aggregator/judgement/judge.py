@@ -244,10 +244,10 @@ def _hold(
         held, seen = before.get(host, {}), symptoms.get(host, [])
         if elapsed_ns < 0 or not present.awake[host]:
             held = hysteresis.paused(held, elapsed_ns)
-        if not present.awake[host]:
-            # What needs no reading, such as an event, is taken even so.
-            seen = [*seen, *(h.worst for k, h in held.items() if k not in {s.key for s in seen})]
-        if after := hysteresis.step(held, seen, present.now_ns):
+        after = hysteresis.step(held, seen, present.now_ns)
+        if not present.awake[host]:  # what needs no reading, such as an event, is taken even so
+            after = {**held, **after}
+        if after:
             result[host] = after
     return result
 

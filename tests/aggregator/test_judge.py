@@ -86,6 +86,25 @@ def test_a_sick_host_that_falls_silent_is_still_sick() -> None:
     assert world.score(world.hosts[1]).state is State.SUSPECT
 
 
+def test_silence_makes_nothing_younger() -> None:
+    """What was over but for its last seconds began anew with each silence: a slow host stayed so for another hour."""
+    world = World()
+    world.run(20)
+    device = gpu_of(world.hosts[0], 0)
+    world.hosts[0].grow("gpu_1s_changes", device, ecc_corrected_volatile_errors=5)
+    world.run(10)
+    world.hosts[0].grow("gpu_1s_changes", device, ecc_corrected_volatile_errors=0)
+    world.run(280, every_seconds=1)
+    assert world.states()["h0"] == "WATCH"
+    world.hosts[0].silent = True
+    world.run(100)
+    world.hosts[0].silent = False
+    world.run(10)
+    assert world.states()["h0"] == "WATCH"
+    world.run(60)
+    assert world.states()["h0"] == "HEALTHY"
+
+
 def test_rates_do_not_decay_while_nobody_reports_them() -> None:
     """No frame for ten seconds is not ten seconds without an error."""
     world = World()
