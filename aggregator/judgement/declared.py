@@ -18,6 +18,7 @@ from ..declared.rollout import coming
 from ..fleet.fleet import Fleet
 from ..verdicts import HostScore, Reason, State
 from .hosts import Hosts
+from .hysteresis import Hold, Key
 from .symptoms import Rule, Symptom
 
 #: States that say nothing of a host worth telling beside its maintenance.
@@ -27,14 +28,22 @@ FAMILIES = ("gpu.xid", "nvswitch.sxid")
 
 
 def without_noise(
-    fleet: Fleet, symptoms: Mapping[int, list[Symptom]], now_ns: int
-) -> dict[int, list[Symptom]]:
-    """Return *symptoms* by host, those that somebody declared to be noise as evidence that weighs nothing."""
+    fleet: Fleet, holds: Mapping[int, Mapping[Key, Hold]], now_ns: int
+) -> Mapping[int, Mapping[Key, Hold]]:
+    """Return *holds* by host, what somebody declared to be noise as evidence that weighs nothing.
+
+    Also what only holds for a while longer: for an hour a slow host would be one that nobody may quiet.
+    """
     if not fleet.declared.live_overrides(now_ns):
-        return dict(symptoms)
+        return holds
     return {
-        host: [_weighed(fleet.declared, fleet.names[host], one, now_ns) for one in found]
-        for host, found in symptoms.items()
+        host: {
+            key: replace(
+                hold, worst=_weighed(fleet.declared, fleet.names[host], hold.worst, now_ns)
+            )
+            for key, hold in held.items()
+        }
+        for host, held in holds.items()
     }
 
 
@@ -52,11 +61,10 @@ def _weighed(declared: Declared, host: str, symptom: Symptom, now_ns: int) -> Sy
 
 
 def quiet(symptom: Symptom, override: Override) -> Symptom:
-    """Return *symptom* as something that is known and does not matter; its rule's `leave_seconds` do not hold it."""
+    """Return *symptom* as something that is known and does not matter."""
     words = f"taken as noise until {told(override.until_ns)}: {override.why} ({override.who})"
     return replace(
         symptom,
-        rule=replace(symptom.rule, leave_seconds=0.0),
         state=State.HEALTHY,
         reason=Reason.POLICY,
         hazard_factor=1.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..fleet.fleet import Fleet
-from ..verdicts import Finding, State
+from ..verdicts import Finding, Reason, State
 from .faults import Standing
 from .hysteresis import Hold, Key
 from .restart import Before
@@ -64,8 +64,10 @@ def report(
 
 
 def finding_name(symptom: Symptom) -> str:
-    """Return under which name *symptom* is kept as a finding; "" if it is not."""
+    """Return under which name *symptom* is kept as a finding; "" if it is not, or somebody takes it as noise."""
     rule = symptom.rule.name
+    if symptom.reason is Reason.POLICY:
+        return ""
     names = FINDING_RULES if symptom.host_state is State.HEALTHY else FINDING_RULES + STANDING_RULES
     return max((n for n in names if rule == n or rule.startswith(f"{n}.")), key=len, default="")
 

@@ -136,8 +136,8 @@ def judge(
     frozen = outage.silent_together(present, listened) - unheard
     told = previous.degraded_reason if previous else ""
     groups, failed = _look(present, told)
-    symptoms = without_noise(fleet, _by_host(groups), now_ns)
-    holds = _hold(present, symptoms, kin)
+    holds = _hold(present, _by_host(groups), kin)
+    counting = without_noise(fleet, holds, now_ns)
     passing = _by_host(
         [
             rules_agent.silent_hosts(present, frozen),
@@ -146,13 +146,13 @@ def judge(
             ),
         ]
     )
-    found.report(fleet, holds, before, now_ns)
+    found.report(fleet, counting, before, now_ns)
     names = _names(fleet, kin)
     faults = (kin.faults if kin else before.faults).after(
         fleet.index, found.standing_faults(fleet), now_ns // 1000
     )
     subjects = _subjects(present, names, faults, trained(model), experience)
-    seen = dict(_seen(present, holds, passing))
+    seen = dict(_seen(present, counting, passing))
     live = Hosts(subjects, {host: score_host(subjects[host], each) for host, each in seen.items()})
     hosts, before = carried(before, live, fleet, now_ns)
     hosts = in_maintenance(fleet, hosts, now_ns)

@@ -107,6 +107,36 @@ def test_noise_weighs_nothing_and_stays_to_be_seen() -> None:
     assert world.states()["h1"] == "UNHEALTHY"
 
 
+def test_noise_is_noise_also_when_it_is_only_remembered() -> None:
+    """A storm of corrected errors is over, and would stand for five minutes: who says at once that it was a test is heard
+    at once. So is who says of lost frames, which are a finding whatever they cost, that they are known.
+    """
+    world = World()
+    world.run(10)
+    device = gpu_of(world.hosts[0], 0)
+    world.hosts[0].grow("gpu_1s_changes", device, ecc_corrected_volatile_errors=100)
+    world.hosts[1].grow("agent_10s", "agent", spool_dropped_frames=5)
+    world.run(20)
+    world.hosts[0].grow("gpu_1s_changes", device, ecc_corrected_volatile_errors=0)
+    world.run(60)
+    assert [world.states()[name] for name in ("h0", "h1")] == ["SUSPECT", "WATCH"]
+    assert "data.lost" in {name for _, name, _ in world.fleet.findings}
+    for_both = 'hosts = ["h*"]\nuntil = 2024-01-01T00:00:00Z\nwho = "b"\nwhy = "a test"\n'
+    declare(
+        world,
+        "".join(
+            f'[[override]]\nrule = "{rule}"\n{for_both}' for rule in ("gpu.ecc_*", "data.lost")
+        ),
+    )
+    world.run(1)
+    assert set(world.states().values()) == {"HEALTHY"}
+    assert "a test (b)" in world.score(world.hosts[0]).evidence[0].words
+    assert "data.lost" not in {name for _, name, _ in world.fleet.findings}
+    declare(world, "")
+    world.run(1)
+    assert world.states()["h1"] == "WATCH", "what is still there counts at once"
+
+
 def test_noise_by_rule() -> None:
     """A whole rule on some hosts; other rules still see them."""
     world = World()
