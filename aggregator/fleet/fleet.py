@@ -321,14 +321,20 @@ class Fleet:
         """Return the boot time until which a GPU was last seen to be reset; 0: not in this boot.
 
         Of what is no GPU that was read, when all GPUs of the host had been: an NVSwitch is reset when
-        they all are.
+        they all are. One that was taken out of the host is none of them.
         """
-        gpus = self.devices["gpu"]
+        gpus, boot = self.devices["gpu"], self.boot_of(host)
         row = gpus.find(host, device)
         if row < 0 and device.startswith("GPU-"):
             return 0
-        rows = gpus.rows_of(host) if row < 0 else [row]
-        boot = self.boot_of(host)
+        rows = [row]
+        if row < 0:
+            told = self.attributes[host]
+            rows = [
+                one
+                for one in gpus.rows_of(host)
+                if ("gpu", gpus.names[one]) in told or self.resets.has_read(one, boot)
+            ]
         return min((self.resets.at_ns(row, boot) for row in rows), default=0)
 
     @property
@@ -353,6 +359,20 @@ class Fleet:
 
     @property
     def gpus(self) -> Codes:
-        """GPUs of each host: as registered, or as many as have shown themselves."""
-        seen = np.bincount(self.devices["gpu"].host, minlength=len(self))[: len(self)]
+        """GPUs of each host: as registered, or as many as have shown themselves in the boot that it runs in."""
+        of = self.devices["gpu"].host[self.gpus_read]
+        seen = np.bincount(of, minlength=len(self))[: len(self)]
         return np.maximum(self._gpus[: len(self)], seen.astype(np.int32))
+
+    @property
+    def gpus_read(self) -> Flags:
+        """Of which GPUs anything was read in the boot that their hosts run in.
+
+        By any of their tables: which collectors are off is the operator's affair.
+        """
+        gpus = self.devices["gpu"]
+        boot, is_read = self.boot[gpus.host], np.zeros(gpus.count, dtype=bool)
+        for each in self.tables.values():
+            if each.devices is gpus and each.name != "gpu_1s_probe" and not is_read.all():
+                is_read |= each.boot == boot
+        return is_read

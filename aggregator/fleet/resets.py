@@ -45,8 +45,10 @@ class GpuResets:
         self._at_ns[rows] = np.where(reset, now_ns, np.where(same, self._at_ns[rows], 0))
         self._count[rows], self._boot[rows] = counts, boot
 
+    def has_read(self, row: int, boot: int) -> bool:
+        """Say whether the GPU in *row* was read in *boot*."""
+        return row < self._boot.shape[0] and int(self._boot[row]) == boot
+
     def at_ns(self, row: int, boot: int) -> int:
         """Return the boot time until which the GPU in *row* was last reset; 0: not in *boot*."""
-        if row >= self._boot.shape[0] or self._boot[row] != boot:
-            return 0
-        return int(self._at_ns[row])
+        return int(self._at_ns[row]) if self.has_read(row, boot) else 0

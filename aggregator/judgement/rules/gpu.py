@@ -171,7 +171,7 @@ def _vanished(present: Present, out: _Out) -> Iterator[Symptom]:
 def _never_seen(present: Present, out: _Out) -> Iterator[Symptom]:
     """A GPU that the inventory lists has no reading in this boot, while its neighbours have."""
     gpus = present.fleet.devices["gpu"]
-    is_read = _read_in_this_boot(present)
+    is_read = present.fleet.gpus_read
     read = np.bincount(gpus.host[is_read], minlength=len(present.fleet))
     for host in np.flatnonzero(present.awake & (read < present.fleet.gpus)).tolist():
         for kind, device in present.fleet.attributes[host]:
@@ -195,17 +195,6 @@ def _never_seen(present: Present, out: _Out) -> Iterator[Symptom]:
                 state=State.HEALTHY if alone else None,
                 hazard_factor=1.0 if alone else 0.0,
             )
-
-
-def _read_in_this_boot(present: Present) -> Flags:
-    """Say of which GPUs anything was read: which collectors are off is the operator's affair."""
-    tables = present.fleet.tables.values()
-    gpus = present.fleet.devices["gpu"]
-    boot, is_read = present.fleet.boot[gpus.host], np.zeros(gpus.count, dtype=bool)
-    for each in tables:
-        if each.devices is gpus and each.name != "gpu_1s_probe" and not is_read.all():
-            is_read |= each.boot == boot
-    return is_read
 
 
 def _readings_of_each(host: str) -> str:

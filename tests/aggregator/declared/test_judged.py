@@ -11,6 +11,7 @@ from gangline.aggregator.declared.reading import File, parse
 from gangline.aggregator.fleet.kept import KEPT
 from gangline.aggregator.judgement.declared import rule_names
 from gangline.aggregator.verdicts import Reason, State
+from gangline.fingerprints.wire import telemetry_pb2 as wire
 from tests.aggregator.world import SECOND_NS, START_NS, World, gpu_of, throttle
 
 
@@ -277,6 +278,39 @@ def test_each_difference_is_a_finding_that_ends_when_it_is_gone() -> None:
     )
     world.run(15)
     assert sorted(unexpected(world)) == ["h2"], "the others have 8 GPUs, for less than a minute"
+
+
+def test_a_gpu_that_was_replaced_is_none_of_its_hosts() -> None:
+    """Its host had nine from then on: one nobody read, eighteen NVLinks too few, and its NVSwitch was never seen to be reset."""
+    world = World()
+    host = world.hosts[0]
+    for gpu in range(8):
+        host.set("nvlink_10s_changes", f"{gpu_of(host, gpu)}/link0", link_state=1)
+    declare(world, '[[expected]]\nmodel = "H100"\nnvlinks_per_gpu = 1\n')
+    world.run(20)
+    hazard = world.score(host).hazard_per_hour
+    old, new = gpu_of(host, 7), gpu_of(host, 8)
+    host.readings = {
+        (table, device.replace(old, new)): values
+        for (table, device), values in host.readings.items()
+    }
+    host.growth.clear()
+    host.reboot(world.now_ns)
+    devices = [
+        wire.Device(kind="gpu", key=gpu_of(host, gpu), attributes={"name": "H100"})
+        for gpu in (*range(7), 8)
+    ]
+    world.fleet.register(host.name, simulated=False, boot_id=host.boot_id, devices=devices)
+    world.run(400)
+    assert world.fleet.gpus.tolist() == [8, 8, 8, 8]
+    assert not unexpected(world) and world.score(host).hazard_per_hour == hazard
+    world.event(host, 10004, "0000:c4:00.0", "nvswitch.sxid", message="Non-fatal")
+    world.run(2)
+    assert world.states()["h0"] == "WATCH"
+    for gpu in (*range(7), 8):
+        host.set("gpu_1s", gpu_of(host, gpu), energy_joules=1.0)
+    world.run(3)
+    assert world.states()["h0"] == "HEALTHY"
 
 
 def test_rules_have_the_names_that_an_override_may_give() -> None:
