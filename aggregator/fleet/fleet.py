@@ -164,6 +164,7 @@ class Fleet:
         del boots[:-BOOTS_PER_HOST_MAX]
         self._boot[host] = self._boot[host] % BOOT_MAX + 1
         self._boottime_ns[host] = self._booted_ns[host] = 0
+        self.jobs.end(host)
         return True
 
     def observe(self, name: str, frame: Received, received_ns: int) -> None:
@@ -300,9 +301,9 @@ class Fleet:
         do("windows of gangs", self.gangs.sample, table, rows, len(self))
 
     def host_now_ns(self, now_ns: int) -> Times:
-        """Return what CLOCK_BOOTTIME of each host is at *now_ns* of our clock, by its last frame."""
-        silent = np.maximum(now_ns - self.heard_ns, 0)
-        return np.asarray(self._boottime_ns[: len(self)] + silent)
+        """Return what CLOCK_BOOTTIME of each host is at *now_ns* of our clock, by its last frame; 0: none of this boot."""
+        last_ns, silent_ns = self._boottime_ns[: len(self)], np.maximum(now_ns - self.heard_ns, 0)
+        return np.where(last_ns > 0, last_ns + silent_ns, 0)
 
     def backlog_age_seconds(self, host: int, now_ns: int) -> float:
         """Return how long ago the host last sent something late; infinite for never."""

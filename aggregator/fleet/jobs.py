@@ -107,10 +107,14 @@ class Jobs:
         ):
             self._add(host, key, event)
 
+    def end(self, host: int) -> None:
+        """Let nothing run on *host*: it booted, or somebody else has its name."""
+        self._drop(host, lambda one: True)
+
     def _of_boot(self, host: int, boot: str) -> dict[int, Process]:
         known = self._hosts.get(host)
         if known is None or known[0] != boot:
-            self._drop(host, lambda one: True)
+            self.end(host)
             known = self._hosts[host] = boot, {}
         return known[1]
 

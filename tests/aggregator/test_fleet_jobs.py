@@ -104,6 +104,31 @@ def test_a_boot_and_a_collector_that_begins_anew_end_what_was() -> None:
     assert [one.name for one in jobs.on(0).jobs] == ["ml/trainer-0"]
 
 
+def test_a_boot_ends_its_jobs_also_where_nothing_runs_after_it() -> None:
+    """A host of ten days crashed, came back and idled: its job ran there for another ten, and drains waited for it."""
+    fleet, uptime_ns = Fleet(), 10 * 86_400 * 10**9
+    boots = [bytes.fromhex(one) for one in (BOOT, NEXT_BOOT)]
+    fleet.register("a", simulated=False, boot_id=boots[0], devices=[])
+    fleet.event("a", told(1, SLURM, at=uptime_ns), 1)
+    assert fleet.jobs.on(0).jobs
+    fleet.register("a", simulated=False, boot_id=boots[1], devices=[])
+    assert not fleet.jobs.on(0).jobs and len(fleet.jobs) == 0
+    fleet.event("a", told(1, SLURM, at=uptime_ns), 2)
+    assert not fleet.jobs.on(0).jobs
+
+
+def test_what_runs_is_told_before_the_first_frame() -> None:
+    """Events were faster than frames: of one host in sixty the jobs were forgotten, for half an hour."""
+    fleet, now_ns = Fleet(), 1_700_000_000 * 10**9
+    fleet.register(
+        "a", simulated=False, boot_id=bytes.fromhex(BOOT), devices=[], booted_ns=now_ns - 10**9
+    )
+    fleet.event("a", told(1, SLURM, at=10**9), now_ns)
+    for second in range(SWEEP_SECONDS):
+        fleet.advance(now_ns + second * 10**9)
+    assert fleet.jobs.on(0).jobs
+
+
 def test_what_nobody_tells_any_more_is_forgotten() -> None:
     """An agent was killed in the night; whether its jobs go on nobody knows."""
     jobs = Jobs()
