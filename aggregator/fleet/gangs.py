@@ -139,12 +139,12 @@ class Gangs:
             return
         self._begin_ns = now_ns
         self.jobs = fleet.jobs.all()
-        if not self.jobs:
-            self.standing = None
-            return
         self._fit(len(fleet))
         gang = self._places(len(fleet))
-        self._end(fleet, gang, now_ns)
+        if self.jobs:
+            self._end(fleet, gang, now_ns)
+        else:
+            self.standing = None
         self._sums[:] = self._counts[:] = 0.0
         self._number += 1
 

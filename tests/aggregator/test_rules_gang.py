@@ -307,6 +307,23 @@ def test_a_gang_that_changed_begins_anew() -> None:
     assert blamed(world) == ["h2"]
 
 
+def test_the_only_job_that_ends_and_comes_again_begins_anew() -> None:
+    """A small cluster stood idle over the weekend; on Monday its host was blamed by the windows of Friday."""
+    world = in_job()
+    gapped(world.hosts[2], 0.2, pressure_cpu_some_ratio=0.5)
+    pass_steps(world, 14)
+    assert blamed(world) == ["h2"]
+    for host in world.hosts:
+        tell(world, host, "1001", "ended")
+    gapped(world.hosts[2], 0.0, pressure_cpu_some_ratio=0.02)
+    pass_steps(world, 20)
+    assert blamed(world) == []
+    for host in world.hosts:
+        tell(world, host, "1001")
+    pass_steps(world, 3)
+    assert blamed(world) == []
+
+
 def test_a_checkpoint_counts_for_nothing() -> None:
     """While one writes, the others wait at 150 W: not for a slow host."""
     world = in_job()
