@@ -367,6 +367,18 @@ def test_stolen_cores_are_named() -> None:
     assert world.score(world.hosts[4]).reason is Reason.HOST_CPU
 
 
+def test_stolen_cores_are_named_by_a_kernel_that_tells_no_pressure() -> None:
+    """The kernels of RHEL count no pressure unless they are told to (psi=1): what the hypervisor took was not named."""
+    world = in_job()
+    for host in world.hosts:
+        del host.readings["host_1s", "host"]["pressure_cpu_some_ratio"]
+        del host.readings["host_1s", "host"]["pressure_io_some_ratio"]
+    gapped(world.hosts[1], 0.08, cpu_steal_ratio=0.2)
+    pass_steps(world, 15)
+    assert blamed(world) == ["h1"]
+    assert "not known waiting, 20 % more stolen" in world.score(world.hosts[1]).reason_words
+
+
 def test_a_host_that_waits_for_data_alone_has_slow_storage() -> None:
     """Its mount had fallen back to TCP; utilisation and power of it alone had gaps."""
     world = in_job()

@@ -114,7 +114,8 @@ def gapped_hosts(present: Present) -> Iterator[Symptom]:
     for host in _rows(found & _are_few(standing, found)):
         cpu, io, steal = (float(a[host]) for a in (standing.cpu, standing.io, standing.steal))
         told = f"nothing runs on its GPUs {100 * standing.gap[host]:.0f} % of the time, while the others of its job wait"
-        if max(cpu, steal * 2) >= pressure and not io > max(cpu, steal * 2):
+        cores = float(np.fmax(cpu, 2 * steal))  # a kernel without PSI tells of stolen time alone
+        if cores >= pressure and not io > cores:
             words = (
                 f"{told}: its cores are fought over ({_more(cpu)} waiting, {_more(steal)} stolen)"
             )
