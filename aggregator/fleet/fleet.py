@@ -16,7 +16,7 @@ from ..declared.differences import Expecting
 from ..declared.model import NOTHING
 from ..declared.told import Told
 from ..messages import DeviceLike, EventLike
-from ..verdicts import Finding
+from ..verdicts import OURSELVES, Finding
 from . import naming
 from .activity import Activity
 from .arrays import Codes, Flags, Indexes, Times, grown, room
@@ -47,7 +47,7 @@ BOOT_MAX = 0xFFFF
 TIME_NS_MAX = 2**62
 #: An event is of an earlier boot when it is older than this boot by more.
 BOOT_SLACK_NS = 10_000_000_000
-#: Findings kept; the oldest cleared ones go first.
+#: Findings kept; while they stand, one more is not, but for those about the aggregator itself.
 FINDINGS_MAX = 10_000
 #: Rows of a table whose counters are counted in one go, some 10 ms of them.
 STEP_ROWS = 16_384
@@ -245,12 +245,14 @@ class Fleet:
         if host is not None:
             self._backlog_ns[host] = received_ns
 
-    def find(self, finding: Finding) -> None:
-        """Keep a finding; one of the same host, name and subject keeps its first moment."""
+    def find(self, finding: Finding) -> bool:
+        """Keep a finding; one of the same host, name and subject keeps its first moment. False: there is no room."""
         key = finding.host, finding.name, finding.subject
-        if key not in self.findings and len(self.findings) >= FINDINGS_MAX:
-            self.findings.pop(next(iter(self.findings)))
+        is_known = key in self.findings or finding.host == OURSELVES
+        if not is_known and len(self.findings) >= FINDINGS_MAX:
+            return False
         self.findings.setdefault(key, finding)
+        return True
 
     def clear(self, host: str, name: str, subject: str = "") -> None:
         """End a finding, if there is one."""

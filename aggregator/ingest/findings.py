@@ -34,9 +34,10 @@ class Findings:
         if expires:
             self._last_ns[key] = now_ns
         if key not in self:
-            finding = self._told[key] = Finding(host, name, subject, words, now_ns)
-            self._fleet.find(finding)
-            self._news.append(finding)
+            finding = Finding(host, name, subject, words, now_ns)
+            if self._fleet.find(finding):
+                self._told[key] = finding
+                self._news.append(finding)
 
     def restore(self, finding: Finding, now_ns: int, *, expires: bool) -> None:
         """Take over what was so before our restart, since when it was."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..fleet.fleet import Fleet
+from ..fleet.fleet import FINDINGS_MAX, Fleet
 from ..verdicts import Finding, Reason, State
 from .faults import Standing
 from .hysteresis import Hold, Key
@@ -30,6 +30,9 @@ _FAULTS = frozenset(FAULT_RULES)
 #: What costs a host its state: it stands until a reset, a boot, or time ends it, and its end is to be on record. What
 #: somebody expects and a host has not is no fault of the host: a slip in a file would make lemons of all.
 STANDING_RULES = (*FAULT_RULES, "hardware.unexpected")
+#: With so many findings none is begun that is no fault: a counter stuck on each port of a large fleet, or a slip in a
+#: file, leaves room for what hosts are taken out for.
+OTHERS_MAX = FINDINGS_MAX // 2
 #: All of these: judging begins them and ends them.
 JUDGED_FINDINGS = frozenset((*FINDING_RULES, *STANDING_RULES))
 
@@ -52,12 +55,11 @@ def report(
     for host, held in holds.items():
         for symptom in (hold.worst for hold in held.values() if hold.active):
             if name := finding_name(symptom):
-                subject = finding_subject(name, symptom)
-                standing.add((fleet.names[host], name, subject))
-                clears = symptom.clears or symptom.rule.clears
-                fleet.find(
-                    Finding(fleet.names[host], name, subject, symptom.words, now_ns, 0, clears)
-                )
+                key = fleet.names[host], name, finding_subject(name, symptom)
+                standing.add(key)
+                if name in _FAULTS or key in fleet.findings or len(fleet.findings) < OTHERS_MAX:
+                    clears = symptom.clears or symptom.rule.clears
+                    fleet.find(Finding(*key, symptom.words, now_ns, 0, clears))
     for key in [k for k in fleet.findings if k[1] in JUDGED_FINDINGS and k not in standing]:
         if not before.keeps(key, fleet, now_ns):
             fleet.clear(*key)

@@ -7,9 +7,12 @@ import math
 import numpy as np
 import pytest
 
+from gangline.aggregator.fleet import fleet as fleets
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.fleet.tables import DeviceTable
+from gangline.aggregator.ingest.findings import Findings
 from gangline.aggregator.ingest.reading import received
+from gangline.aggregator.judgement import found
 from gangline.aggregator.judgement import judge as judging
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.judgement.present import Present
@@ -84,6 +87,33 @@ def test_a_sick_host_that_falls_silent_is_still_sick() -> None:
     world.run(300)
     assert world.score(world.hosts[0]).state is State.UNHEALTHY
     assert world.score(world.hosts[1]).state is State.SUSPECT
+
+
+def test_more_findings_than_are_kept_stand_as_they_were_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A counter stood at its ceiling on each port of a large fleet: each second the oldest findings were thrown out,
+    found anew, and written to the store, and with them the faults of which hazards are told.
+    """
+    monkeypatch.setattr(fleets, "FINDINGS_MAX", 6)
+    monkeypatch.setattr(found, "OTHERS_MAX", 3)
+    world = World()
+    findings = Findings(world.fleet)
+    for host in world.hosts:
+        for port in ("mlx5_0/1", "mlx5_1/1"):
+            host.set("rdma_10s_changes", port, buffer_overrun_errors=15)
+    world.run(15)
+    world.event(world.hosts[3], 79, gpu_of(world.hosts[3], 0))
+    world.run(2)
+    assert [name for _, name, _ in world.fleet.findings] == [*["counter.saturated"] * 3, "gpu.xid"]
+    assert len(findings.changes(world.now_ns)) == 4
+    world.run(5)
+    assert findings.changes(world.now_ns) == []
+    for number in range(9):
+        findings.find(f"h{number}", "clock.offset", "off", world.now_ns, expires=False)
+    assert len(findings.changes(world.now_ns)) == 2 and len(world.fleet.findings) == 6
+    findings.say_not_stored("full", world.now_ns)
+    assert len(findings.changes(world.now_ns)) == 1, "what stands against ourselves always has room"
 
 
 def test_silence_makes_nothing_younger() -> None:
