@@ -132,7 +132,8 @@ class Ahead:
     def calibration(self) -> tuple[float, tuple[tuple[float, float], ...]]:
         """Return the ECE, and told and observed by bins: means over the folds."""
         errors, bins = zip(*self._calibrated(), strict=True)
-        told, observed = np.mean(bins, axis=0)
+        # Of a bin in which all came it may be more than one by its last bits, and no text of a model has such a chance.
+        told, observed = np.clip(np.mean(bins, axis=0), 0.0, 1.0)
         return float(np.mean(errors)), tuple(zip(told.tolist(), observed.tolist(), strict=True))
 
     def _calibrated(self) -> Iterator[tuple[float, tuple[Floats, Floats]]]:

@@ -34,6 +34,15 @@ def test_a_richer_form_that_is_better_for_many_nodes_is_taken() -> None:
     assert not ranks_better(plain, plain)
 
 
+def test_a_chance_is_one_at_the_most() -> None:
+    """All of the worst hosts failed, as was told: 1.0000000000000004 of them, and a model that nobody could read again."""
+    node = np.arange(21)
+    came = (node >= 14).astype(np.float64)
+    fold = Fold(node, np.zeros(21, dtype=np.intp), came, (np.where(came > 0, 1.0, node / 50),))
+    bins = Ahead([fold], 0, 21).calibration()[1]
+    assert max(max(one) for one in bins) == 1.0
+
+
 def test_one_that_is_better_by_a_few_nodes_is_not() -> None:
     """A gain that one host makes is gone with it: by likelihood, units of one node counted as so many proofs."""
     better, plain = ahead([0.6, -0.1, -0.1, -0.1])
