@@ -109,5 +109,5 @@ def recorded(connection: Any, names: Sequence[str], now_us: int, *, simulated: b
         np.ones(len(node), dtype=bool),
         min(DAYS_MAX, (now_us - first_us) / DAY_US),
     )
-    days_measured = host_days(connection, faults, first_us, now_us, simulated=simulated)
+    days_measured = host_days(connection, faults, first_us, now_us)
     return Recorded(faults, first_us, now_us, days_measured)

@@ -22,6 +22,7 @@ from gangline.aggregator.hazard.events import EventsError
 from gangline.aggregator.hazard.features import NAMES as NAMES_OF_FEATURES
 from gangline.aggregator.hazard.features import NAMES_OF_HISTORY, features_of
 from gangline.aggregator.hazard.forms import WITH_MEASURED
+from gangline.aggregator.hazard.hostdays import host_days
 from gangline.aggregator.hazard.measured import MEASURED
 from gangline.aggregator.hazard.model import HazardModel, prior
 from gangline.aggregator.hazard.models import Models, compared
@@ -207,6 +208,16 @@ def test_what_was_measured_is_learned_from_the_store(tmp_path: Path) -> None:
     assert found.days_measured is not None
     node, day = np.nonzero(days.row >= 0)
     assert np.array_equal(found.days_measured.at(node, day), days.at(node, day))
+    # A host that registers while the record is read, before all others by its index, is none of it.
+    with opened(tmp_path) as store:
+        store.in_transaction(
+            lambda one: one.execute(
+                "INSERT INTO hosts (host, node_index, simulated) VALUES ('a-new-one', 0, false)"
+            )
+        )
+        with store.reading() as cursor:
+            again = host_days(cursor, found.faults, found.first_us, found.last_us)
+    assert again is not None and np.array_equal(again.row, found.days_measured.row)
     # Compared with the one in use on weeks of which the columns are looked at, too.
     without = compared(found._replace(days_measured=None), prior())
     assert done.model.metrics["log_loss"] < 0.9 * without.model.metrics["log_loss"]
