@@ -129,6 +129,16 @@ def test_a_port_down_since_before_we_looked_is_known_by_its_peers() -> None:
     assert world.score(world.hosts[0]).reason is Reason.RAIL_DOWN
 
 
+def test_a_port_that_hosts_of_another_make_use_is_not_missed() -> None:
+    """The new hosts have a cable in mlx5_1, the old ones never had: all old ones were UNHEALTHY, and not to be used."""
+    world = World(hosts=9)
+    for host in world.hosts[:3]:
+        world.register(host, model="A100")
+        host.set("rdma_1s", "mlx5_1/1", port_state=1, physical_state=2)
+    world.run(20)
+    assert all_well(world)
+
+
 def test_a_flapping_link_is_suspect() -> None:
     """The link came back within the second: only its counter tells."""
     world = World()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from math import log
@@ -149,20 +150,23 @@ def ports_down(present: Present) -> Iterator[Symptom]:
 
 
 def _up_elsewhere(present: Present, up: Flags, known: Flags) -> Flags:
-    """Say which ports are up, under the same name, on most of at least four hosts alike."""
-    devices = present.fleet.devices["rdma"]
+    """Say which ports are up, under the same name, on most of at least four hosts alike: with GPUs of one model."""
+    fleet, devices = present.fleet, present.fleet.devices["rdma"]
     expected = np.zeros(devices.count, dtype=bool)
-    if not (known & ~up).any():
+    down = np.flatnonzero(known & ~up).tolist()
+    if not down:
         return expected
-    simulated = present.fleet.simulated[devices.host]
-    counts: dict[tuple[str, bool], list[int]] = {}
-    for row in np.flatnonzero(known).tolist():
-        count = counts.setdefault((devices.names[row], bool(simulated[row])), [0, 0])
-        count[0] += 1
-        count[1] += bool(up[row])
-    for row in np.flatnonzero(known & ~up).tolist():
-        hosts, ups = counts[devices.names[row], bool(simulated[row])]
-        expected[row] = hosts >= 4 and 2 * ups > hosts
+
+    def alike(row: int) -> tuple[str, bool, str]:
+        host = int(devices.host[row])
+        model = fleet.told.hardware(fleet.names[host]).model
+        return devices.names[row], bool(fleet.simulated[host]), model
+
+    named = {devices.names[row] for row in down}
+    rows = [row for row in np.flatnonzero(known).tolist() if devices.names[row] in named]
+    hosts, ups = Counter(map(alike, rows)), Counter(alike(row) for row in rows if up[row])
+    for row in down:
+        expected[row] = hosts[alike(row)] >= 4 and 2 * ups[alike(row)] > hosts[alike(row)]
     return expected
 
 
