@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..fleet.fleet import Fleet
@@ -44,7 +44,7 @@ from .rules import pcie as rules_pcie
 from .rules import returned as rules_returned
 from .rules import xid as rules_xid
 from .scoring import HORIZON_HOURS, Seen, score_host
-from .staged import looked
+from .staged import Rule, looked
 from .symptoms import Symptom
 from .waits import Waits, waits
 
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 #: The rules, in no order that matters. To add one: a function here, its counters in `fleet/counted.py`,
 #: a test, a fixture.
-RULES: tuple[Callable[[Present], Iterator[Symptom]], ...] = (
+RULES: tuple[Rule, ...] = (
     rules_clock.slow_gpus,
     rules_memory.corrected_bursts,
     rules_memory.lost_data,
@@ -111,6 +111,7 @@ class Judgement(Snapshot):
     faults: Faults = field(default_factory=Faults)
     waits: Waits = field(default_factory=Waits)
     failed: str = ""  # parts of judging, in words
+    saw: Mapping[Rule, Sequence[Symptom]] = field(default_factory=dict)
     model: str = PRIOR  # of the hazard
 
 
@@ -135,8 +136,8 @@ def judge(
     listened = before.listened_seconds(present.silent_seconds, fleet, now_ns)
     frozen = outage.silent_together(present, listened) - unheard
     told = previous.degraded_reason if previous else ""
-    groups, failed = _look(present, told)
-    holds = _hold(present, _by_host(groups), kin)
+    saw, failed = _look(present, kin, told)
+    holds = _hold(present, _by_host(saw.values()), kin)
     counting = without_noise(fleet, holds, now_ns)
     passing = _by_host(
         [
@@ -179,6 +180,7 @@ def judge(
         faults=faults,
         waits=whose,
         failed=failed,
+        saw=saw,
         model=subjects.model,
     )
 
@@ -190,21 +192,33 @@ def _of_this_epoch(fleet: Fleet, previous: Snapshot | None) -> Judgement | None:
     return None
 
 
-def _look(present: Present, told: str) -> tuple[list[list[Symptom]], str]:
+def _look(
+    present: Present, previous: Judgement | None, told: str
+) -> tuple[dict[Rule, list[Symptom]], str]:
     """Return what each rule sees, and words for those that failed: one must not blind the others.
 
-    *told*: what was degraded before; what fails once a second is logged once.
+    What counted of a failing one stands meanwhile: not looked at is not healthy. *told*: what was degraded before; what
+    fails once a second is logged once.
     """
-    groups: list[list[Symptom]] = []
+    saw: dict[Rule, list[Symptom]] = {}
     failed: list[str] = []
     for rule in RULES:
         try:
-            groups.append(looked(rule, present))
+            saw[rule] = looked(rule, present)
         except Exception as error:
+            saw[rule] = _counted_of(rule, previous) if previous else []
             failed.append(f"rule {rule.__name__} failed: {type(error).__name__}: {error}")
             if failed[-1] not in told:
                 log.exception("rule %s failed; the others stand", rule.__name__)
-    return groups, "; ".join(failed)
+    return saw, "; ".join(failed)
+
+
+def _counted_of(rule: Rule, previous: Judgement) -> list[Symptom]:
+    """Return what *rule* saw in the judgement before, as far as it counted."""
+    held = (
+        (one, previous.holds.get(one.host, {}).get(one.key)) for one in previous.saw.get(rule, ())
+    )
+    return [one for one, hold in held if hold is not None and hold.active]
 
 
 def _whose(present: Present, seen: Mapping[int, list[Seen]], told: str) -> tuple[Waits, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from gangline.aggregator import judging
 from gangline.aggregator.fleet.guarding import TOLD_SECONDS, Guard
 from gangline.aggregator.judgement import judge
+from gangline.aggregator.judgement.rules import xid
+from gangline.aggregator.judgement.symptoms import Symptom
 from gangline.aggregator.verdicts import OURSELVES, State
 from gangline.fingerprints.wire import score_pb2
 from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
@@ -51,6 +54,33 @@ def test_a_part_of_the_fleet_that_fails_stops_no_judging(
     assert len([one for one in caplog.records if f"{part} failed" in one.message]) == 1
     snapshot = world.run(round(TOLD_SECONDS) + 1)
     assert (snapshot.degraded_reason, snapshot.failed) == ("", "")
+
+
+def test_what_a_rule_found_stands_while_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slip in one rule made every host with a fatal XID HEALTHY within a second, and ended its finding on record."""
+    world = World(gpus=2)
+    world.run(10)
+    world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
+    world.run(2)
+    findings = dict(world.fleet.findings)
+
+    def standing_xids(present: object) -> Iterator[Symptom]:
+        if fails:
+            raise ZeroDivisionError("by zero")
+        return xid.standing_xids(present)  # type: ignore[arg-type]
+
+    fails = False
+    at = judge.RULES.index(xid.standing_xids)
+    monkeypatch.setattr(judge, "RULES", (*judge.RULES[:at], standing_xids, *judge.RULES[at + 1 :]))
+    world.run(1)
+    fails = True
+    snapshot = world.run(90)
+    assert world.states() == {"h0": "UNHEALTHY", "h1": "HEALTHY", "h2": "HEALTHY", "h3": "HEALTHY"}
+    assert world.fleet.findings == findings and "rule standing_xids failed" in snapshot.failed
+    world.hosts[0].reboot(world.now_ns)
+    fails = False
+    world.run(3)
+    assert world.states()["h0"] == "HEALTHY" and not world.fleet.findings
 
 
 def test_gangs_that_fail_leave_nobody_blamed_by_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
