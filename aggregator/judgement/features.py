@@ -82,12 +82,12 @@ _MEASURED_SQL = (
 def _worst(
     present: Present, counters: list[tuple[str, str]] | tuple[tuple[str, str], ...]
 ) -> Floats:
-    """Return the most that any device of each host counted within ten minutes."""
+    """Return the most that any device of each host counted within ten minutes; of a host that is not heard it is not known."""
     worst = np.zeros(len(present.fleet))
     for table, column in counters:
         rows, events = present.counting(table, column, 0.1, slow=True)
         np.maximum.at(worst, present.fleet.tables[table].devices.host[rows], events)
-    return worst
+    return np.where(present.awake, worst, np.nan)
 
 
 def _remaps(present: Present) -> Floats:
@@ -95,7 +95,8 @@ def _remaps(present: Present) -> Floats:
     for column in _REMAPS:
         waiting[present.where("gpu_10s_changes", column, lambda cells: cells > 0)] = True
     hosts = present.fleet.devices["gpu"].host[waiting]
-    return np.bincount(hosts, minlength=len(present.fleet)).astype(np.float64)
+    counts = np.bincount(hosts, minlength=len(present.fleet))
+    return np.where(present.awake, counts, np.nan)
 
 
 def _headroom(present: Present) -> Floats:

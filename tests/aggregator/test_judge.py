@@ -14,6 +14,7 @@ from gangline.aggregator.ingest.findings import Findings
 from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.judgement import found
 from gangline.aggregator.judgement import judge as judging
+from gangline.aggregator.judgement.features import COLUMN
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.judgement.present import Present
 from gangline.aggregator.judgement.rules import agent as rules_agent
@@ -74,6 +75,20 @@ def test_a_silent_host_is_stale_with_wide_bounds_and_comes_back() -> None:
     world.hosts[0].silent = False
     world.run(2)
     assert world.score(world.hosts[0]).state is State.HEALTHY
+
+
+def test_what_is_measured_of_a_silent_host_is_not_known() -> None:
+    """No errors, said the record of each morning, of hosts that had been switched off."""
+    world = World()
+    world.run(20)
+    world.hosts[0].silent = True
+    world.run(30)
+    measured = ("corrected_errors", "remaps_waiting", "link_errors", "link_downs", "gpus_unread")
+    for host, known in zip(world.hosts, (False, True, True, True), strict=True):
+        inputs = world.score(host).inputs
+        assert inputs is not None
+        found = [math.isfinite(inputs.features[COLUMN[name]]) for name in measured]
+        assert found == [known] * len(measured)
 
 
 def test_a_sick_host_that_falls_silent_is_still_sick() -> None:
