@@ -80,7 +80,9 @@ def score_gpus(present: Present, hosts: Hosts, seen: Mapping[int, Sequence[Seen]
     gpus, subjects = present.fleet.devices["gpu"], hosts.subjects
     host, heard = gpus.host.copy(), subjects.heard[gpus.host]
     own = subjects.hazards_per_hour
-    share = own * (GPU_HAZARD_PER_HOUR / base_hazards_per_hour(subjects.gpus))
+    # One that was replaced is none of its host's, and has its row.
+    rows = np.bincount(gpus.host, minlength=len(hosts))
+    share = own * (GPU_HAZARD_PER_HOUR / base_hazards_per_hour(np.maximum(subjects.gpus, rows)))
     speed = present.speeds.relative.astype(np.float32)
     lower, upper = _intervals(speed, present.speeds.error, heard)
     columns = Gpus(

@@ -304,6 +304,8 @@ def test_a_gpu_that_was_replaced_is_none_of_its_hosts() -> None:
     world.run(400)
     assert world.fleet.gpus.tolist() == [8, 8, 8, 8]
     assert not unexpected(world) and world.score(host).hazard_per_hour == hazard
+    assert world.snapshot is not None
+    assert sum(one.hazard_per_hour for one in world.snapshot.gpus.of(0)) < hazard
     world.event(host, 10004, "0000:c4:00.0", "nvswitch.sxid", message="Non-fatal")
     world.run(2)
     assert world.states()["h0"] == "WATCH"
