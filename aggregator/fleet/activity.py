@@ -42,6 +42,7 @@ class Activity:
         self._loaded: Flags = np.zeros(capacity, dtype=bool)
         self._boot: Codes = np.zeros(capacity, dtype=np.int32)
         self._energy: Floats = np.zeros(capacity)
+        self._energy_boot: Codes = np.zeros(capacity, dtype=np.int32)
         self._reset: Codes = np.zeros(capacity, dtype=np.int32)
 
     def _fit(self) -> None:
@@ -83,11 +84,13 @@ class Activity:
         self._past[rows] = np.where(free, mean, begins)
 
     def _notice_reset(self, rows: Indexes, second: DeviceTable) -> None:
-        """Energy counts since the driver loaded: less than before means a reset or a reload."""
+        """Energy counts since the driver loaded: less than before in one boot means a reset or a reload."""
         energy = np.nan_to_num(second.gauge("energy_joules")[rows], nan=-1.0)
-        known = energy >= 0.0
-        self._reset[rows] += known & (energy < self._energy[rows])
+        known, boot = energy >= 0.0, second._boot[rows]
+        fell = (energy < self._energy[rows]) & (boot == self._energy_boot[rows])
+        self._reset[rows] += known & fell
         self._energy[rows] = np.where(known, energy, self._energy[rows])
+        self._energy_boot[rows] = np.where(known, boot, self._energy_boot[rows])
 
     @property
     def loaded(self) -> Flags:
@@ -97,7 +100,7 @@ class Activity:
 
     @property
     def resets(self) -> Codes:
-        """How often each GPU's energy began anew."""
+        """How often each GPU's energy began anew within a boot."""
         self._fit()
         return self._reset[: self.devices.count]
 

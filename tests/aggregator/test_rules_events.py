@@ -356,6 +356,23 @@ def test_a_removed_interface_counts_if_it_was_in_use_until_it_appears() -> None:
     assert all_well(world)
 
 
+def test_energy_that_is_read_late_after_a_boot_is_no_reset() -> None:
+    """The driver told no energy at first; when it did, there was less than in the boot before, and XID 95 was cleared."""
+    world, host, gpu = lived()
+    energy = host.readings["gpu_1s", gpu].pop("energy_joules")
+    host.growth.pop(("gpu_1s", gpu, "energy_joules"))
+    host.reboot(world.now_ns)
+    world.run(10)
+    world.event(host, 95, gpu)
+    world.run(2)
+    host.set("gpu_1s", gpu, energy_joules=energy / 2)
+    world.run(3)
+    assert world.score(host).state is U
+    host.set("gpu_1s", gpu, energy_joules=energy / 4)
+    world.run(3)
+    assert world.score(host).state is H
+
+
 def test_a_switch_is_reset_when_all_gpus_are() -> None:
     """A fatal switch error, one GPU reset, then the whole board."""
     world, host, gpu = lived()
