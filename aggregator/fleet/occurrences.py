@@ -205,6 +205,8 @@ class Occurrences:
                 del self._hosts[host]
                 continue
             records = reported.records
+            for record in records.values():  # our clock may have been set back
+                record.last_time_ns = min(record.last_time_ns, now_ns)
             for key in [k for k, r in records.items() if _is_over(r, fleet, now_ns)]:
                 del records[key]
             if not records and not reported.taken_back_ns:

@@ -211,17 +211,20 @@ def test_a_clock_of_ours_that_is_set_back_makes_no_host_new_and_none_well() -> N
     world.hosts[2].silent, world.hosts[3].silent = False, True
     world.run(5)
     throttle(world.hosts[1], 0, 1.0 / 0.68)
+    world.event(world.hosts[2], 1, "0000:00:01.0", "pcie.aer")
     world.hosts[1].set("gpu_1s", gpu_of(world.hosts[1], 0), temperature_celsius=66)
     world.run(1)
     set_back(world, 3600)
     throttle(world.hosts[0], 0)
     world.run(2)
-    assert [world.states()[f"h{at}"] for at in (0, 1, 2)] == ["HEALTHY", "DEGRADED", "HEALTHY"]
+    assert [world.states()[f"h{at}"] for at in (0, 1, 2)] == ["HEALTHY", "DEGRADED", "SUSPECT"]
     world.run(20)
     assert world.states()["h0"] == "DEGRADED", "what begins now counts"
     assert world.states()["h3"] == "STALE", "who says nothing is not heard for an hour"
     world.run(60)
     assert world.states()["h1"] == "HEALTHY", "what was over has ended"
+    world.run(530)
+    assert world.states()["h2"] == "HEALTHY", "nor does an event of ten minutes stand for an hour"
 
 
 def test_late_frames_do_not_move_the_present() -> None:
