@@ -43,6 +43,40 @@ def test_a_throttled_gpu_is_found_within_25_seconds_and_its_victims_are_not(seed
     assert "readings.gpu_1s" in score.evidence[0].sql
 
 
+@pytest.mark.parametrize(
+    ("die", "beside", "told"),
+    [
+        (66, {"memory_temperature_celsius": 98}, "66 C, slowdown at 89 C, memory at 98 C"),
+        (None, {"temperature_margin_celsius": 1}, "1 C below its limit"),
+    ],
+)
+def test_the_heat_that_holds_a_gpu_down_is_what_is_told(
+    die: float | None, beside: dict[str, float], told: str
+) -> None:
+    """ "Held down by heat (66 C, slowdown at 89 C)", of one with hot memory; "memory at nan C", of a part that tells its margin."""
+    world = World()
+    world.run(10)
+    throttle(world.hosts[0], 5)
+    device = gpu_of(world.hosts[0], 5)
+    world.hosts[0].readings["gpu_1s", device].pop("temperature_celsius")
+    world.hosts[0].set("gpu_1s", device, **({"temperature_celsius": die} if die else {}), **beside)
+    world.run(20)
+    assert f"held down by heat ({told})" in world.score(world.hosts[0]).reason_words
+
+
+def test_a_power_limit_that_is_not_told_is_no_number() -> None:
+    """ "nan W of nan W"."""
+    world = World()
+    world.run(10)
+    host, device = world.hosts[0], gpu_of(world.hosts[0], 1)
+    host.set("gpu_1s", device, sm_clock_hertz=0.6 * CLOCK_HERTZ, clock_event_reasons_flags=0x4)
+    host.readings["gpu_10s", device].pop("power_limit_watts")
+    host.set("gpu_60s", device, power_limit_default_watts=700.0)
+    world.run(60)
+    words = world.score(host).reason_words
+    assert words.endswith("held down by its power limit")
+
+
 def test_throttling_ends_a_minute_after_the_clock_came_back_and_not_before() -> None:
     """A GPU that throttles every half minute must not blink between DEGRADED and HEALTHY."""
     world = World()

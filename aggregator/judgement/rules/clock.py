@@ -145,8 +145,15 @@ def _heat(present: Present, row: int) -> str:
     die = present.gauge("gpu_1s", "temperature_celsius")[row]
     memory = present.gauge("gpu_1s", "memory_temperature_celsius")[row]
     slowdown = present.gauge("gpu_10s", "temperature_slowdown_celsius")[row]
-    words = f"{die:.0f} C" if np.isfinite(die) else f"memory at {memory:.0f} C"
-    return f"{words}, slowdown at {slowdown:.0f} C" if np.isfinite(slowdown) else words
+    margin = present.gauge("gpu_1s", "temperature_margin_celsius")[row]
+    words = [f"{die:.0f} C"] if np.isfinite(die) else []
+    if words and np.isfinite(slowdown):  # which is the die's
+        words.append(f"slowdown at {slowdown:.0f} C")
+    if memory >= HOT_MEMORY_CELSIUS:
+        words.append(f"memory at {memory:.0f} C")
+    if margin <= MARGIN_CELSIUS:
+        words.append(f"{margin:.0f} C below its limit")
+    return ", ".join(words)
 
 
 def _power_words(present: Present, row: int, flags: int) -> str:
@@ -154,7 +161,8 @@ def _power_words(present: Present, row: int, flags: int) -> str:
         return "held down by the hardware's power brake"
     power = present.gauge("gpu_1s", "power_watts")[row]
     limit = present.gauge("gpu_10s", "power_limit_watts")[row]
-    return f"held down by its power limit ({power:.0f} W of {limit:.0f} W)"
+    known = f" ({power:.0f} W of {limit:.0f} W)" if np.isfinite(power - limit) else ""
+    return f"held down by its power limit{known}"
 
 
 class _Measure(NamedTuple):
