@@ -66,10 +66,11 @@ class Absent:
 
 @dataclass(slots=True)
 class Mute:
-    """Nothing as grave or milder is proposed of a subject until then."""
+    """Nothing as grave or milder is proposed of a subject until then. `graver`: what is muted for a shorter time."""
 
     until_ns: int
     gravity: int
+    graver: tuple[Mute, ...] = ()
 
 
 @dataclass(slots=True)
@@ -192,16 +193,26 @@ class Desk:
             hold.unsure = True
 
     def mute(self, subject: str, action: Action, seconds: float) -> None:
-        """Propose nothing as grave for *subject* for so long."""
-        until, before = self.after(seconds), self.memory.muted.get(subject)
-        if before is not None and before.until_ns > until and before.gravity >= gravity(action):
+        """Propose nothing as grave for *subject* for so long; what was muted for longer stays so."""
+        new = Mute(self.after(seconds), gravity(action))
+        before = self._mutes(subject)
+        if any(one.until_ns >= new.until_ns and one.gravity >= new.gravity for one in before):
             return
-        self.memory.muted[subject] = Mute(until, gravity(action))
+        left = [one for one in before if one.until_ns > new.until_ns or one.gravity > new.gravity]
+        first, *graver = sorted([new, *left], key=lambda one: -one.until_ns)
+        first.graver = tuple(graver)
+        self.memory.muted[subject] = first
         self.touched = True
 
     def is_muted(self, subject: str, action: Action) -> bool:
-        one = self.memory.muted.get(subject)
-        return one is not None and one.until_ns > self.now_ns and gravity(action) <= one.gravity
+        grave = gravity(action)
+        return any(
+            one.until_ns > self.now_ns and grave <= one.gravity for one in self._mutes(subject)
+        )
+
+    def _mutes(self, subject: str) -> list[Mute]:
+        first = self.memory.muted.get(subject)
+        return [] if first is None else [replace(first, graver=()), *first.graver]
 
     def hold_back(self, case: Case, action: Action, words: str) -> None:
         """Say why nothing is advised for *case*: once, and again when it is another reason a while later."""

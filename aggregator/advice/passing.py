@@ -5,12 +5,11 @@ from __future__ import annotations
 from . import absent, budget
 from .advisory import Action, Advisory, State, takes_out
 from .answers import again_seconds, mute_all
-from .composing import composed
 from .desk import Desk, Hold
 from .events import Breaker, Renew
 from .limits import HOUR_NS, seconds_ns
 from .proposing import verified, verify_ns
-from .sharing import retell
+from .sharing import lower, retell
 
 
 def pass_time(desk: Desk) -> None:
@@ -143,7 +142,7 @@ def trim(desk: Desk) -> None:
         if not one.host:
             retell(desk, one, words)
         elif one.state is not State.ACCEPTED:
-            desk.put(one, words, **composed([each.case for each in left]))
+            lower(desk, one, left, words)  # else nothing calls for it any more, and it is withdrawn
         else:
             desk.put(one, words, cases=tuple(sorted(each.case.key for each in left)))
 

@@ -79,12 +79,24 @@ def _of_cause(
 
 def _leave(desk: Desk, alone: Advisory, cause: Advisory) -> None:
     """Take the cases that went into that of their cause out of a host's own advisory; withdraw it with the last."""
-    rest = [one.case for one in desk.memory.cases.values() if one.advisory == alone.name]
+    rest = [one for one in desk.memory.cases.values() if one.advisory == alone.name]
     words = f"not this host's own fault: {cause.name}"
-    if rest:
-        desk.put(alone, words, **composed(rest))
-    else:
+    if not rest or not lower(desk, alone, rest, words):
         desk.put(alone, words, state=State.WITHDRAWN)
+
+
+def lower(desk: Desk, alone: Advisory, left: Sequence[Standing], words: str) -> bool:
+    """Let a host's own advisory ask for what the cases that are *left* in it call for.
+
+    False: that was answered before (rejected, say), and is not asked for again in another's name: they are without one.
+    """
+    fields = composed([one.case for one in left])
+    if desk.is_muted(alone.subject, fields["action"]):
+        for one in left:
+            one.advisory, desk.touched = "", True
+        return False
+    desk.put(alone, words, **fields)
+    return True
 
 
 def _joined(joined: Sequence[Standing]) -> str:

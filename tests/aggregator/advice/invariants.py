@@ -16,6 +16,7 @@ from gangline.aggregator.advice.advisory import (
     Basis,
     Scope,
     State,
+    gravity,
     takes_out,
 )
 from gangline.aggregator.advice.events import (
@@ -74,6 +75,8 @@ class Watcher:
     probation: set[str] = field(default_factory=set)
     acts_ns: list[int] = field(default_factory=list)
     fuse: str = "closed"
+    #: Subject -> (until when, how grave) of what was rejected.
+    rejected: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def saw(self, event: Event, told: list[Instruction]) -> None:
         """Take one step of the machine."""
@@ -159,10 +162,23 @@ class Watcher:
             assert isinstance(event, Acked) and event.actor == now.owner, "accepted by nobody"
         if now.state in (State.DONE, State.FAILED):
             assert before is not None and isinstance(event, Acked) and event.actor == before.owner
+        self._asked_once(before, now)
         self.known[now.name] = self.open[now.name] = now
         if now.state in ENDED:
             del self.open[now.name]
         self._alone(now)
+
+    def _asked_once(self, before: Advisory | None, now: Advisory) -> None:
+        """What was rejected is not asked for again for a while, under whatever name."""
+        if now.action is Action.RETURN_TO_SERVICE:
+            return
+        rejected = self.rejected.setdefault(now.subject, [])
+        if now.state is State.REJECTED:
+            until_ns = self.now_ns + seconds_ns(self.limits.rejected_seconds)
+            rejected.append((until_ns, gravity(now.action)))
+        elif now.state is State.PROPOSED and (before is None or before.action is not now.action):
+            again = [one for one in rejected if one[0] > self.now_ns and one[1] >= gravity(now.action)]
+            assert not again, f"rejected, and asked for again: {now}"
 
     def _lawful(self, one: Advisory) -> None:
         assert one.scope is not Scope.NONE, f"acts on nobody knows what: {one}"

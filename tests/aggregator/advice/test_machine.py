@@ -211,6 +211,24 @@ def test_nothing_comes_of_what_was_rejected() -> None:
     assert told(world.later(3600), Publish) == []  # nor is it proposed again at once
 
 
+def test_what_was_rejected_stays_so_though_something_graver_came_and_went() -> None:
+    """A drain that an operator had rejected for the day was proposed again when a GPU had hung for a moment."""
+    world = World()
+    world.see("h1", "ECC_TREND", action=Action.AVOID)
+    world.later(3)
+    world.answer("a1", State.REJECTED, "alice", words="it is in a burn-in")
+    world.see("h1")
+    assert published(world.later(3)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    world.gone("h1")
+    assert published(world.later(1)) == [("host h1", "EVICT_NOW", "WITHDRAWN")]
+    assert published(world.later(600)) == []  # by then what was withdrawn may come again
+    world.see("h1")
+    assert published(world.later(3)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    world.gone("h1")
+    world.later(1)
+    assert published(world.later(86_400)) == [("host h1", "AVOID", "PROPOSED")]
+
+
 def test_an_answer_to_what_it_was_before_is_refused() -> None:
     """It had become an eviction between reading and accepting."""
     world = World()

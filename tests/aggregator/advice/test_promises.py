@@ -68,6 +68,7 @@ SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "granted without weighing again": (answers, "_too_much", _no_words),
     "others' word counts for nothing": (budget, "unavailable", _without_word),
     "out for ever": (absent, "expire", lambda desk: None),
+    "rejected, and asked again": (Desk, "mute", lambda *_: None),
 }
 
 
