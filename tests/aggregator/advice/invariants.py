@@ -177,7 +177,9 @@ class Watcher:
             until_ns = self.now_ns + seconds_ns(self.limits.rejected_seconds)
             rejected.append((until_ns, gravity(now.action)))
         elif now.state is State.PROPOSED and (before is None or before.action is not now.action):
-            again = [one for one in rejected if one[0] > self.now_ns and one[1] >= gravity(now.action)]
+            again = [
+                one for one in rejected if one[0] > self.now_ns and one[1] >= gravity(now.action)
+            ]
             assert not again, f"rejected, and asked for again: {now}"
 
     def _lawful(self, one: Advisory) -> None:
