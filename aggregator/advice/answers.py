@@ -54,8 +54,8 @@ def _against(desk: Desk, one: Advisory | None, event: Acked) -> tuple[str, str]:
     owned = renews or event.to in (State.DONE, State.FAILED)
     if owned and event.actor != one.owner:
         return "owner", f"{one.name} is {one.owner!r}'s to carry out until its lease ends"
-    if event.to is State.ACCEPTED and desk.memory.frozen:
-        return "frozen", f"nothing is taken out while the picture is in doubt: {desk.memory.frozen}"
+    if event.to is State.ACCEPTED and not renews and desk.memory.frozen:
+        return "frozen", f"nothing is granted while the picture is in doubt: {desk.memory.frozen}"
     if event.to is State.ACCEPTED and not renews and one.action is Action.RETURN_TO_SERVICE:
         hold = desk.memory.holds.get(one.host)
         if hold is None or not verified(desk, hold):

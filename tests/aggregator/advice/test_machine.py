@@ -278,6 +278,20 @@ def test_while_frozen_nothing_is_proposed_and_nothing_granted() -> None:
     assert published(world.later(1)) == [("host h20", "EVICT_NOW", "PROPOSED")]
 
 
+def test_who_carries_something_out_keeps_it_while_frozen() -> None:
+    """Our switch was down for a quarter of an hour: every executor lost its lease, and a second one began the same drain."""
+    world = World()
+    world.see("h1")
+    world.later(3)
+    world.answer("a1", State.ACCEPTED, "x")
+    world.give(Frozen(world.now_ns, "half is silent"))
+    for _ in range(3):
+        world.later(500)
+        (still,) = told(world.answer("a1", State.ACCEPTED, "x"), Publish)
+        assert (still.advisory.state, still.advisory.token) == (State.ACCEPTED, 1)
+    assert published(world.answer("a1", State.DONE, "x")) == [("host h1", "EVICT_NOW", "DONE")]
+
+
 def test_a_graver_fault_takes_the_place_of_a_milder_one() -> None:
     """A drain after the job was under way when the GPU fell off the bus."""
     world = World()
