@@ -8,7 +8,6 @@ from . import budget
 from .advisory import ENDED, SILENCE, TRANSITIONS, Action, Advisory, State, takes_out
 from .desk import Desk, Hold
 from .events import Acked, Act, Clear, Refused
-from .limits import seconds_ns
 from .proposing import verified
 
 #: What may be answered; the other states are ours to say.
@@ -88,9 +87,7 @@ def _accept(desk: Desk, one: Advisory, event: Acked) -> None:
         desk.put(one, f"{event.actor} is still at it", lease_until_ns=lease)
         return
     if takes_out(one.action) and (words := _too_much(desk, one)):
-        later = desk.after(desk.limits.defer_seconds)
-        expires = later + seconds_ns(desk.limits.proposal_seconds)
-        desk.put(one, words, state=State.DEFERRED, deferred_until_ns=later, expires_ns=expires)
+        desk.put_off(one, words, desk.after(desk.limits.defer_seconds))
         return
     desk.memory.token += 1
     said = f"accepted by {event.actor}" + (f": {event.words}" if event.words else "")
@@ -221,11 +218,10 @@ def _defer(desk: Desk, one: Advisory, event: Acked) -> None:
     latest = desk.after(desk.limits.defer_seconds_max)
     until = min(event.until_ns or desk.after(desk.limits.defer_seconds), latest)
     if until <= desk.now_ns:
-        desk.say(Refused(one.name, "field", "defer_until: a moment that is still to come"))
+        desk.say(Refused(one.name, "field", "defer_until_time: a moment that is still to come"))
         return
     words = f"put off by {event.actor}" + (f": {event.words}" if event.words else "")
-    expires = until + seconds_ns(desk.limits.proposal_seconds)
-    desk.put(one, words, state=State.DEFERRED, deferred_until_ns=until, expires_ns=expires)
+    desk.put_off(one, words, until)
 
 
 def again_seconds(desk: Desk, one: Advisory) -> float:

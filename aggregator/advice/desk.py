@@ -181,6 +181,13 @@ class Desk:
                 self._fall_back(after)
         return after
 
+    def put_off(self, advisory: Advisory, why: str, until_ns: int) -> None:
+        """Defer *advisory*: from *until_ns* on there is as much time to answer it as there was at first."""
+        expires_ns = until_ns + seconds_ns(self.limits.proposal_seconds)
+        self.put(
+            advisory, why, state=State.DEFERRED, deferred_until_ns=until_ns, expires_ns=expires_ns
+        )
+
     def _fall_back(self, ended: Advisory) -> None:
         """Let what an earlier advisory set on the host stand by itself again."""
         hold = self.memory.holds.get(ended.host)

@@ -63,8 +63,7 @@ def _again(desk: Desk, one: Advisory) -> None:
     if takes_out(one.action):
         wanted = (one.host, one.place, one.job)
         if words := budget.refusal(desk, wanted, one.name, granting=False):
-            later = desk.after(desk.limits.defer_seconds)
-            desk.put(one, words, deferred_until_ns=later)
+            desk.put_off(one, words, desk.after(desk.limits.defer_seconds))
             return
     desk.put(one, "put off until now", state=State.PROPOSED, deferred_until_ns=0)
 

@@ -152,7 +152,11 @@ def _new(desk: Desk, host: str, standings: Sequence[Standing]) -> Advisory:
 
 
 def _raised(desk: Desk, now: Advisory, standings: Sequence[Standing]) -> Advisory:
+    """Tell *now* as its cases are by now. What is graver is asked for anew: nobody has put it off, or let it wait."""
     fields = composed(_cases(standings))
+    if gravity(fields["action"]) > gravity(now.action):
+        expires_ns = desk.after(desk.limits.proposal_seconds)
+        fields |= {"state": State.PROPOSED, "deferred_until_ns": 0, "expires_ns": expires_ns}
     words = f"more is wrong with it: {fields['words']}"
     return desk.put(now, words, **fields)
 

@@ -199,6 +199,38 @@ def test_the_rate_opens_a_breaker_that_tries_one_host_before_it_closes() -> None
     assert told(world.answer(names[0], State.DONE), Breaker)[0].position == "closed"
 
 
+def test_what_waits_for_room_does_not_expire_as_if_nobody_had_answered() -> None:
+    """A scheduler had accepted it, and there was no room: after an hour "nobody answered in time", and nothing for one more."""
+    world = World()
+    world.see("h3")
+    world.later(3)
+    for number in (1, 2):
+        world.give(Unavailable(world.now_ns, f"h{number}", "drained by hand", Place(rack="r0")))
+    world.answer("a1", State.ACCEPTED)
+    for _ in range(12):
+        assert {state for _, _, state in published(world.later(900))} <= {"DEFERRED"}
+    world.give(Available(world.now_ns, "h1"))
+    assert published(world.later(900)) == [("host h3", "EVICT_NOW", "PROPOSED")]
+
+
+@pytest.mark.parametrize("put_off", [False, True])
+def test_what_became_graver_is_asked_anew(put_off: bool) -> None:
+    """A host was to be avoided, which somebody had put off until Monday, when its GPU fell off the bus; another had been
+    proposed 59 minutes before, and its eviction expired a minute later."""
+    world = World()
+    world.see("h1", "ECC_TREND", action=Action.AVOID)
+    world.later(3)
+    if put_off:
+        until_ns = world.now_ns + 86_400 * SECOND_NS
+        world.answer("a1", State.DEFERRED, until_ns=until_ns)
+    world.later(3590)
+    world.see("h1")
+    (one,) = told(world.later(3), Publish)
+    assert (one.advisory.name, one.advisory.action.name) == ("a1", "EVICT_NOW")
+    assert one.advisory.state is State.PROPOSED
+    assert one.advisory.expires_ns == world.now_ns + 3600 * SECOND_NS
+
+
 def test_nothing_comes_of_what_was_rejected() -> None:
     """An executor that had been slow carried out what an operator had rejected."""
     world = World()
