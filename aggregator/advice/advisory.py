@@ -175,12 +175,12 @@ def takes_out(action: Action) -> bool:
 
 
 def lawful(case: Case) -> Case:
-    """Return *case* with the gravest action that its basis bears, and words on what was lowered."""
+    """Return *case* with an action that its basis bears, the nearest to what it asked for, and words on the change."""
     action, words = case.action, ""
     if case.basis is Basis.STATISTICAL and action not in OF_STATISTICS:
         milder = gravity(action) < gravity(Action.DRAIN_AFTER_JOB)
         action = Action.AVOID if milder else Action.DRAIN_AFTER_JOB
-        words = "a statistical verdict asks for no more"
+        words = "a statistical verdict asks for AVOID or DRAIN_AFTER_JOB only"
     elif action in OF_CERTAINTY and case.basis not in (Basis.DETERMINISTIC, Basis.DEAD_JOB):
         action, words = Action.DRAIN_AFTER_JOB, "no fault is certain and no job is dead"
     elif action is Action.DRAIN_AT_CHECKPOINT and not case.checkpoint_seconds > 0:

@@ -157,6 +157,7 @@ def _rename(desk: Desk, before: str, now: str) -> None:
 
 
 def _done(desk: Desk, one: Advisory, event: Acked) -> None:
+    trial = desk.memory.fuse.trial == one.name
     words = f"done by {event.actor}" + (f": {event.words}" if event.words else "")
     desk.put(one, words, state=State.DONE)
     hold = desk.memory.holds.get(one.host)
@@ -169,10 +170,9 @@ def _done(desk: Desk, one: Advisory, event: Acked) -> None:
         return
     if hold is not None and hold.name == one.name:
         hold.confirmed, hold.unsure, hold.earlier = True, False, ""
-    fuse = desk.memory.fuse
-    if fuse.position == "half-open":
+    desk.memory.fuse.failures = 0
+    if trial:
         desk.close_fuse(f"{one.name} went well")
-    fuse.failures = 0
 
 
 def _failed(desk: Desk, one: Advisory, event: Acked) -> None:

@@ -173,10 +173,10 @@ class Desk:
         self.memory.advisories[after.name] = after
         self.touched = True
         self.say(Publish(after, why))
+        if after.state is not State.ACCEPTED and self.memory.fuse.trial == after.name:
+            self.memory.fuse.trial = ""
         if not after.is_open:
             self.memory.ended[after.name] = self.memory.advisories.pop(after.name)
-            if self.memory.fuse.trial == after.name:
-                self.memory.fuse.trial = ""
             if after.state is not State.DONE:
                 self._fall_back(after)
         return after

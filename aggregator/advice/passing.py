@@ -155,5 +155,7 @@ def withdraw_empty(desk: Desk) -> None:
         if one.action is not Action.RETURN_TO_SERVICE:
             desk.put(one, "what it was about is gone", state=State.WITHDRAWN)
             desk.mute(one.subject, one.action, desk.limits.flap_seconds)
-        elif (hold := desk.memory.holds.get(one.host)) is None or not verified(desk, hold):
+        elif (hold := desk.memory.holds.get(one.host)) is None:
+            desk.put(one, "what was set ran out by itself", state=State.WITHDRAWN)
+        elif not verified(desk, hold):
             desk.put(one, "it is not well again after all", state=State.WITHDRAWN)

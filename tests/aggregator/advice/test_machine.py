@@ -231,6 +231,45 @@ def test_what_became_graver_is_asked_anew(put_off: bool) -> None:
     assert one.advisory.expires_ns == world.now_ns + 3600 * SECOND_NS
 
 
+def test_a_breaker_closes_by_its_trial_only() -> None:
+    """A drain that was begun before the breaker opened ended well, and eight hosts more were taken out untried."""
+    world = World(failures_max=2, cluster_share_max=1.0, proposal_seconds=7200.0)
+    for number in range(0, 48, 8):
+        world.see(f"h{number}")
+    world.later(3)
+    world.answer("a1", State.ACCEPTED)
+    for name in ("a2", "a3"):
+        world.answer(name, State.ACCEPTED)
+        world.answer(name, State.FAILED)
+    world.later(450)
+    world.answer("a1", State.ACCEPTED)  # still at it
+    assert told(world.later(450), Breaker)[0].position == "half-open"
+    assert told(world.answer("a1", State.DONE), Breaker) == []
+    assert told(world.answer("a4", State.ACCEPTED), Act)
+    (refused,) = told(world.answer("a5", State.ACCEPTED), Publish)
+    assert "one host at a time until a4 went well" in refused.words
+    assert told(world.answer("a4", State.DONE), Breaker)[0].position == "closed"
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_why_a_return_came_to_nothing_is_what_was_so(*, is_back: bool) -> None:
+    """A host that was well for hours, and whose taint had run out, was told to be "not well again after all"."""
+    world = World(proposal_seconds=100_000.0)
+    world.see("h1")
+    world.later(3)
+    world.carry_out("a1")
+    world.gone("h1")
+    world.give(Well(world.now_ns, "h1", True))
+    world.later(900)
+    if is_back:
+        world.give(Well(world.now_ns, "h1", False))
+    said = [one for _ in range(12) for one in told(world.later(1800), Publish)]
+    (ended,) = [one.words for one in said if one.advisory.state is State.WITHDRAWN]
+    assert ended == (
+        "it is not well again after all" if is_back else "what was set ran out by itself"
+    )
+
+
 def test_nothing_comes_of_what_was_rejected() -> None:
     """An executor that had been slow carried out what an operator had rejected."""
     world = World()
