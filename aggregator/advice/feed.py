@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from itertools import islice
 from typing import NamedTuple
 
 from .advisory import Advisory
@@ -18,9 +19,12 @@ BOOKMARK_SECONDS = 15.0
 
 
 class Change(NamedTuple):
-    """One advisory as it became; `number` is the token. `advisory` None: a bookmark."""
+    """One advisory as it became; `number` is the token. `advisory` None: a bookmark.
 
-    number: int
+    `number` None: it is one of all that is open, and nobody can go on from it: the rest of them would be missing.
+    """
+
+    number: int | None
     advisory: Advisory | None
 
 
@@ -58,30 +62,23 @@ class Feed:
 
     def after(self, number: int) -> list[Change] | None:
         """Return what came after *number*; None when that is forgotten or was never."""
-        if number > self.last or (self._changes and number < self._changes[0].number - 1):
+        forgotten = self.last - len(self._changes)  # up to this one
+        if not forgotten <= number <= self.last:
             return None
-        if not self._changes and number != self.last:
-            return None
-        return [one for one in self._changes if one.number > number]
+        return list(islice(self._changes, number - forgotten, None))
 
     async def watch(
         self, number: int | None, bookmark_seconds: float = BOOKMARK_SECONDS
     ) -> AsyncIterator[Change]:
         """Yield what came after *number*, then what comes; for None, or what is forgotten, first all that is open."""
-        missed = None if number is None else self.after(number)
-        if missed is None:
-            at = self.last
-            for change in self._all():
-                yield change
-        else:
-            at = number or 0
+        at = number
         while True:
             news = self._news
-            fresh = self.after(at)
-            if fresh is None:  # it read so slowly that changes are forgotten: anew
-                at, fresh = self.last, self._all()
+            fresh = None if at is None else self.after(at)
+            if fresh is None:  # it begins, or came back or read so late that changes are forgotten
+                fresh = self._all()
+            at = self.last
             for change in fresh:
-                at = change.number
                 yield change
             if self.last != at:
                 continue
@@ -92,4 +89,4 @@ class Feed:
 
     def _all(self) -> list[Change]:
         """Return all that is open, with the bookmark that ends it."""
-        return [*(Change(self.last, one) for one in self.open), Change(self.last, None)]
+        return [*(Change(None, one) for one in self.open), Change(self.last, None)]

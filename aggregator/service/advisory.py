@@ -63,7 +63,7 @@ class AdvisoryService(AdvisoryServiceServicer):
             feed.watchers -= 1
 
     def _event(self, change: Change, begun_ms: int) -> advisory_pb2.AdvisoryEvent:
-        token = f"{begun_ms}-{change.number}"
+        token = "" if change.number is None else f"{begun_ms}-{change.number}"
         if change.advisory is None:
             now = timestamp(self._wall_ns())
             return advisory_pb2.AdvisoryEvent(resume_token=token, bookmark=now)

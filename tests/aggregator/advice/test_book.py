@@ -121,6 +121,7 @@ def test_watch_list_and_answer(store: Store) -> None:
             watch = stub.WatchAdvisories(advisory_pb2.WatchAdvisoriesRequest())
             first, bookmark = await watch.read(), await watch.read()
             assert first.advisory.name == "advisories/a1" and bookmark.HasField("bookmark")
+            assert not first.resume_token and bookmark.resume_token
             listed = await stub.ListAdvisories(
                 advisory_pb2.ListAdvisoriesRequest(node="nodes/h2", page_size=1)
             )

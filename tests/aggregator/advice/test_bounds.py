@@ -54,6 +54,26 @@ def test_a_watcher_that_fell_behind_does_not_spin() -> None:
     asyncio.run(run())
 
 
+def test_who_breaks_off_in_the_middle_of_what_is_open_begins_anew() -> None:
+    """After a restart an executor read three of a thousand open advisories, lost its connection, went on from the third, and
+    heard of the others never."""
+
+    async def run() -> None:
+        feed = Feed(1)
+        feed.standing([advisory(number, State.PROPOSED) for number in range(1, 6)])
+        changes = feed.watch(None)
+        seen = [await anext(changes) for _ in range(3)]
+        assert [one.number for one in seen] == [None] * 3
+        whole = [await anext(changes) for _ in range(3)]
+        assert (whole[-1].number, whole[-1].advisory) == (0, None)
+        feed.publish(advisory(6, State.PROPOSED))
+        assert (await anext(changes)).number == 1
+        resumed = feed.watch(0)  # from the bookmark on, nothing twice
+        assert (await anext(resumed)).number == 1
+
+    asyncio.run(run())
+
+
 class Full(Tables):
     """A disk that takes nothing from now on."""
 
