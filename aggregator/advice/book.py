@@ -97,12 +97,16 @@ class Book:
         self.outcomes: Outcomes
         read_back = store.in_transaction(read)
         self._machine, self._number, self._outcomes, self.outcomes = read_back
+        self._machine.resume(now_ns)
+        memory = self._machine.memory
+        #: Advisories as they are on disk: what anybody may be told.
+        self._on_disk = {**memory.ended, **memory.advisories}
         self._batch = rows.Batch(memory=self._whole())
         self._writing = asyncio.Lock()
         self._flushing: set[asyncio.Task[None]] = set()
         self.feed = Feed(now_ns // 1_000_000)
         if not shadow:
-            self.feed.standing(list(self._machine.memory.advisories.values()))
+            self.feed.standing(list(memory.advisories.values()))
 
     @property
     def machine(self) -> Machine:
@@ -168,9 +172,19 @@ class Book:
             except BaseException:
                 self._put_back(batch)
                 raise
+        ended = self._machine.memory.ended
+        self._on_disk |= {one.name: one for one in batch.published}
+        self._on_disk = {
+            name: one for name, one in self._on_disk.items() if one.is_open or name in ended
+        }
         if not self.shadow:
             for one in batch.published:
                 self.feed.publish(one)
+
+    def remember(self) -> None:
+        """Have the memory written whole: at the end, so that a start by another version, or with other limits, goes on
+        from what was decided, not from what it would have decided of the same events."""
+        self._batch.memory = self._whole()
 
     def _writer(self, batch: rows.Batch) -> Callable[[rows.Connection], None]:
         return lambda connection: rows.write(connection, batch, shadow=self.shadow)
@@ -277,15 +291,11 @@ class Book:
 
     def known(self, name: str) -> Advisory | None:
         """Return the advisory *name*, open or ended a while ago; None in shadow mode."""
-        if self.shadow:
-            return None
-        memory = self._machine.memory
-        return memory.advisories.get(name) or memory.ended.get(name)
+        return None if self.shadow else self._on_disk.get(name)
 
     def all_known(self) -> list[Advisory]:
-        """Return what is open and what has ended a while ago, oldest first; nothing in shadow mode."""
-        memory = self._machine.memory
-        return [] if self.shadow else [*memory.ended.values(), *memory.advisories.values()]
+        """Return what is open and what has ended a while ago; nothing in shadow mode."""
+        return [] if self.shadow else list(self._on_disk.values())
 
 
 def _refusal(one: Refused) -> Refusal:

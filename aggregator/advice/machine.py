@@ -38,7 +38,7 @@ from .events import (
     Well,
 )
 from .limits import Limits
-from .passing import pass_time, trim, withdraw_empty
+from .passing import pass_time, resume, trim, withdraw_empty
 from .proposing import propose
 
 
@@ -59,6 +59,11 @@ class Machine:
     def stamped(self, event: Event) -> Event:
         """Return *event* as it is to be stored: a clock that was set back stands still."""
         return replace(event, now_ns=max(event.now_ns, self.memory.now_ns))
+
+    def resume(self, now_ns: int) -> None:
+        """Go on after a restart. No event tells of it: the memory is to be stored whole behind it."""
+        self.memory.now_ns = max(now_ns, self.memory.now_ns)
+        resume(self._desk)
 
     def step(self, event: Event) -> list[Instruction]:
         """Take *event* and return what is to be done. Raises nothing of what *event* says."""

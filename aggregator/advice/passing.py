@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from . import absent, budget
 from .advisory import Action, Advisory, State, takes_out
 from .answers import again_seconds, mute_all
@@ -26,6 +28,16 @@ def pass_time(desk: Desk) -> None:
     absent.expire(desk)
     _fuse(desk)
     _forget(desk)
+
+
+def resume(desk: Desk) -> None:
+    """After a restart: who could not reach us meanwhile has a lease's time to, and nobody saw that a host was well."""
+    memory, least_ns = desk.memory, desk.after(desk.limits.lease_seconds)
+    for name, one in memory.advisories.items():
+        lease_ns = max(one.lease_until_ns, least_ns) if one.state is State.ACCEPTED else 0
+        expires_ns = max(one.expires_ns, least_ns)
+        memory.advisories[name] = replace(one, expires_ns=expires_ns, lease_until_ns=lease_ns)
+    memory.well = dict.fromkeys(memory.well, desk.now_ns)
 
 
 def _lapse(desk: Desk, one: Advisory) -> None:

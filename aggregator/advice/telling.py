@@ -11,8 +11,8 @@ from .book import Book
 
 log = logging.getLogger(__name__)
 
-#: At the end what is being written is waited for so long; it stands in the book's memory and is worked out anew.
-END_SECONDS = 1.0
+#: At the end what is being written is waited for so long; what is not written by then is worked out anew.
+END_SECONDS = 2.0
 
 
 class Telling:
@@ -43,6 +43,8 @@ class Telling:
             self._trouble = str(error)
 
     async def end(self) -> None:
-        """Wait for what is being written, within END_SECONDS."""
+        """Write what waits, and all that is remembered, within END_SECONDS."""
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=END_SECONDS)
+            await asyncio.wait([self._task], timeout=END_SECONDS / 2)
+        self._book.remember()
+        await asyncio.wait([asyncio.create_task(self._flush())], timeout=END_SECONDS / 2)

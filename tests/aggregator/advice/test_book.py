@@ -14,13 +14,16 @@ import pytest
 
 from gangline.aggregator.advice import rows
 from gangline.aggregator.advice.advisory import Action, Basis, State
-from gangline.aggregator.advice.events import Acked
+from gangline.aggregator.advice.events import Acked, Publish, Tick
+from gangline.aggregator.advice.limits import HOUR_NS, Limits
+from gangline.aggregator.advice.rows import restored
+from gangline.aggregator.advice.telling import Telling
 from gangline.aggregator.judgement.experience import Experience, Outcomes
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.storefile import ops_script
 from gangline.fingerprints.wire import advisory_pb2, outcome_pb2
-from tests.aggregator.advice.served import book_of, dead_gpu, observe, served
+from tests.aggregator.advice.served import Tables, book_of, dead_gpu, observe, served
 from tests.aggregator.world import START_NS
 from tests.processes import GUARD_SECONDS
 
@@ -95,6 +98,47 @@ def test_after_kill_9_it_goes_on_where_it_was(tmp_path: Path) -> None:
         assert done.state is State.DONE
     finally:
         store.close()
+
+
+def test_our_outage_ends_no_lease_and_no_proposal() -> None:
+    """The aggregator was down for an hour: the executor that drained a host had lost it before it could say a word, and
+    what had been proposed had expired, and was withheld for an hour more."""
+    world, store = dead_gpu(), Tables()
+    book = book_of(store, world)  # type: ignore[arg-type]
+    observe(book, world)
+    asyncio.run(book.answer(Acked(world.now_ns, "a1", State.ACCEPTED, "slurm")))
+    world.now_ns += HOUR_NS
+    machine = book_of(store, world).machine  # type: ignore[arg-type]
+
+    def published(now_ns: int) -> list[State]:
+        told = machine.step(Tick(now_ns))
+        return [one.advisory.state for one in told if isinstance(one, Publish)]
+
+    assert published(world.now_ns) == []
+    assert machine.memory.advisories["a1"].lease_until_ns == world.now_ns + HOUR_NS // 6
+    assert published(world.now_ns + HOUR_NS // 6) == [State.PROPOSED]
+    world.now_ns += 2 * HOUR_NS
+    machine = book_of(store, world).machine  # type: ignore[arg-type]
+    assert published(world.now_ns) == []
+    store.close()
+
+
+def test_after_an_orderly_end_it_goes_on_from_what_was_decided() -> None:
+    """`advice_proposal_seconds` was set lower: by that, a drain that was under way had never been accepted."""
+    world, store = dead_gpu(), Tables()
+    book = book_of(store, world)  # type: ignore[arg-type]
+
+    async def run() -> None:
+        telling = Telling(book)
+        telling.observe(world.snapshot, world.fleet.gpus)  # type: ignore[arg-type]
+        await book.answer(Acked(world.now_ns + HOUR_NS // 2, "a1", State.ACCEPTED, "slurm"))
+        await telling.end()
+
+    asyncio.run(run())
+    machine, _ = restored(store.connection, Limits(proposal_seconds=60.0))
+    assert machine.memory.advisories["a1"].state is State.ACCEPTED
+    assert machine.memory.holds.keys() == {"h2"}
+    store.close()
 
 
 def test_in_shadow_mode_all_is_kept_and_nobody_is_told(store: Store) -> None:

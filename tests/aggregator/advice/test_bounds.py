@@ -111,6 +111,30 @@ def test_a_disk_that_takes_nothing_does_not_fill_memory(monkeypatch: pytest.Monk
     asyncio.run(run())
 
 
+def test_nothing_is_told_before_it_is_on_disk() -> None:
+    """While the disk was full an operator was listed a12 of one host; after a restart a12 was another host's, and accepted."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Full()
+        book = book_of(store, world)  # type: ignore[arg-type]
+        store.full = True
+        observe(book, world)
+        with pytest.raises(OSError, match="no space left"):
+            await book.flush()
+        assert book.machine.memory.advisories.keys() == {"a1"}
+        assert (book.known("a1"), book.all_known()) == (None, [])
+        store.full = False
+        await book.flush()
+        one = book.known("a1")
+        assert one is not None and one.state is State.PROPOSED and book.all_known() == [one]
+        store.full = True
+        with pytest.raises(NotReady):
+            await book.answer(Acked(world.now_ns, "a1", State.ACCEPTED, "slurm"))
+        assert book.known("a1") == one
+
+    asyncio.run(run())
+
+
 class Slow(Tables):
     """A disk that takes its time: until `go`."""
 
