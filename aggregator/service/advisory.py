@@ -74,7 +74,7 @@ class AdvisoryService(AdvisoryServiceServicer):
     ) -> advisory_pb2.ListAdvisoriesResponse:
         """Return a page, newest first. Raises Invalid, NotFound."""
         size = page_size_of(request.page_size)
-        node = node_of(request.node) if request.node else ""
+        node = node_of(request.node, "node") if request.node else ""
         before = _page(request.page_token)
         held_back = [] if request.page_token or self._book.shadow else self._held_back(node)
         found = [
@@ -234,7 +234,8 @@ def number_of(name: str) -> int:
     return int(name[1:])
 
 
-def name_of(resource: str) -> str:
+def name_of(resource: str, field: str = "name") -> str:
+    """Return `a12` of `advisories/a12`, which stands in *field*. Raises Invalid."""
     name = resource.removeprefix(PREFIX)
     digits = name[1:]
     if (
@@ -242,7 +243,7 @@ def name_of(resource: str) -> str:
         or len(resource) > NAME_CHARACTERS_MAX
         or not (name.startswith("a") and digits.isascii() and digits.isdecimal())
     ):
-        raise Invalid("name", f"{resource[:80]!r}, expected {PREFIX}a12")
+        raise Invalid(field, f"{resource[:80]!r}, expected {PREFIX}a12")
     return name
 
 

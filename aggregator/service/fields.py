@@ -33,12 +33,13 @@ def signed(who: Caller, actor: str) -> str:
     return f"{who.role} {who.name}/{actor}"[:ACTOR_CHARACTERS_MAX] if who.known else actor
 
 
-def node_of(name: str) -> str:
-    """Return `a` of `nodes/a`. Raises Invalid for anything else."""
+def node_of(name: str, field: str = "name") -> str:
+    """Return `a` of `nodes/a`, which stands in *field*. Raises Invalid for anything else."""
     collection, slash, node = name.partition("/")
-    if collection != "nodes" or not slash or not 0 < len(node) <= NAME_CHARACTERS_MAX:
+    good = 0 < len(node) <= NAME_CHARACTERS_MAX and node.isprintable()
+    if collection != "nodes" or not slash or not good:
         most = f", NODE of at most {NAME_CHARACTERS_MAX} characters" if len(name) > 100 else ""
-        raise Invalid("name", f"{name[:100]!r}, expected nodes/NODE{most}")
+        raise Invalid(field, f"{name[:100]!r}, expected nodes/NODE{most}")
     return node
 
 

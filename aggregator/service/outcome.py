@@ -21,7 +21,6 @@ OUTCOMES_MAX = 1000
 NODES_MAX = 4096
 #: Of all outcomes of a call together.
 NODES_OF_ALL_MAX = 100_000
-NODE_CHARACTERS_MAX = 260
 ID_CHARACTERS_MAX = 128
 WORKLOAD_CHARACTERS_MAX = 256
 END_REASON_CHARACTERS_MAX = 200
@@ -50,9 +49,7 @@ class OutcomeService(OutcomeServiceServicer):
             )
         for at, one in enumerate(told):
             check(at, one, self._wall_ns())
-        spans = [
-            (at, node_of(node), *_span(one)) for at, one in enumerate(told) for node in one.nodes
-        ]
+        spans = [(at, host, *_span(one)) for at, one in enumerate(told) for host in _hosts(one)]
         expected = await self._book.expected(spans)
         reporter = signed(caller(context), "scheduler")
         rows = [self._row(one, expected.get(at), reporter) for at, one in enumerate(told)]
@@ -62,13 +59,13 @@ class OutcomeService(OutcomeServiceServicer):
     def _row(self, one: outcome_pb2.Outcome, expected: float | None, reporter: str) -> Happened:
         advisory = name_of(one.advisory) if one.advisory else ""
         known = self._book.known(advisory) if advisory else None
-        begun, ended = _span(one)
+        (begun, ended), hosts = _span(one), _hosts(one)
         blamed = node_of(one.blamed_node) if one.blamed_node else ""
         row = (
             time_us(self._wall_ns()), one.outcome_id, advisory, reporter, one.workload,
-            [node_of(node) for node in one.nodes], time_us(begun), time_us(ended), one.interrupted,
+            hosts, time_us(begun), time_us(ended), one.interrupted,
             blamed, one.end_reason, one.advice_followed, one.lost_gpu_hours,
-            (ended - begun) / HOUR_NS * len(one.nodes), expected, known.reason if known else "",
+            (ended - begun) / HOUR_NS * len(hosts), expected, known.reason if known else "",
         )  # fmt: skip
         return Happened(one.outcome_id, one.interrupted, expected, row)
 
@@ -92,20 +89,28 @@ def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:
         raise Invalid("nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
     if not (isfinite(one.lost_gpu_hours) and 0 <= one.lost_gpu_hours <= LOST_GPU_HOURS_MAX):
         raise Invalid("lost_gpu_hours", f"{one.lost_gpu_hours}, expected 0 to 1e9")
-    for node in (*one.nodes, *filter(None, [one.blamed_node])):
-        bounded("nodes", node, NODE_CHARACTERS_MAX)
-        node_of(node)
+    for node in one.nodes:
+        node_of(node, "nodes")
+    if one.blamed_node:
+        node_of(one.blamed_node, "blamed_node")
     if one.advisory:
-        name_of(one.advisory)
+        name_of(one.advisory, "advisory")
     _, ended = _span(one)
     if ended > now_ns + AHEAD_SECONDS_MAX * SECOND_NS:
         ahead = (ended - now_ns) / HOUR_NS
         raise Invalid("end_time", f"{ahead:,.1f} h ahead of our clock; tell it when it has ended")
 
 
+def _hosts(one: outcome_pb2.Outcome) -> list[str]:
+    """Return its hosts, each once."""
+    return list(dict.fromkeys(map(node_of, one.nodes)))
+
+
 def _span(one: outcome_pb2.Outcome) -> tuple[int, int]:
     begun = time_ns_of("start_time", one.start_time)
     ended = time_ns_of("end_time", one.end_time)
-    if not begun or not begun < ended <= begun + SECONDS_MAX * SECOND_NS:
+    if not begun:
+        raise Invalid("start_time", "is missing: when it began")
+    if not begun < ended <= begun + SECONDS_MAX * SECOND_NS:
         raise Invalid("end_time", "expected later than start_time, by a year at most")
     return begun, ended

@@ -16,7 +16,7 @@ from ..refusals import Invalid
 from .fields import ACTOR_CHARACTERS_MAX, bounded, node_of, timestamp
 
 GANGS_MAX, ENDED_MAX, NODES_MAX, NODES_OF_ALL_MAX = 1000, 10_000, 10_000, 100_000
-WORKLOAD_CHARACTERS_MAX, REASON_CHARACTERS_MAX, NODE_CHARACTERS_MAX = 256, 500, 260
+WORKLOAD_CHARACTERS_MAX, REASON_CHARACTERS_MAX = 256, 500
 GPUS_MAX = 1_000_000
 #: Of a checkpoint's interval, and for which anything is told.
 SECONDS_MAX = 7 * 86_400
@@ -65,7 +65,7 @@ def _gang(field: str, one: wire.Gang, by: str, now_ns: int) -> Gang:
         raise Invalid(f"{field}.nodes", f"{len(one.nodes)}, expected 1 to {NODES_MAX}")
     if one.gpus_count > GPUS_MAX:
         raise Invalid(f"{field}.gpus_count", f"{one.gpus_count}, expected 0 to {GPUS_MAX}")
-    hosts = tuple(sorted({_node(f"{field}.nodes", node) for node in one.nodes}))
+    hosts = tuple(sorted({node_of(node, f"{field}.nodes") for node in one.nodes}))
     seconds = 0.0
     if one.HasField("checkpoint_interval"):
         otherwise = "none where it is not known"
@@ -87,8 +87,8 @@ def out_of(
         if not one.reason.strip():
             raise Invalid(f"{field}.reason", "why it is out, for whoever looks for room at night")
         until_ns = _until(f"{field}.ttl", one, now_ns)
-        told[_node(f"{field}.node", one.node)] = one.reason, until_ns
-    back = tuple(_node("returned_nodes", node) for node in request.returned_nodes)
+        told[node_of(one.node, f"{field}.node")] = one.reason, until_ns
+    back = tuple(node_of(node, "returned_nodes") for node in request.returned_nodes)
     if both := sorted(told.keys() & set(back)):
         raise Invalid("returned_nodes", f"{both[0]!r} is told to be out, and to be back")
     groups: dict[tuple[str, int], list[Member]] = {}
@@ -131,14 +131,6 @@ def _span(field: str, span: Duration, otherwise: str) -> float:
     if not 1.0 <= seconds <= SECONDS_MAX:
         raise Invalid(field, f"{seconds:g} s, expected 1 s to 7 days, or {otherwise}")
     return seconds
-
-
-def _node(field: str, node: str) -> str:
-    bounded(field, node, NODE_CHARACTERS_MAX)
-    try:
-        return node_of(node)
-    except Invalid:
-        raise Invalid(field, f"{node[:100]!r}, expected nodes/NODE") from None
 
 
 def _counted(field: str, count: int, most: int) -> None:

@@ -16,7 +16,7 @@ from gangline.aggregator.advice.advisory import Action, Advisory, Basis, Scope, 
 from gangline.aggregator.advice.events import Acked, Frozen
 from gangline.aggregator.advice.feed import Feed
 from gangline.aggregator.advice.gangs import Gangs
-from gangline.aggregator.advice.limits import SECOND_NS
+from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS
 from gangline.aggregator.advice.observing import Observer
 from gangline.aggregator.refusals import NotReady
 from gangline.fingerprints.wire import outcome_pb2
@@ -203,6 +203,48 @@ def test_outcomes_that_are_known_are_so_many_and_the_newest(
             assert (await stub.ReportOutcomes(told)).known_count == 1
         assert list(book._outcomes) == ["job-3", "job-4", "job-5"]
         assert list(book_of(store, world)._outcomes) == ["job-3", "job-4", "job-5"]  # type: ignore[arg-type]
+
+    asyncio.run(run())
+
+
+OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
+    "a node": ({"nodes": ["h1"]}, "outcomes[0].nodes: 'h1', expected nodes/NODE"),
+    "a node of two lines": (
+        {"nodes": ["nodes/a\nb"]},
+        "outcomes[0].nodes: 'nodes/a\\nb', expected",
+    ),
+    "whom it blames": ({"blamed_node": "h1"}, "outcomes[0].blamed_node: 'h1', expected nodes/NODE"),
+    "its advice": ({"advisory": "a1"}, "outcomes[0].advisory: 'a1', expected advisories/a12"),
+    "no begin": ({"start_time": {}}, "outcomes[0].start_time: is missing"),
+    "no end": ({"end_time": {}}, "outcomes[0].end_time: expected later than start_time"),
+    "no id": ({"outcome_id": ""}, "outcomes[0].outcome_id: expected 1 to 128"),
+    "a loss": ({"lost_gpu_hours": -1.0}, "outcomes[0].lost_gpu_hours: -1.0, expected 0 to 1e9"),
+}
+
+
+def test_what_an_outcome_may_not_be() -> None:
+    """An adapter's author read of a field "name", which an outcome has not."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Tables()
+        book = book_of(store, world)  # type: ignore[arg-type]
+        async with served(book, world) as (_, stub):
+            for what, (changes, words) in OUTCOMES.items():
+                one = outcome(world)
+                for field in changes:
+                    one.ClearField(field)
+                one.MergeFrom(outcome_pb2.Outcome(**changes))
+                with pytest.raises(grpc.aio.AioRpcError) as told:
+                    await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[one]))
+                assert words in (told.value.details() or ""), what
+            one = outcome(world)
+            one.nodes.append(one.nodes[0])  # a host that is named twice is one
+            await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[one]))
+        rows = store.connection.execute("SELECT hosts, host_hours FROM outcomes").fetchall()
+        assert rows == [
+            (["h2"], (one.end_time.ToNanoseconds() - one.start_time.ToNanoseconds()) / HOUR_NS)
+        ]
+        store.close()
 
     asyncio.run(run())
 
