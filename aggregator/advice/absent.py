@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from .desk import Absent, Desk
+from collections.abc import Iterable
+
+from .desk import Absent, Desk, Memory
 from .events import Back, Out, PutBack, StillOut, TakenOut
 
-#: Hosts that are told of at once.
+#: Hosts that are told of at once; one of whom two tell is two.
 HOSTS_MAX = 50_000
+
+
+def room_for(memory: Memory, out: Iterable[TakenOut]) -> bool:
+    """Say whether so many may be told of, too."""
+    absent = memory.absent
+    new = {
+        (one.host, event.by)
+        for event in out
+        for one in event.members
+        if event.by not in absent.get(one.host, ())
+    }
+    return sum(map(len, absent.values())) + len(new) <= HOSTS_MAX
 
 
 def taken_out(desk: Desk, event: TakenOut) -> None:

@@ -26,7 +26,7 @@ from ..refusals import (
     TooMuch,
 )
 from . import rows, whatif
-from .absent import HOSTS_MAX
+from .absent import HOSTS_MAX, room_for
 from .advisory import Advisory
 from .events import Acked, Event, Publish, PutBack, Refused, TakenOut, Tick
 from .feed import Feed
@@ -120,7 +120,8 @@ class Book:
     def _is_full(self) -> bool:
         """Whether so much waits for the disk that no more is taken."""
         waiting = self._batch
-        return len(waiting.decisions) + len(waiting.outcomes) > DECISIONS_WAITING_MAX
+        many = len(waiting.decisions) + len(waiting.outcomes) + len(waiting.gangs)
+        return many > DECISIONS_WAITING_MAX
 
     def _check_room(self) -> None:
         if self._is_full:
@@ -217,10 +218,8 @@ class Book:
     async def told_out(self, out: Sequence[TakenOut], back: PutBack) -> None:
         """Count hosts as out, or in service again, as somebody tells. Raises TooMuch, NotReady."""
         self._check_room()
-        absent = self._machine.memory.absent
-        new = {one.host for event in out for one in event.members} - absent.keys()
-        if len(absent) + len(new) > HOSTS_MAX:
-            raise TooMuch(f"{len(absent)} hosts are told to be out, at most {HOSTS_MAX}")
+        if not room_for(self._machine.memory, out):
+            raise TooMuch(f"at most {HOSTS_MAX} hosts are told to be out, one for each who tells")
         for event in out:
             self._give(event)
         self._give(back)
@@ -228,6 +227,7 @@ class Book:
 
     async def told_gangs(self, told: Sequence[Gang], ended: Sequence[str]) -> None:
         """Keep what runs where, as a scheduler tells. Raises TooMuch, NotReady."""
+        self._check_room()
         if not self.gangs.room_for(told):
             raise TooMuch("that is more gangs, or hosts of gangs, than are kept at once")
         for one in told:

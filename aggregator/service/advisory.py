@@ -13,6 +13,7 @@ from ..advice.advisory import Advisory, State, gravity
 from ..advice.book import Book
 from ..advice.events import Acked
 from ..advice.feed import WATCHERS_MAX, Change
+from ..advice.limits import HOUR_NS, SECOND_NS
 from ..advice.whatif import Report
 from ..refusals import Invalid, NotFound, TooMuch
 from ..verdicts import Reason
@@ -36,6 +37,8 @@ NOTE_CHARACTERS_MAX = 500
 EPISODES_MAX = 1000
 #: Nodes that others took out: so many are told one by one.
 UNAVAILABLE_MAX = 1000
+#: By so much our clock may be behind what was: more is told.
+AHEAD_SECONDS_MAX = 60
 #: What is called for and not proposed: so much is told one by one.
 HELD_BACK_MAX = 1000
 
@@ -45,7 +48,7 @@ class AdvisoryService(AdvisoryServiceServicer):
 
     def __init__(self, book: Book, wall_ns: Callable[[], int], members: reports.Members) -> None:
         self._book, self._wall_ns, self._members = book, wall_ns, members
-        self._evaluating = False
+        self._evaluating: asyncio.Task[Report] | None = None
 
     async def WatchAdvisories(
         self, request: advisory_pb2.WatchAdvisoriesRequest, context: Any
@@ -128,6 +131,8 @@ class AdvisoryService(AdvisoryServiceServicer):
             return "advice is in shadow mode (advice_shadow): see ops.advice_shadow"
         if memory.frozen:
             return f"the fleet's picture is in doubt: {memory.frozen}"
+        if (ahead_ns := memory.now_ns - self._wall_ns()) > AHEAD_SECONDS_MAX * SECOND_NS:
+            return f"our clock was set back: advice stands still until it has caught up {ahead_ns / HOUR_NS:,.1f} h"
         if memory.fuse.position != "closed":
             return f"the breaker is {memory.fuse.position}: so much was advised, or failed, lately"
         return ""
@@ -173,15 +178,13 @@ class AdvisoryService(AdvisoryServiceServicer):
         self, request: advisory_pb2.EvaluateRuleRequest, context: Any
     ) -> advisory_pb2.EvaluateRuleResponse:
         """Return what a rule would have advised. Raises Invalid, TooMuch."""
-        if self._evaluating:
+        if self._evaluating is not None and not self._evaluating.done():
             raise TooMuch("another rule is being evaluated; try again when it is done", 5.0)
-        self._evaluating = True
-        try:
-            now_ns = self._wall_ns()
-            report = await asyncio.to_thread(self._book.what_if, request.rule, request.days, now_ns)
-        finally:
-            self._evaluating = False
-        return _evaluated(report)
+        work = asyncio.to_thread(self._book.what_if, request.rule, request.days, self._wall_ns())
+        # Who hangs up does not end it: a thread cannot be ended, and the next has to wait for it all the same.
+        self._evaluating = asyncio.create_task(work)
+        self._evaluating.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return _evaluated(await asyncio.shield(self._evaluating))
 
     def _known(self, name: str) -> Advisory:
         found = self._book.known(name_of(name))

@@ -11,15 +11,18 @@ from typing import Any
 import grpc
 import pytest
 
+from gangline.aggregator.advice import absent, whatif
 from gangline.aggregator.advice import book as books
 from gangline.aggregator.advice.advisory import Action, Advisory, Basis, Scope, State
-from gangline.aggregator.advice.events import Acked, Frozen
+from gangline.aggregator.advice.desk import Absent, Memory
+from gangline.aggregator.advice.events import Acked, Frozen, Member, TakenOut
 from gangline.aggregator.advice.feed import Feed
 from gangline.aggregator.advice.gangs import Gangs
 from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS
 from gangline.aggregator.advice.observing import Observer
 from gangline.aggregator.refusals import NotReady
-from gangline.fingerprints.wire import outcome_pb2
+from gangline.aggregator.service.advisory import AdvisoryService
+from gangline.fingerprints.wire import advisory_pb2, outcome_pb2
 from tests.aggregator.advice.served import LIMITS, Tables, book_of, dead_gpu, observe, served
 from tests.aggregator.world import World
 from tests.processes import GUARD_SECONDS
@@ -205,6 +208,70 @@ def test_outcomes_that_are_known_are_so_many_and_the_newest(
         assert list(book_of(store, world)._outcomes) == ["job-3", "job-4", "job-5"]  # type: ignore[arg-type]
 
     asyncio.run(run())
+
+
+def test_each_who_tells_of_a_host_counts() -> None:
+    """An adapter signed with its process id: each run of it told of the same hosts as another, for a week."""
+    memory = Memory()
+    told = tuple(Member(f"h{number}") for number in range(3))
+    memory.absent = {
+        f"h{number}": {"a": Absent("", 0, 1)} for number in range(absent.HOSTS_MAX - 3)
+    }
+    out = TakenOut(0, "b", "", 1, told)
+    assert absent.room_for(memory, [out, out])
+    memory.absent["h7"]["c"] = Absent("", 0, 1)
+    assert not absent.room_for(memory, [out])
+    assert absent.room_for(memory, [replace(out, by="a")])  # said again
+
+
+def test_who_hangs_up_does_not_have_two_rules_evaluated_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A dashboard's deadline was shorter than a month's evidence: it asked again and again, and each went on in a thread."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Tables()
+        book = book_of(store, world)  # type: ignore[arg-type]
+        begun, go = threading.Event(), threading.Event()
+
+        def what_if(*_: object) -> whatif.Report:
+            begun.set()
+            assert go.wait(GUARD_SECONDS)
+            return whatif.Report((), (), 0, 0, 0)
+
+        monkeypatch.setattr(book, "what_if", what_if)
+        async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):
+            request = advisory_pb2.EvaluateRuleRequest(rule="gpu.xid 95", days=30)
+            asking = stub.EvaluateRule(request)
+            waiting = asyncio.ensure_future(asking.code())
+            await asyncio.to_thread(begun.wait, GUARD_SECONDS)
+            asking.cancel()
+            assert await waiting is grpc.StatusCode.CANCELLED
+            for _ in range(3):
+                with pytest.raises(grpc.aio.AioRpcError, match="another rule is being evaluated"):
+                    await stub.EvaluateRule(request)
+            go.set()
+            while True:
+                try:
+                    assert not (await stub.EvaluateRule(request)).episodes_count
+                    break
+                except grpc.aio.AioRpcError as error:
+                    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_a_clock_that_was_set_back_is_told() -> None:
+    """A server booted in the year 2031; its clock was put right, and for five years no advice came, without a word."""
+    world, store = dead_gpu(), Tables()
+    book = book_of(store, world)  # type: ignore[arg-type]
+    behind_ns = 0
+    service = AdvisoryService(book, lambda: world.now_ns - behind_ns, lambda host: None)
+    assert service._withheld() == ""  # type: ignore[reportPrivateUsage]
+    behind_ns = 5 * HOUR_NS
+    assert "set back: advice stands still until it has caught up 5.0 h" in service._withheld()  # type: ignore[reportPrivateUsage]
+    store.close()
 
 
 OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
