@@ -62,12 +62,13 @@ def sharing(reason: str) -> Sharing:
 
 
 class Domain(NamedTuple):
-    """What hosts may share. `subject`: what an advisory about it is about."""
+    """What hosts may share. `subject`: what an advisory about it is about. `width`: how much it takes in, against others."""
 
     scope: Scope
     name: str
     kind: str
     subject: str
+    width: int
 
 
 @lru_cache(maxsize=65_536)
@@ -79,8 +80,14 @@ def domains_of(place: Place, reason: str) -> tuple[Domain, ...]:
     if not found:
         found.append((Scope.FLEET, UNPLACED))
     return tuple(
-        Domain(scope, name, what.kind, f"{scope} {name} {what.kind}") for scope, name in found
+        Domain(scope, name, what.kind, f"{scope} {name} {what.kind}", _width(scope, what))
+        for scope, name in found
     )
+
+
+def _width(scope: Scope, what: Sharing) -> int:
+    """Return the place of *scope* among what is shared; the fleet's is behind all."""
+    return len(Scope) if scope is Scope.FLEET else what.domains.index(scope)
 
 
 def _name_of(place: Place, scope: Scope) -> str:
@@ -112,7 +119,7 @@ def found(
         for domain in domains_of(one.case.place, one.case.reason):
             groups[domain].append(one)
     best: Cause | None = None
-    for domain, members in sorted(groups.items(), key=lambda item: item[0].scope is Scope.FLEET):
+    for domain, members in sorted(groups.items(), key=lambda item: item[0].width):
         least = _least(domain.scope, limits)
         if len(members) < least or muted(domain.subject):
             continue

@@ -144,6 +144,15 @@ def test_who_fell_before_is_not_of_the_cause() -> None:
     assert ("host h6", "AVOID", "PROPOSED") not in published(world.later(1))
 
 
+def test_the_narrowest_of_what_explains_as_much_is_told() -> None:
+    """A host of the next rack had been slow since the morning: a whole power domain was looked through for a rack's fuse."""
+    world = World()
+    braked(world, 9, place=Place("r1", "p0"))
+    world.now_ns += 300 * SECOND_NS
+    braked(world, 0, 1, 2, place=Place("r0", "p0"))
+    assert cause(world).subject == "rack r0 power"
+
+
 def test_a_rack_is_dark_though_another_host_fell_silent_at_that_moment() -> None:
     """One more host elsewhere, and the whole fleet was told to be the cause."""
     world = World(hosts=100)
