@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from ...fingerprints.wire import telemetry_pb2 as wire
+from ..access.names import is_name
 from ..config import AggregatorConfig
 from ..fleet.fleet import Fleet
 from ..ingest.intake import Ingest
@@ -100,6 +101,8 @@ class Turns:
 
     def admit(self, request: wire.RegisterNodeRequest, address: str) -> None:
         """Let an agent register, unless too many come at once. Raises TooMuch."""
+        if not is_name(request.node):
+            return  # refused at once: a name of megabytes is not remembered for its turn
         who = request.node, request.run_id, request.boot_id, address
         if self._ingest.sessions.speaks(*who):
             return
