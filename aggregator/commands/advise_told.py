@@ -88,7 +88,7 @@ def shown(one: wire.Advisory) -> str:
         f"{_short(one.name)}: {wire.Action.Name(one.action)}{then} for {one.subject} (scope: {one.scope})",
         f"  why      {one.reason_text}",
         f"  basis    {wire.Basis.Name(one.basis)}, confidence {one.confidence:.2f}",
-        f"  state    {wire.AdvisoryState.Name(one.state)} since {_at(one.update_time)}{_why(one)}",
+        f"  state    {wire.AdvisoryState.Name(one.state)} as of {_at(one.update_time)}{_why(one)}",
     ]
     if one.arithmetic:
         lines.append(f"  price    {one.arithmetic}")

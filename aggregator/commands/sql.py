@@ -261,7 +261,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="the aggregator's data folder on this machine (default: %(default)s)",
     )
-    place.add_argument("--server", type=parsed, metavar="ADDRESS:PORT", help="ask this aggregator")
+    place.add_argument(
+        "--server",
+        "--aggregator",  # as the other commands have it
+        dest="server",
+        type=parsed,
+        metavar="ADDRESS:PORT",
+        help="ask this aggregator",
+    )
     add_login(parser)
     parser.add_argument(
         "--log",

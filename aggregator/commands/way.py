@@ -252,6 +252,8 @@ def add_way(parser: argparse.ArgumentParser) -> None:
     group = add_login(parser)
     group.add_argument(
         "--aggregator",
+        "--server",  # as `gangline sql` has it, and its lines in `gangline explain`
+        dest="aggregator",
         type=_parsed,
         metavar="ADDRESS:PORT",
         default=os.environ.get(ADDRESS_VARIABLE) or None,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gangline import cli
+from gangline.aggregator.commands import sql
 from gangline.aggregator.commands.way import CommandError, Way, add_way, way_of
 from gangline.aggregator.server import Aggregator
 from gangline.aggregator.store.storefile import OPS_FILE
@@ -128,6 +129,16 @@ def test_what_goes_wrong_is_said(
     words = failing(there, capsys)
     assert "revoked" in words and "AAAA" not in words
     assert "readable on its way" in failing(["--aggregator", "10.0.0.1:7600"], capsys, cli.USAGE)
+
+
+def test_an_aggregator_is_named_alike_by_every_command() -> None:
+    """`gangline advise --server head:7600`, as it had stood in a line of `gangline explain`, was taken for --server-name: it
+    asked this machine, where no aggregator answered."""
+    parser = argparse.ArgumentParser()
+    add_way(parser)
+    for option in ("--aggregator", "--server"):
+        assert way_of(parser.parse_args([option, "head:7600"])).aggregator == "head:7600"
+        assert sql._parser().parse_args(["SELECT 1", option, "head:7600"]).server == "head:7600"
 
 
 def test_a_file_of_settings_that_is_none_is_said(

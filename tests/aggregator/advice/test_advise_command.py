@@ -59,7 +59,7 @@ def test_an_operator_lists_shows_accepts_and_is_refused(
     assert "a1" in listed and "DRAIN_AT_CHECKPOINT" in listed and "host h2" in listed
     shown = say("show", "a1")
     assert "then RESET_GPU" in shown and "waiting" in shown and "acting" in shown
-    assert "state    PROPOSED since" in shown and shown.count("policy: drain") == 1
+    assert "state    PROPOSED as of" in shown and shown.count("policy: drain") == 1
     accepted = say("accept", "a1")
     assert "ACCEPTED" in accepted and "`gangline advise done a1`" in accepted.replace(
         "\n           ", " "
