@@ -27,7 +27,7 @@ from ..refusals import (
 )
 from . import rows, whatif
 from .absent import HOSTS_MAX, room_for
-from .advisory import Advisory
+from .advisory import Advisory, State
 from .events import Acked, Event, Publish, PutBack, Refused, TakenOut, Tick
 from .feed import Feed
 from .gangs import Gang, Gangs
@@ -292,6 +292,14 @@ class Book:
     def known(self, name: str) -> Advisory | None:
         """Return the advisory *name*, open or ended a while ago; None in shadow mode."""
         return None if self.shadow else self._on_disk.get(name)
+
+    def expires_ns(self, one: Advisory) -> int:
+        """Return when *one* ends unless it is answered; once it was accepted, when what it set does unless that is renewed."""
+        hold = self._machine.memory.holds.get(one.host)
+        carried_out = one.state in (State.ACCEPTED, State.DONE)
+        if hold is None or hold.name != one.name or not carried_out:
+            return one.expires_ns
+        return hold.until_ns
 
     def all_known(self) -> list[Advisory]:
         """Return what is open and what has ended a while ago; nothing in shadow mode."""

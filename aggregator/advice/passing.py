@@ -129,11 +129,13 @@ def _forget(desk: Desk) -> None:
             desk.touched = True
     old = now_ns - seconds_ns(desk.limits.ended_seconds)
     surplus = len(memory.ended) - desk.limits.ended_max
+    standing = {hold.name for hold in memory.holds.values()}
     for at, (name, one) in enumerate(list(memory.ended.items())):
         if at >= surplus and one.changed_ns > old:
             break  # in the order in which they ended
-        del memory.ended[name]
-        desk.touched = True
+        if name not in standing:  # else who set it asks until when it stands
+            del memory.ended[name]
+            desk.touched = True
     while memory.granted_ns and memory.granted_ns[0] <= now_ns - HOUR_NS:
         memory.granted_ns.pop(0)
         desk.touched = True

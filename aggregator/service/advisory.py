@@ -9,7 +9,7 @@ from typing import Any
 from ...fingerprints.wire import advisory_pb2
 from ...fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceServicer
 from ..access.caller import caller
-from ..advice.advisory import Advisory, State, gravity
+from ..advice.advisory import Advisory, Case, State, gravity
 from ..advice.book import Book
 from ..advice.events import Acked
 from ..advice.feed import WATCHERS_MAX, Change
@@ -70,7 +70,10 @@ class AdvisoryService(AdvisoryServiceServicer):
         if change.advisory is None:
             now = timestamp(self._wall_ns())
             return advisory_pb2.AdvisoryEvent(resume_token=token, bookmark=now)
-        return advisory_pb2.AdvisoryEvent(resume_token=token, advisory=message(change.advisory))
+        return advisory_pb2.AdvisoryEvent(resume_token=token, advisory=self._told(change.advisory))
+
+    def _told(self, one: Advisory) -> advisory_pb2.Advisory:
+        return message(one, self._book.expires_ns(one))
 
     async def ListAdvisories(
         self, request: advisory_pb2.ListAdvisoriesRequest, context: Any
@@ -91,32 +94,24 @@ class AdvisoryService(AdvisoryServiceServicer):
         page, more = found[:size], len(found) > size
         absent = self._book.machine.memory.absent
         return advisory_pb2.ListAdvisoriesResponse(
-            advisories=map(message, page),
+            advisories=map(self._told, page),
             next_page_token=str(number_of(page[-1].name)) if more else "",
             withheld_reason=self._withheld(),
             unavailable_nodes=[] if request.page_token else self._unavailable(node),
             unavailable_nodes_count=int(node in absent) if node else len(absent),
-            held_back=held_back[:HELD_BACK_MAX],
+            held_back=[_held_back(*one) for one in held_back[:HELD_BACK_MAX]],
             held_back_count=len(held_back),
         )
 
-    def _held_back(self, node: str) -> list[advisory_pb2.HeldBack]:
-        """Return what is called for and not proposed, the gravest first; on *node* where it is named."""
+    def _held_back(self, node: str) -> list[tuple[Case, str]]:
+        """Return what is called for and not proposed, with why, the gravest first; on *node* where it is named."""
         memory = self._book.machine.memory
         cases = [
-            (memory.cases[key].case, told)
+            (memory.cases[key].case, told.words)
             for key, told in memory.held_back.items()
-            if key in memory.cases
+            if key in memory.cases and node in ("", memory.cases[key].case.host)
         ]
-        cases.sort(key=lambda one: (-gravity(one[0].action), one[0].host, one[0].key))
-        return [
-            advisory_pb2.HeldBack(
-                node=f"nodes/{case.host}", action=_enum(case.action),
-                reason_text=case.words, held_back_text=told.words,
-            )
-            for case, told in cases
-            if node in ("", case.host)
-        ]  # fmt: skip
+        return sorted(cases, key=lambda one: (-gravity(one[0].action), one[0].host, one[0].key))
 
     def _unavailable(self, node: str) -> list[advisory_pb2.UnavailableNode]:
         """Return who is out by others' word; of one host where *node* names it."""
@@ -141,7 +136,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         self, request: advisory_pb2.GetAdvisoryRequest, context: Any
     ) -> advisory_pb2.Advisory:
         """Return one. Raises Invalid, NotFound."""
-        return message(self._known(request.name))
+        return self._told(self._known(request.name))
 
     async def AckAdvisory(
         self, request: advisory_pb2.AckAdvisoryRequest, context: Any
@@ -149,7 +144,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         """Take an answer. Raises Invalid, NotFound, Changed, OutOfDate, NotAllowed, NotReady."""
         actor = signed(caller(context), request.actor)
         answered = await self._book.answer(acked_of(request, actor, self._wall_ns()))
-        return message(answered)
+        return self._told(answered)
 
     async def ReportGangs(
         self, request: advisory_pb2.ReportGangsRequest, context: Any
@@ -191,6 +186,13 @@ class AdvisoryService(AdvisoryServiceServicer):
         if found is None:
             raise NotFound(f"no advisory {name!r} is known, or it ended more than a day ago")
         return found
+
+
+def _held_back(case: Case, words: str) -> advisory_pb2.HeldBack:
+    return advisory_pb2.HeldBack(
+        node=f"nodes/{case.host}", action=_enum(case.action),
+        reason_text=case.words, held_back_text=words,
+    )  # fmt: skip
 
 
 def _evaluated(report: Report) -> advisory_pb2.EvaluateRuleResponse:
@@ -271,8 +273,8 @@ def _number(token: str, begun_ms: int) -> int | None:
     return int(number)
 
 
-def message(one: Advisory) -> advisory_pb2.Advisory:
-    """Return *one* as the wire has it."""
+def message(one: Advisory, expires_ns: int) -> advisory_pb2.Advisory:
+    """Return *one*, which expires then, as the wire has it."""
     said = advisory_pb2.Advisory(
         name=f"{PREFIX}{one.name}", subject=one.subject,
         nodes=[f"nodes/{host}" for host in one.hosts], devices=one.devices,
@@ -283,7 +285,7 @@ def message(one: Advisory) -> advisory_pb2.Advisory:
         cost_of_acting_gpu_hours=one.price.acting_gpu_hours, arithmetic=one.price.arithmetic,
         state=_enum(one.state), state_text=one.state_words, etag=one.etag, owner=one.owner,
         fencing_token=one.token, workload=one.job, count=one.count,
-        propose_time=timestamp(one.proposed_ns), expire_time=timestamp(one.expires_ns),
+        propose_time=timestamp(one.proposed_ns), expire_time=timestamp(expires_ns),
         update_time=timestamp(one.changed_ns),
     )  # fmt: skip
     optional = {

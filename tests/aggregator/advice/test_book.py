@@ -23,7 +23,7 @@ from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.storefile import ops_script
 from gangline.fingerprints.wire import advisory_pb2, outcome_pb2
-from tests.aggregator.advice.served import Tables, book_of, dead_gpu, observe, served
+from tests.aggregator.advice.served import LIMITS, Tables, book_of, dead_gpu, observe, served
 from tests.aggregator.world import START_NS
 from tests.processes import GUARD_SECONDS
 
@@ -186,6 +186,37 @@ def test_watch_list_and_answer(store: Store) -> None:
             )
             assert (await resumed.read()).advisory.etag == accepted.etag
             resumed.cancel()
+
+    asyncio.run(run())
+
+
+def test_what_was_set_is_told_to_stand_while_its_fault_does() -> None:
+    """An executor gave its taint the advisory's `expire_time`, which was the proposal's: a host with a dead GPU took jobs
+    again within the hour. And a day later nobody knew of its advisory any more."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Tables()
+        book = book_of(store, world)  # type: ignore[arg-type]
+        observe(book, world)
+        await book.flush()
+        machine, hold_ns = book.machine, int(LIMITS.hold_seconds * 1e9)
+        async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):
+
+            async def expires_ns(call: Any, request: Any) -> int:
+                return int((await call(request)).expire_time.ToNanoseconds())
+
+            answer: dict[str, Any] = {"name": "advisories/a1", "actor": "slurm"}
+            get = advisory_pb2.GetAdvisoryRequest(name="advisories/a1")
+            proposed = world.now_ns + int(LIMITS.proposal_seconds * 1e9)
+            assert await expires_ns(stub.GetAdvisory, get) == proposed
+            for state in (advisory_pb2.ACCEPTED, advisory_pb2.DONE):
+                request = advisory_pb2.AckAdvisoryRequest(new_state=state, **answer)
+                assert await expires_ns(stub.AckAdvisory, request) == world.now_ns + hold_ns
+            for hours in range(1, 60):
+                machine.step(Tick(world.now_ns + hours * HOUR_NS))
+                until_ns = await expires_ns(stub.GetAdvisory, get)
+                assert 0 < until_ns - (world.now_ns + hours * HOUR_NS) <= hold_ns
+        store.close()
 
     asyncio.run(run())
 
