@@ -16,8 +16,8 @@ from ..advice.feed import WATCHERS_MAX, Change
 from ..advice.limits import HOUR_NS, SECOND_NS
 from ..advice.whatif import Report
 from ..refusals import Invalid, NotFound, TooMuch
-from ..verdicts import Reason
-from . import reports
+from . import advised, reports
+from .advised import PREFIX
 from .fields import (
     ACTOR_CHARACTERS_MAX,
     bounded,
@@ -28,13 +28,10 @@ from .fields import (
     timestamp,
 )
 
-PREFIX = "advisories/"
 NAME_CHARACTERS_MAX = 32
 TOKEN_CHARACTERS_MAX = 64
 ETAG_CHARACTERS_MAX = 64
 NOTE_CHARACTERS_MAX = 500
-#: Episodes of a rule that are told one by one.
-EPISODES_MAX = 1000
 #: Nodes that others took out: so many are told one by one.
 UNAVAILABLE_MAX = 1000
 #: By so much our clock may be behind what was: more is told.
@@ -73,7 +70,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         return advisory_pb2.AdvisoryEvent(resume_token=token, advisory=self._told(change.advisory))
 
     def _told(self, one: Advisory) -> advisory_pb2.Advisory:
-        return message(one, self._book.expires_ns(one))
+        return advised.message(one, self._book.expires_ns(one))
 
     async def ListAdvisories(
         self, request: advisory_pb2.ListAdvisoriesRequest, context: Any
@@ -99,7 +96,7 @@ class AdvisoryService(AdvisoryServiceServicer):
             withheld_reason=self._withheld(),
             unavailable_nodes=[] if request.page_token else self._unavailable(node),
             unavailable_nodes_count=int(node in absent) if node else len(absent),
-            held_back=[_held_back(*one) for one in held_back[:HELD_BACK_MAX]],
+            held_back=[advised.held_back(*one) for one in held_back[:HELD_BACK_MAX]],
             held_back_count=len(held_back),
         )
 
@@ -179,41 +176,13 @@ class AdvisoryService(AdvisoryServiceServicer):
         # Who hangs up does not end it: a thread cannot be ended, and the next has to wait for it all the same.
         self._evaluating = asyncio.create_task(work)
         self._evaluating.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return _evaluated(await asyncio.shield(self._evaluating))
+        return advised.evaluated(await asyncio.shield(self._evaluating))
 
     def _known(self, name: str) -> Advisory:
         found = self._book.known(name_of(name))
         if found is None:
             raise NotFound(f"no advisory {name!r} is known, or it ended more than a day ago")
         return found
-
-
-def _held_back(case: Case, words: str) -> advisory_pb2.HeldBack:
-    return advisory_pb2.HeldBack(
-        node=f"nodes/{case.host}", action=_enum(case.action),
-        reason_text=case.words, held_back_text=words,
-    )  # fmt: skip
-
-
-def _evaluated(report: Report) -> advisory_pb2.EvaluateRuleResponse:
-    costs = [one.case.price for one in report.episodes]
-    return advisory_pb2.EvaluateRuleResponse(
-        episodes=[
-            advisory_pb2.RuleEpisode(
-                node=f"nodes/{one.case.host}", start_time=timestamp(one.first_ns),
-                end_time=timestamp(one.last_ns), action=_enum(one.case.action),
-                advised=report.is_advised(one), words=one.case.words,
-                followed_by_fault=one.faulty_ns > 0,
-            )
-            for one in report.episodes[-EPISODES_MAX:]
-        ],
-        episodes_count=len(report.episodes), advised_count=len(report.advised),
-        held_back_count=report.held_back, nodes_at_once_max=report.at_once_max,
-        from_time=timestamp(report.from_ns),
-        followed_count=sum(one.faulty_ns > 0 for one in report.episodes),
-        acting_gpu_hours=sum(one.acting_gpu_hours for one in costs),
-        waiting_gpu_hours=sum(one.waiting_gpu_hours for one in costs),
-    )  # fmt: skip
 
 
 def acked_of(request: advisory_pb2.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked:
@@ -271,36 +240,3 @@ def _number(token: str, begun_ms: int) -> int | None:
     if int(begun) != begun_ms:
         return None  # of a start before: what is open tells more than what is gone
     return int(number)
-
-
-def message(one: Advisory, expires_ns: int) -> advisory_pb2.Advisory:
-    """Return *one*, which expires then, as the wire has it."""
-    said = advisory_pb2.Advisory(
-        name=f"{PREFIX}{one.name}", subject=one.subject,
-        nodes=[f"nodes/{host}" for host in one.hosts], devices=one.devices,
-        action=_enum(one.action), then_action=_enum(one.then or 0), scope=one.scope.value,
-        basis=_enum(one.basis), reason=_enum(Reason.__members__.get(one.reason, Reason.NONE)),
-        reason_text=one.words, confidence=one.confidence, hazard_per_hour=one.hazard_per_hour,
-        cost_of_waiting_gpu_hours=one.price.waiting_gpu_hours,
-        cost_of_acting_gpu_hours=one.price.acting_gpu_hours, arithmetic=one.price.arithmetic,
-        state=_enum(one.state), state_text=one.state_words, etag=one.etag, owner=one.owner,
-        fencing_token=one.token, workload=one.job, count=one.count,
-        propose_time=timestamp(one.proposed_ns), expire_time=timestamp(expires_ns),
-        update_time=timestamp(one.changed_ns),
-    )  # fmt: skip
-    optional = {
-        "act_by_time": one.price.act_by_ns,
-        "lease_expire_time": one.lease_until_ns,
-        "defer_until_time": one.deferred_until_ns,
-    }
-    for field, time_ns in optional.items():
-        if time_ns:
-            getattr(said, field).CopyFrom(timestamp(time_ns))
-    if one.checkpoint_seconds:
-        said.checkpoint_interval.FromMilliseconds(int(1000 * one.checkpoint_seconds))
-    return said
-
-
-def _enum(value: int) -> Any:
-    """Return an enumerated value as protobuf takes it: its stubs know no IntEnum."""
-    return int(value)
