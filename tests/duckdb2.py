@@ -36,6 +36,7 @@ FILES = (
     "tests/aggregator/test_survival.py",
     "tests/aggregator/test_telemetry.py",
     "tests/aggregator/test_upkeep.py",
+    "tests/aggregator/test_views_kept.py",
     "tests/aggregator/test_who_runs.py",
     "tests/survival/test_survival.py",
     "tests/upgrade/test_stores.py",

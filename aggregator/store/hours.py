@@ -5,13 +5,16 @@ a reading comes. What is closed leaves for Parquet (`aggregator/history`) and it
 DELETE would not give the file's space back.
 
 `live.X` is what is in this file, `past.X` what is in Parquet, `readings.X` both: only the first two are
-made anew when something comes or goes, so that a commit never touches a Parquet file.
+made anew when something comes or goes, so that a commit never touches a Parquet file. Each has a digest of what it was
+made of as its comment, so that a start makes only those that are not right: to replace a view takes its comment away,
+whoever does it.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import duckdb
@@ -54,7 +57,7 @@ class Hours:
         self._parts: dict[str, dict[str, Types]] = {}  # table -> part -> its columns
         self._segments: dict[str, list[Segment]] = {}  # table -> its readings in Parquet
         self._marks: dict[str, int] = {}  # table -> what of it was recorded when they were read
-        self._made: dict[str, str] = {}  # view -> what it was made of
+        self._made = _made(connection)  # view -> digest of what it was made of
 
     def open(self) -> None:
         """Read what there is, and make anew the views of what has changed."""
@@ -151,14 +154,24 @@ class Hours:
             self._make_view(f'latest."{table}"', _latest(table), str(columns))
 
     def _make_view(self, view: str, body: str, made_of: str = "") -> None:
-        if self._made.get(view) != (made_of or body):
+        digest = sha256(f"{duckdb.__version__} {body} {made_of}".encode()).hexdigest()
+        if self._made.get(view) != digest:
             self._connection.execute(f"CREATE OR REPLACE VIEW {view} AS {body}")
-            self._made[view] = made_of or body
+            self._connection.execute(f"COMMENT ON VIEW {view} IS '{digest}'")
+            self._made[view] = digest
 
     def _drop_views(self, table: str) -> None:
         for schema in ("latest", "readings", "past", "live"):
             self._connection.execute(f'DROP VIEW IF EXISTS {schema}."{table}"')
             self._made.pop(f'{schema}."{table}"', None)
+
+
+def _made(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+    rows: list[tuple[str, str]] = connection.execute(
+        """SELECT schema_name || '."' || view_name || '"', comment FROM duckdb_views() """
+        "WHERE schema_name IN ('live', 'past', 'readings', 'latest') AND comment IS NOT NULL"
+    ).fetchall()
+    return dict(rows)
 
 
 def _latest(table: str) -> str:

@@ -25,6 +25,7 @@ from .mark import Marker, forget, lost, size_of
 from .pending import Pending
 from .records import HostRecord
 from .rows import Batch, HostFrame, batch
+from .scripts import run_scripts
 from .storefile import (
     BEFORE_SWAP,
     StoreError,
@@ -90,10 +91,9 @@ class Writer:
         self._hours = Hours(self._connection, self._path.parent)
         with self._transaction():
             self._hours.open()
-            self._connection.execute(script("live.sql"))
             put_rollup_views_right(self._connection, self._path.parent)
-            self._connection.execute(ops_script())
-            self._connection.execute(script("history.sql"))
+            scripts = script("live.sql"), ops_script(), script("history.sql")
+            run_scripts(self._connection, scripts)
             self._put_signals()
         self._load_ledger()
 

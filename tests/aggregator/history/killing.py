@@ -18,7 +18,7 @@ from typing import Any
 
 import duckdb
 
-from gangline.aggregator.store import storefile, writer
+from gangline.aggregator.store import storefile
 from gangline.aggregator.store.opsfile import OpsFile
 from tests.aggregator.history.conftest import Past
 from tests.lives import Killer, LifeError, again, dying, life, worth_killing
@@ -103,9 +103,6 @@ def run(scenario: Exporting, base: Path) -> dict[str, Any]:
         return json.loads(json.dumps([expected, now_ns, sequence], default=str))
 
     expected, now_ns, sequence = life(prepare)
-    writer.__dict__["ops_script"] = lambda: (
-        "SELECT 1"
-    )  # `ops` is there; to make it anew is most of a start
     before, work = base / "before", base / "work"
 
     def begin(killer: Killer) -> Any:
