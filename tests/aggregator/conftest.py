@@ -21,6 +21,7 @@ from gangline.aggregator.server import Aggregator
 from gangline.aggregator.service.query import QueryService
 from gangline.aggregator.store import storefile
 from gangline.aggregator.store.opsfile import OpsFile
+from gangline.aggregator.store.writer import Writer
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.wire import telemetry_pb2 as wire
@@ -212,16 +213,16 @@ def with_snapshots(without_snapshots: None, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="session")
 def made_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new store as it is made, before anything else has been done to it."""
+    """A new store with all views and macros, before anything else has been done to it."""
     path = tmp_path_factory.mktemp("made") / storefile.FILE
-    storefile._make(path)
+    Writer(path, retention_hours=24, history_days=30).close()
     return path
 
 
 @pytest.fixture(scope="module", autouse=True)
 def stores_are_copied(made_store: Path) -> Iterator[None]:
-    """A new store is a copy of one that was made: all migrations, each on disk before the next, for each of hundreds are
-    another's test (`test_opening.py`, `test_store.py` and `tests/upgrade`, where they are made)."""
+    """A new store is a copy of one that was made: all migrations, each on disk before the next, and all views for each of
+    hundreds are another's test (`test_opening.py`, `test_store.py` and `tests/upgrade`, where they are made)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storefile, "_make", lambda path: shutil.copyfile(made_store, path))
         yield
