@@ -59,7 +59,7 @@ class Latest:
     lag_seconds: float  # so long had readings waited for a commit when the file before was begun
     _since_us: int = 0
     _columns: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    _rows_before: dict[str, int] = field(default_factory=dict[str, int])
+    _rows_before: dict[str, int] = field(default_factory=dict[str, int])  # of tables with any
 
     def attach(self, before: Path | None) -> None:
         """Use the file before, if there is one that can be read. Call it outside a transaction."""
@@ -72,22 +72,20 @@ class Latest:
                 "SELECT min(epoch_us(taken)) FROM before.snapshot"
             ).fetchone() or (0,)
             rows = self.file.connection.execute(
-                "SELECT table_name, column_name FROM duckdb_columns() "
-                "WHERE database_name = 'before' AND schema_name = 'latest'"
-            ).fetchall()
-            counts = self.file.connection.execute(
-                "SELECT table_name, estimated_size FROM duckdb_tables() "
-                "WHERE database_name = 'before' AND schema_name = 'latest'"
-            ).fetchall()
+                "SELECT table_name, coalesce(estimated_size, 1) AS size FROM duckdb_tables() "
+                "WHERE database_name = 'before' AND schema_name = 'latest' AND size > 0"
+            ).fetchall()  # 0: it never had a row
+            for table, size in rows:
+                like = self.file.connection.execute(f'FROM before.latest."{table}" LIMIT 0')
+                self._columns[table] = [name for name, *_ in like.description or ()]
+                self._rows_before[table] = size
         except duckdb.Error as error:
             log.warning(
                 "the operators' file before cannot be read; what it alone had goes: %s", error
             )
             self.file.connection.execute("DETACH DATABASE IF EXISTS before")
+            self._columns, self._rows_before = {}, {}
             return
-        for table, column in rows:
-            self._columns.setdefault(table, []).append(column)
-        self._rows_before = dict(counts)
         late_us = round((LATE_SECONDS + self.lag_seconds) * 1e6)
         self._since_us = min(self.now_us, taken_us or 0) - late_us
 
@@ -106,6 +104,8 @@ class Latest:
             room -= rows * len(layout.columns)
             if room < 0 and rows:
                 left_out.append(f"latest.{table}: all {rows:,} rows")
+                continue
+            if table not in stored and table not in self._rows_before:
                 continue
             for some in self._pieces(table, hosts, is_stored=table in stored):
                 self._insert(table, some, is_stored=table in stored)
