@@ -75,17 +75,17 @@ system:
 	@command -v $${CC:-cc} >/dev/null || { echo "missing: a C compiler; install it with: sudo apt-get install gcc libc6-dev" >&2; exit 1; }
 	@$(PYTHON) -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' || { echo "missing: Python.h; install it with: sudo apt-get install python3-dev" >&2; exit 1; }
 
-SOURCES := pyproject.toml packaging/constraints.txt $(wildcard ext/*.pyx ext/*.pxd)
+SOURCES := pyproject.toml setup.py packaging/constraints.txt $(wildcard ext/*.pyx ext/*.pxd)
 PIP := PYTHONWARNINGS=ignore $(BIN)/pip --disable-pip-version-check -q
 
 .venv/made: | system
 	$(PYTHON) -m venv .venv
-	$(PIP) install -c packaging/constraints.txt 'pip>=25.1' 'setuptools>=80' 'Cython>=3.1,<4'
+	$(PIP) install -c packaging/constraints.txt 'pip>=25.1' 'setuptools>=80' 'Cython>=3.3,<4'
 	touch $@
 
 # Compiles ext/ and installs gangline, editable, into .venv.
 .venv/ready: .venv/made $(SOURCES)
-	@echo "making the environment and the Cython parts (a few minutes the first time)"
+	@echo "making the environment and the Cython parts (a minute or two the first time)"
 	$(PIP) install -c packaging/constraints.txt --no-build-isolation -e '.[agent,aggregator,simulate]'
 	touch $@
 
