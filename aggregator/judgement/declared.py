@@ -63,15 +63,8 @@ def _weighed(declared: Declared, host: str, symptom: Symptom, now_ns: int) -> Sy
 def quiet(symptom: Symptom, override: Override) -> Symptom:
     """Return *symptom* as something that is known and does not matter."""
     words = f"taken as noise until {told(override.until_ns)}: {override.why} ({override.who})"
-    return replace(
-        symptom,
-        state=State.HEALTHY,
-        reason=Reason.POLICY,
-        hazard_factor=1.0,
-        speed=1.0,
-        words=f"{symptom.words}; {words}",
-        clears=f"the override ends at {told(override.until_ns)} ({override.where})",
-    )
+    ends = f"the override ends at {told(override.until_ns)} ({override.where})"
+    return symptom.without_weight(f"{symptom.words}; {words}", ends)
 
 
 def in_maintenance(fleet: Fleet, hosts: Hosts, now_ns: int) -> Hosts:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ..declared.rollout import coming, reaches
-from ..verdicts import Reason, State
 from .present import Present
 from .symptoms import Symptom
 
@@ -52,13 +51,8 @@ def _chosen(
 
 def _in_shadow(symptom: Symptom, share: float) -> Symptom:
     """Return *symptom* as evidence that weighs nothing: it would count, were its host reached."""
-    return replace(
-        symptom,
-        rule=replace(symptom.rule, enter_seconds=0.0, leave_seconds=0.0),
-        state=State.HEALTHY,
-        reason=Reason.POLICY,
-        hazard_factor=1.0,
-        speed=1.0,
-        words=f"{symptom.words}, by a threshold {coming(share)}",
-        clears="the roll-out reaches this host, or ends",
+    rule = replace(symptom.rule, enter_seconds=0.0, leave_seconds=0.0)
+    words = f"{symptom.words}, by a threshold {coming(share)}"
+    return replace(symptom, rule=rule).without_weight(
+        words, "the roll-out reaches this host, or ends"
     )

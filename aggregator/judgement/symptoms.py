@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, log
 
 from ...fingerprints.catalogue import BY_NAME
@@ -79,6 +79,13 @@ class Symptom:
         """Sort key: which of several symptoms is the strongest."""
         costs = self.log_hazard_delta - log(max(self.speed, 0.01))
         return self.severity, costs, self.precedence
+
+    def without_weight(self, words: str, clears: str) -> Symptom:
+        """Return it as somebody's word has it: known, in the evidence, and of no weight."""
+        return replace(
+            self, state=State.HEALTHY, reason=Reason.POLICY, hazard_factor=1.0, speed=1.0,
+            words=words, clears=clears,
+        )  # fmt: skip
 
     def evidence(self, log_hazard_delta: float, score_delta: float, seen_ns: int) -> Evidence:
         """Return it, last seen at *seen_ns*, as evidence that moved ln(hazard) and score by so much."""
