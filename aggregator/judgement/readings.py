@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +137,33 @@ def medians(present: Present, table: str, values: Floats) -> tuple[float, float]
     groups = [values[fresh & (simulated == kind)] for kind in (False, True)]
     found = [float(np.median(group)) if group.size >= PEERS_MIN else 0.0 for group in groups]
     return found[0], found[1]
+
+
+class Far(NamedTuple):
+    """A counter of a device that counts far more than those of its peers; figures are of a second."""
+
+    row: int
+    column: str
+    rate: float
+    usual: float  # their median
+    limit: float
+
+
+def far_from_peers(
+    present: Present, table: str, columns: Iterable[str], least: float, ratio: float
+) -> Iterator[Far]:
+    """Yield of each device the fastest of its counters that count *least* a second, and *ratio* times what its peers do."""
+    names = list(columns)
+    rates = np.array([present.rates(table, column) for column in names])
+    if not (rates >= least).any():
+        return
+    usual = np.array([median_of_peers(present, table, each) for each in rates])
+    limits = np.maximum(least, ratio * usual)
+    beyond = np.where(rates >= limits, rates, 0.0)
+    for row in np.flatnonzero(beyond.any(axis=0)).tolist():
+        at = int(beyond[:, row].argmax())
+        figures = (float(each[at, row]) for each in (rates, usual, limits))
+        yield Far(row, names[at], *figures)
 
 
 def _counts(present: Present, entry: Counted, row: int, value: float, limit: float) -> Symptom:

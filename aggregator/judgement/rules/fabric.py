@@ -13,7 +13,7 @@ from ...fleet.arrays import Flags
 from ...fleet.tables import FAST_SECONDS
 from ...verdicts import Reason, State
 from ..present import Present
-from ..readings import median_of_peers
+from ..readings import Far, far_from_peers
 from ..symptoms import Rule, Symptom
 
 #: Counter -> what it counts, in words. Each is a packet sent again, or asked for again; one lost packet
@@ -28,7 +28,7 @@ RETRANSMISSIONS = {
 #: Healthy ports retransmit now and then; past `rdma.retransmissions_per_second`, sustained, it is not that.
 #: And so many times what its peers do: adaptive routing reorders packets everywhere alike.
 PEERS_RATIO = 10.0
-TABLE_AER = "pcie_10s_changes"
+CHANGES, TABLE_AER = "rdma_1s_changes", "pcie_10s_changes"
 LOST, CORRECTED = ("aer_nonfatal_errors", "aer_fatal_errors"), "aer_correctable_errors"
 #: One event within ten minutes, for about five of them.
 LOST_LEAST = 0.6
@@ -88,38 +88,26 @@ AER_CORRECTED = Rule(
 
 def retransmitting_ports(present: Present) -> Iterator[Symptom]:
     """A port sends again far more than its peers do, by the largest of the counters that say so."""
-    rates = np.array([present.rates("rdma_1s_changes", c) for c in RETRANSMISSIONS])
     least = present.threshold("rdma.retransmissions_per_second")
-    if not (rates >= least).any():
-        return
-    usual = np.array([median_of_peers(present, "rdma_1s_changes", each) for each in rates])
-    limits = np.maximum(least, PEERS_RATIO * usual)
-    beyond = np.where(rates >= limits, rates, 0.0)
-    worst = beyond.argmax(axis=0)
-    for row in np.flatnonzero(beyond.any(axis=0)).tolist():
-        at = int(worst[row]), row
-        yield _retransmits(present, at, float(rates[at]), float(usual[at]), float(limits[at]))
+    for one in far_from_peers(present, CHANGES, RETRANSMISSIONS, least, PEERS_RATIO):
+        yield _retransmits(present, one, least)
 
 
-def _retransmits(
-    present: Present, at: tuple[int, int], rate: float, usual: float, limit: float
-) -> Symptom:
-    """Return the symptom of (counter, row) *at*: its own rate, its own unit, its own query."""
-    column, words = list(RETRANSMISSIONS.items())[at[0]]
-    host, device = present.name("rdma_1s_changes", at[1])
-    unit = f"{column.rpartition('_')[2]}/s"
-    least = present.threshold("rdma.retransmissions_per_second")
-    excess = min(rate / least, 100.0)
+def _retransmits(present: Present, one: Far, least: float) -> Symptom:
+    """Return the symptom of one counter: its own rate, its own unit, its own query."""
+    host, device = present.name(CHANGES, one.row)
+    unit = f"{one.column.rpartition('_')[2]}/s"
+    excess = min(one.rate / least, 100.0)
     return Symptom(
         rule=RETRANSMITS,
         host=host,
         device=device,
-        signal=f"rdma.{column}",
-        value=round(rate, 1),
+        signal=f"rdma.{one.column}",
+        value=round(one.rate, 1),
         unit=unit,
-        normal=f"below {limit:.0f}; its peers' median is {usual:.1f}",
-        words=f"RDMA port {device}: {words} {rate:.0f}/s (its peers {usual:.0f})",
-        sql=present.sql_counted("rdma_1s_changes", at[1], column, unit, 10),
+        normal=f"below {one.limit:.0f}; its peers' median is {one.usual:.1f}",
+        words=f"RDMA port {device}: {RETRANSMISSIONS[one.column]} {one.rate:.0f}/s (its peers {one.usual:.0f})",
+        sql=present.sql_counted(CHANGES, one.row, one.column, unit, 10),
         hazard_factor=RETRANSMITS.hazard_factor * (1.0 + log(max(excess, 1.0))),
         clears=f"each of its retransmission counters rises by less than {least:g} a second for 60 s",
     )
@@ -172,9 +160,9 @@ def _up_elsewhere(present: Present, up: Flags, known: Flags) -> Flags:
 
 def flapping_ports(present: Present) -> Iterator[Symptom]:
     """A link went down and came back."""
-    downs = present.recent("rdma_1s_changes", "link_downed_events", slow=True)
+    downs = present.recent(CHANGES, "link_downed_events", slow=True)
     for row in np.flatnonzero(downs > 0.6).tolist():  # one event, for five minutes
-        host, device = present.name("rdma_1s_changes", row)
+        host, device = present.name(CHANGES, row)
         count = max(1, round(downs[row]))
         often = "once" if count == 1 else f"{count} times"
         yield Symptom(
@@ -186,9 +174,7 @@ def flapping_ports(present: Present) -> Iterator[Symptom]:
             unit=PER_TEN_MINUTES,
             normal="0",
             words=f"RDMA port {device}: the link went down {often} lately",
-            sql=present.sql_counted(
-                "rdma_1s_changes", row, "link_downed_events", PER_TEN_MINUTES, 600
-            ),
+            sql=present.sql_counted(CHANGES, row, "link_downed_events", PER_TEN_MINUTES, 600),
         )
 
 

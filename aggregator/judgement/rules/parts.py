@@ -18,7 +18,6 @@ from ..readings import (
     above,
     beyond,
     equals,
-    median_of_peers,
     stands,
     suspect,
     watch,
@@ -35,7 +34,6 @@ UNSYNCHRONISED_SECONDS = 900.0
 CARRIER_CHANGES = 4.0
 #: A port that holds its switch back so many times as often as its peers (and by a threshold).
 PEERS_RATIO = 10.0
-PRIORITIES = range(8)
 QUIET = "no further one within 10 minutes"
 
 EDAC, NVME, NIC = "edac_10s_changes", "nvme_60s", "nic_10s_changes"
@@ -159,27 +157,19 @@ def pauses(present: Present) -> Iterator[Symptom]:
 
     By the busiest of the eight priorities; that the fabric pauses a port is no fault of the port.
     """
-    columns = [f"priority_{priority}_transmitted_pause_frames" for priority in PRIORITIES]
-    rates = np.array([present.rates(NIC, column) for column in columns])
-    least = present.threshold("nic.pauses_per_second")
-    if not (rates >= least).any():
-        return
-    usual = np.array([median_of_peers(present, NIC, each) for each in rates])
-    limits = np.maximum(least, PEERS_RATIO * usual)
-    beyond_it = np.where(rates >= limits, rates, 0.0)
-    for row in np.flatnonzero(beyond_it.any(axis=0)).tolist():
-        priority = int(beyond_it[:, row].argmax())
-        host, device = present.name(NIC, row)
-        rate, column = float(rates[priority, row]), columns[priority]
+    least, unit = present.threshold("nic.pauses_per_second"), "frames/s"
+    priorities = {f"priority_{each}_transmitted_pause_frames": each for each in range(8)}
+    for one in readings.far_from_peers(present, NIC, priorities, least, PEERS_RATIO):
+        host, device = present.name(NIC, one.row)
         yield Symptom(
             rule=PAUSES,
             host=host,
             device=device,
-            signal=f"nic.{column}",
-            value=round(rate, 1),
-            unit="frames/s",
-            normal=f"below {limits[priority, row]:,.0f}",
-            words=f"{device} holds its switch back {rate:,.0f} times a second in priority {priority} "
-            f"(its peers {usual[priority, row]:,.0f})",
-            sql=present.sql_counted(NIC, row, column, "frames/s", 10),
+            signal=f"nic.{one.column}",
+            value=round(one.rate, 1),
+            unit=unit,
+            normal=f"below {one.limit:,.0f}",
+            words=f"{device} holds its switch back {one.rate:,.0f} times a second in priority {priorities[one.column]} "
+            f"(its peers {one.usual:,.0f})",
+            sql=present.sql_counted(NIC, one.row, one.column, unit, 10),
         )
