@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -59,13 +61,18 @@ class Report:
     at_once_max: int
     from_ns: int
 
-    def is_advised(self, one: Episode) -> bool:
-        """Say whether advice about the host of *one* would have been given while it lasted."""
-        end_ns = one.last_ns + seconds_ns(GAP_SECONDS)
-        return any(
-            one.first_ns <= each.at_ns <= end_ns and one.case.host in each.hosts
-            for each in self.advised
-        )
+    def are_advised(self, episodes: Sequence[Episode]) -> list[bool]:
+        """Say of each of *episodes* whether advice about its host would have been given while it lasted."""
+        at_ns: dict[str, list[int]] = defaultdict(list)  # by host, in the order of time
+        for one in self.advised:
+            for host in one.hosts:
+                at_ns[host].append(one.at_ns)
+        return [_is_within(at_ns.get(one.case.host, []), one) for one in episodes]
+
+
+def _is_within(at_ns: Sequence[int], one: Episode) -> bool:
+    first = bisect_left(at_ns, one.first_ns)
+    return first < len(at_ns) and at_ns[first] <= one.last_ns + seconds_ns(GAP_SECONDS)
 
 
 #: Of the newest so many rows, the oldest first.

@@ -53,16 +53,17 @@ def held_back(case: Case, words: str) -> advisory_pb2.HeldBack:
 
 def evaluated(report: Report) -> advisory_pb2.EvaluateRuleResponse:
     """Return what a rule would have done, for the wire."""
+    told = report.episodes[-EPISODES_MAX:]
     costs = [one.case.price for one in report.episodes]
     return advisory_pb2.EvaluateRuleResponse(
         episodes=[
             advisory_pb2.RuleEpisode(
                 node=f"nodes/{one.case.host}", start_time=timestamp(one.first_ns),
                 end_time=timestamp(one.last_ns), action=_enum(one.case.action),
-                advised=report.is_advised(one), words=one.case.words,
+                advised=advised, words=one.case.words,
                 followed_by_fault=one.faulty_ns > 0,
             )
-            for one in report.episodes[-EPISODES_MAX:]
+            for one, advised in zip(told, report.are_advised(told), strict=True)
         ],
         episodes_count=len(report.episodes), advised_count=len(report.advised),
         held_back_count=report.held_back, nodes_at_once_max=report.at_once_max,

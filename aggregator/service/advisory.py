@@ -14,7 +14,6 @@ from ..advice.book import Book
 from ..advice.events import Acked
 from ..advice.feed import WATCHERS_MAX, Change
 from ..advice.limits import HOUR_NS, SECOND_NS
-from ..advice.whatif import Report
 from ..refusals import Invalid, NotFound, TooMuch
 from . import advised, reports
 from .advised import PREFIX
@@ -45,7 +44,7 @@ class AdvisoryService(AdvisoryServiceServicer):
 
     def __init__(self, book: Book, wall_ns: Callable[[], int], members: reports.Members) -> None:
         self._book, self._wall_ns, self._members = book, wall_ns, members
-        self._evaluating: asyncio.Task[Report] | None = None
+        self._evaluating: asyncio.Task[advisory_pb2.EvaluateRuleResponse] | None = None
 
     async def WatchAdvisories(
         self, request: advisory_pb2.WatchAdvisoriesRequest, context: Any
@@ -172,11 +171,15 @@ class AdvisoryService(AdvisoryServiceServicer):
         """Return what a rule would have advised. Raises Invalid, TooMuch."""
         if self._evaluating is not None and not self._evaluating.done():
             raise TooMuch("another rule is being evaluated; try again when it is done", 5.0)
-        work = asyncio.to_thread(self._book.what_if, request.rule, request.days, self._wall_ns())
+        now_ns = self._wall_ns()
+
+        def work() -> advisory_pb2.EvaluateRuleResponse:
+            return advised.evaluated(self._book.what_if(request.rule, request.days, now_ns))
+
         # Who hangs up does not end it: a thread cannot be ended, and the next has to wait for it all the same.
-        self._evaluating = asyncio.create_task(work)
+        self._evaluating = asyncio.create_task(asyncio.to_thread(work))
         self._evaluating.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return advised.evaluated(await asyncio.shield(self._evaluating))
+        return await asyncio.shield(self._evaluating)
 
     def _known(self, name: str) -> Advisory:
         found = self._book.known(name_of(name))

@@ -268,9 +268,9 @@ def test_a_clock_that_was_set_back_is_told() -> None:
     book = book_of(store, world)  # type: ignore[arg-type]
     behind_ns = 0
     service = AdvisoryService(book, lambda: world.now_ns - behind_ns, lambda host: None)
-    assert service._withheld() == ""  # type: ignore[reportPrivateUsage]
+    assert service._withheld() == ""
     behind_ns = 5 * HOUR_NS
-    assert "set back: advice stands still until it has caught up 5.0 h" in service._withheld()  # type: ignore[reportPrivateUsage]
+    assert "set back: advice stands still until it has caught up 5.0 h" in service._withheld()
     store.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from gangline.aggregator.advice import policy, whatif
 from gangline.aggregator.advice.advisory import NOWHERE, Place
 from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS, Limits
-from gangline.aggregator.advice.whatif import DAY_NS, Report, evaluated
+from gangline.aggregator.advice.whatif import DAY_NS, Advised, Report, evaluated
 from gangline.aggregator.store.records import time_us
 from gangline.fingerprints.policy_table import builtin
 from tests.aggregator.advice.served import Tables
@@ -95,8 +95,32 @@ def test_an_episode_is_advised_by_what_was_advised_in_it() -> None:
         stored.saw("h1", hours)
         stored.saw("h2", hours + 0.01)
     report = stored.asked("gpu.xid 95", Limits(cluster_share_max=0.1, hosts_per_hour_max=1000))
-    told = {(one.case.host, one.first_ns): report.is_advised(one) for one in report.episodes}
-    assert sorted(told.values()) == [False, False, True, True]
+    told = report.are_advised(report.episodes)
+    assert sorted(told) == [False, False, True, True]
+    assert report.are_advised(report.episodes[1:]) == told[1:]
+
+
+def test_a_thousand_episodes_are_looked_up_not_searched_for() -> None:
+    """A code of a bad month: each of a thousand episodes was looked for among a hundred thousand advisories, one by one, while
+    no agent was answered."""
+
+    class Counted(str):
+        looks = 0
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Counted.looks += 1
+            return str.__eq__(self, other)
+
+    stored = Stored()
+    stored.saw("h1", 50.0)
+    (episode,) = stored.asked("gpu.xid 95").episodes
+    advised = [Advised(at, (f"h{at % 500}",), "", "") for at in range(10_000)]
+    advised.append(Advised(episode.first_ns, (Counted("h1"),), "", ""))
+    report = Report((episode,) * 1000, tuple(advised), 0, 0, 0)
+    assert report.are_advised(report.episodes) == [True] * 1000
+    assert Counted.looks < 10
 
 
 def test_a_call_that_hung_for_minutes_would_have_been_avoided_only() -> None:
