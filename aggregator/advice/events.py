@@ -75,15 +75,6 @@ class PutBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
-    """What we had set on a host was taken away by somebody else."""
-
-    now_ns: int
-    host: str
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
 class Well:
     """A host that is out shows nothing wrong, and is heard; or that is over."""
 
@@ -135,7 +126,6 @@ Event = (
     | Available
     | TakenOut
     | PutBack
-    | Released
     | Well
     | FleetSize
     | Frozen

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .absent import put_back, taken_out
-from .advisory import Case, State, lawful
+from .advisory import Case, lawful
 from .answers import ack
 from .composing import material
 from .desk import Desk, Memory, Standing, Taken
@@ -31,7 +31,6 @@ from .events import (
     Frozen,
     Instruction,
     PutBack,
-    Released,
     TakenOut,
     Tick,
     Unavailable,
@@ -85,8 +84,8 @@ class Machine:
         match event:
             case CaseSeen(case=case):
                 _seen(desk, replace(lawful(case), since_ns=min(case.since_ns, desk.now_ns)))
-            case CaseGone(key=key, words=words):
-                _gone(desk, key, words)
+            case CaseGone(key=key):
+                _gone(desk, key)
             case Unavailable(host=host, by=by, place=place, job=job):
                 taken = Taken(by, place, job)
                 desk.touched |= memory.taken.get(host) != taken
@@ -97,8 +96,6 @@ class Machine:
                 taken_out(desk, event)
             case PutBack():
                 put_back(desk, event)
-            case Released(host=host, by=by):
-                _released(desk, host, by)
             case Well(host=host, well=well):
                 _well(desk, host, well)
             case FleetSize(hosts=hosts):
@@ -127,7 +124,7 @@ def _seen(desk: Desk, case: Case) -> None:
     before.changed = before.advisory in desk.memory.advisories
 
 
-def _gone(desk: Desk, key: str, words: str) -> None:
+def _gone(desk: Desk, key: str) -> None:
     if desk.memory.cases.pop(key, None) is not None:
         desk.touched = True
     desk.no_longer_held_back(key)
@@ -141,15 +138,3 @@ def _well(desk: Desk, host: str, well: bool) -> None:
         desk.memory.well[host] = desk.now_ns
     else:
         del desk.memory.well[host]
-
-
-def _released(desk: Desk, host: str, by: str) -> None:
-    """Somebody else took away what we had set: it is not set again for a while."""
-    hold = desk.memory.holds.get(host)
-    if hold is None:
-        return
-    words = f"taken away by {by}"
-    for one in desk.open_of(host):
-        desk.put(one, words, state=State.WITHDRAWN)
-    desk.mute(f"host {host}", hold.action, desk.limits.rejected_seconds)
-    desk.drop(hold, words)

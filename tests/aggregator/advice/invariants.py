@@ -36,7 +36,6 @@ from gangline.aggregator.advice.events import (
     Publish,
     PutBack,
     Refused,
-    Released,
     Renew,
     TakenOut,
     Tick,
@@ -126,8 +125,6 @@ class Watcher:
                 self.hosts = hosts
             case Frozen(words=words):
                 self.frozen = words
-            case Released(host=host):
-                self.ours.pop(host, None)
             case _:
                 pass
 

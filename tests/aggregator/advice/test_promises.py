@@ -21,7 +21,6 @@ from gangline.aggregator.advice.events import (
     Frozen,
     Member,
     PutBack,
-    Released,
     TakenOut,
     Tick,
     Unavailable,
@@ -137,10 +136,6 @@ class Promises(RuleBasedStateMachine):
     @rule(host=hosts, well=st.booleans())
     def look(self, host: str, well: bool) -> None:
         self.walk.give(Well(self.walk.now_ns, host, well))
-
-    @rule(host=hosts)
-    def let_go(self, host: str) -> None:
-        self.walk.give(Released(self.walk.now_ns, host, "an operator"))
 
     @rule(
         hosts=st.sets(hosts, min_size=1, max_size=4), by=st.sampled_from("xy"), back=st.booleans()

@@ -34,7 +34,6 @@ from gangline.aggregator.advice.events import (
     Frozen,
     Member,
     PutBack,
-    Released,
     TakenOut,
     Tick,
     Unavailable,
@@ -193,12 +192,10 @@ class Walk:
         return Acked(self.now_ns, name, to, actor, rng.choice(["", "no", "no"]), etag, until)
 
     def _somebody_else(self) -> Event:
-        host, pick = self._host(), self._random.randrange(4)
+        host, pick = self._host(), self._random.randrange(3)
         if pick == 0:
             by = self._random.choice(["drained by an operator", "silent"])
             return Unavailable(self.now_ns, host, by, self.place(host), "job1")
-        if pick == 1:
-            return Released(self.now_ns, host, "an operator")
         taken = list(self.watcher.theirs)
         return Available(self.now_ns, self._random.choice(taken) if taken else host)
 
