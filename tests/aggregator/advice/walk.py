@@ -129,9 +129,11 @@ class Walk:
         before, after = plain(self.machine.memory), plain(replayed.memory)
         before["now_ns"] = after["now_ns"] = 0  # ticks that did nothing are not stored
         assert before == after, "what was stored does not give what was"
+        whole = json.dumps(plain(self.machine.memory))
+        self.machine = Machine(self._limits, made(Memory, json.loads(whole)))
+        self.machine.resume(self.now_ns)
         self._begun = json.dumps(plain(self.machine.memory))
         self._stored.clear()
-        self.machine = Machine(self._limits, made(Memory, json.loads(self._begun)))
 
     def _pass_time(self) -> None:
         pick = self._random.random()
