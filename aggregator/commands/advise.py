@@ -163,7 +163,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="what", required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="what is advised now, newest first")
-    listing.add_argument("--all", action="store_true", help="what ended within a day, too")
+    listing.add_argument(
+        "--all", action="store_true", help="what ended within a day, or holds a host out, too"
+    )
     listing.add_argument("--host", default="", help="of this host only")
     for name, says in (
         ("show", "one advisory with its arithmetic"),

@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from ...fingerprints.wire import advisory_pb2 as wire
 from . import advise_out
-from .table import cut, width_of
+from .table import cut, enum_name, width_of
 
 #: Of a column of a table; the words have what is left, unless it is less than this.
 CELL_CHARACTERS_MAX, WORDS_CHARACTERS_MIN = 32, 24
@@ -30,8 +30,8 @@ def listed(answer: wire.ListAdvisoriesResponse) -> str:
     rows = [("name", "subject", "action", "state", "waiting", "acting", "why")]
     rows += [
         (
-            _short(one.name), one.subject, wire.Action.Name(one.action),
-            wire.AdvisoryState.Name(one.state), f"{one.cost_of_waiting_gpu_hours:,.1f}",
+            _short(one.name), one.subject, enum_name(wire.Action, one.action),
+            enum_name(wire.AdvisoryState, one.state), f"{one.cost_of_waiting_gpu_hours:,.1f}",
             f"{one.cost_of_acting_gpu_hours:,.1f}", one.reason_text,
         )
         for one in answer.advisories
@@ -52,7 +52,7 @@ def _beside(answer: wire.ListAdvisoriesResponse) -> list[str]:
         width = width_of(sys.stdout)
         lines += ["", f"called for, and not advised: {answer.held_back_count}"]
         for one in answer.held_back[:HELD_BACK_TOLD_MAX]:
-            what = f"{one.node.removeprefix('nodes/')}  {wire.Action.Name(one.action)}: {one.reason_text}"
+            what = f"{one.node.removeprefix('nodes/')}  {enum_name(wire.Action, one.action)}: {one.reason_text}"
             lines += [cut(what, width), cut(f"    held back: {one.held_back_text}", width)]
     if answer.held_back_count > HELD_BACK_TOLD_MAX:
         lines.append(
@@ -83,12 +83,12 @@ def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
 
 def shown(one: wire.Advisory) -> str:
     """Return one advisory as a colleague would tell it, within the terminal's width."""
-    then = f", then {wire.Action.Name(one.then_action)}" if one.then_action else ""
+    then = f", then {enum_name(wire.Action, one.then_action)}" if one.then_action else ""
     lines = [
-        f"{_short(one.name)}: {wire.Action.Name(one.action)}{then} for {one.subject} (scope: {one.scope})",
+        f"{_short(one.name)}: {enum_name(wire.Action, one.action)}{then} for {one.subject} (scope: {one.scope})",
         f"  why      {one.reason_text}",
-        f"  basis    {wire.Basis.Name(one.basis)}, confidence {one.confidence:.2f}",
-        f"  state    {wire.AdvisoryState.Name(one.state)} as of {_at(one.update_time)}{_why(one)}",
+        f"  basis    {enum_name(wire.Basis, one.basis)}, confidence {one.confidence:.2f}",
+        f"  state    {enum_name(wire.AdvisoryState, one.state)} as of {_at(one.update_time)}{_why(one)}",
     ]
     if one.arithmetic:
         lines.append(f"  price    {one.arithmetic}")
@@ -138,7 +138,7 @@ def replayed(answer: wire.EvaluateRuleResponse) -> str:
     rows += [
         (
             one.node.removeprefix("nodes/"), _at(one.start_time), _at(one.end_time),
-            wire.Action.Name(one.action), _yes(one.advised), _yes(one.followed_by_fault), one.words,
+            enum_name(wire.Action, one.action), _yes(one.advised), _yes(one.followed_by_fault), one.words,
         )
         for one in answer.episodes
     ]  # fmt: skip

@@ -14,7 +14,7 @@ import textwrap
 from ...fingerprints.wire import score_pb2
 from .client import NOT_FOUND, OK, Client, CommandError, add_hours, add_options, guarded, way_of
 from .hosts import as_dict
-from .table import age, host_of, share, width_of
+from .table import age, enum_name, host_of, share, width_of
 
 #: Lines longer than this are hard to read, however wide the terminal.
 WIDTH_MAX = 110
@@ -111,7 +111,7 @@ def explained(score: score_pb2.NodeScore, width: int, asks: str = COMMAND) -> st
 
 
 def _state(score: score_pb2.NodeScore) -> str:
-    return score_pb2.HealthState.Name(score.state)
+    return enum_name(score_pb2.HealthState, score.state)
 
 
 def _summary(score: score_pb2.NodeScore) -> str:
@@ -168,9 +168,11 @@ def _interval(lower: float, upper: float) -> str:
 def _gpus(unwell: list[score_pb2.GpuScore], count: int) -> str:
     """Return which GPUs are not well; the rest in a word. Where none is, the host's own words say why."""
     if len(unwell) == count:
-        states = sorted({score_pb2.HealthState.Name(gpu.state) for gpu in unwell})
+        states = sorted({enum_name(score_pb2.HealthState, gpu.state) for gpu in unwell})
         return f"Of its {count} GPUs none is well: {', '.join(states)}."
-    told = [f"{gpu.gpu} is {score_pb2.HealthState.Name(gpu.state)}{_pace(gpu)}" for gpu in unwell]
+    told = [
+        f"{gpu.gpu} is {enum_name(score_pb2.HealthState, gpu.state)}{_pace(gpu)}" for gpu in unwell
+    ]
     others = count - len(unwell)
     return f"Of its {count} GPUs {'; '.join(told)}; the other {others} {'is' if others == 1 else 'are'} well."
 

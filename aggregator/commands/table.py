@@ -55,12 +55,17 @@ def render(hosts: Iterable[score_pb2.NodeScore], width: int, *, colour: bool = F
     return "\n".join(lines)
 
 
+def enum_name(kind: Any, number: int) -> str:
+    """Return the name of a value of the enumeration *kind*; of one that only a later aggregator knows, its number."""
+    return str(kind.Name(number)) if number in kind.values() else str(number)
+
+
 def row(score: score_pb2.NodeScore) -> dict[str, str]:
     """Return a host's cells by heading."""
     return {
         "HOST": cut(host_of(score), HOST_CHARACTERS_MAX) + (" (sim)" if score.simulated else ""),
         "SCORE": share(score.score, 4),
-        "STATE": score_pb2.HealthState.Name(score.state),
+        "STATE": enum_name(score_pb2.HealthState, score.state),
         "HAZARD/DAY": hazard_per_day(score.hazard_per_hour),
         "SPEED": "-" if math.isnan(score.relative_speed) else f"{score.relative_speed:.2f}",
         "HEARD": age(score),
@@ -88,7 +93,7 @@ def caption(listing: Listing, width: int, hidden: int = 0) -> str:
         return ""
     counts = Counter(score.state for score in listing.scores)
     states = ", ".join(
-        f"{counts[state]} {score_pb2.HealthState.Name(state)}"
+        f"{counts[state]} {enum_name(score_pb2.HealthState, state)}"
         for state in dict.fromkeys(score.state for score in listing.scores[::-1])
     )
     first = listing.scores[0]

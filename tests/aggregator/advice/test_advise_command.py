@@ -6,13 +6,17 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gangline import cli
 from gangline.aggregator.commands.advise import TOLD
+from gangline.aggregator.commands.explain import explained
+from gangline.aggregator.commands.table import render
 from gangline.aggregator.store.store import Store
 from gangline.fingerprints.wire import advisory_pb2 as wire
+from gangline.fingerprints.wire import score_pb2
 from tests.aggregator.advice.served import book_of, dead_gpu, observe, served
 from tests.processes import GUARD_SECONDS
 
@@ -175,6 +179,24 @@ def test_what_is_advised_fits_the_terminal(width: int, monkeypatch: pytest.Monke
         assert "word word" in text and "\x1b" not in text
         assert all(len(line) <= width for line in text.split("\n"))
     assert "1,234.5" in listed and "expires" not in shown, "it has ended"
+
+
+def test_what_only_a_later_aggregator_knows_is_told_by_its_number() -> None:
+    """The aggregator was upgraded before the laptops: one advisory of a new action, and `gangline advise` was a traceback."""
+    one: Any = wire.Advisory(
+        name="advisories/a12", subject="host h1", scope="host", reason_text="hot"
+    )
+    one.action = one.then_action = one.basis = one.state = 99
+    held: Any = wire.HeldBack(node="nodes/h1")
+    held.action = 98
+    listed = TOLD["list"](
+        wire.ListAdvisoriesResponse(advisories=[one], held_back=[held], held_back_count=1)
+    )
+    assert "host h1" in listed and "99" in listed and "h1  98: " in listed
+    assert "99, then 99 for host h1" in TOLD["show"](one)
+    score: Any = score_pb2.NodeScore(node="nodes/h1", relative_speed=0.5)
+    score.state = 97
+    assert "h1 is 97" in explained(score, 80) and "97" in render([score], 80)
 
 
 @pytest.mark.parametrize(
