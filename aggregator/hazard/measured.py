@@ -35,7 +35,7 @@ MEASURED: tuple[Feature, ...] = (
     Feature("speed", "ratio", "0.95 and above", "tenths by which its slowest GPU is below 0.95 of its peers' pace",
             "its slowest GPU runs at {shown:.0%} of its peers' pace"),
     Feature("headroom_celsius", "celsius", "10 and above", "how much of 10 celsius its hottest GPU has not left to its limit",
-            "its hottest GPU is {shown:.0f} °C below its limit"),
+            "{shown:.0f} °C are left to the limit of its hottest GPU"),
     Feature("silent_seconds", "seconds", "15 and below", "ln(1 + minutes of silence beyond 15 seconds)",
             "it was not heard for {shown:,.0f} seconds"),
     Feature("gpus_unread", "GPUs", "0", "ln(1 + GPUs of which there is no reading)",

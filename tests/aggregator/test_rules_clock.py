@@ -48,6 +48,7 @@ def test_a_throttled_gpu_is_found_within_25_seconds_and_its_victims_are_not(seed
     [
         (66, {"memory_temperature_celsius": 98}, "66 C, slowdown at 89 C, memory at 98 C"),
         (None, {"temperature_margin_celsius": 1}, "1 C below its limit"),
+        (None, {"temperature_margin_celsius": -2}, "2 C above its limit"),
     ],
 )
 def test_the_heat_that_holds_a_gpu_down_is_what_is_told(

@@ -48,6 +48,7 @@ class Host:
     sent: Readings = field(default_factory=dict)
     sequence: int = 0
     silent: bool = False
+    encoder: frames.Encoder = field(default_factory=frames.Encoder, repr=False, compare=False)
 
     def set(self, table: str, device: str, **values: float) -> None:
         """Set values of a device, by column."""
@@ -157,7 +158,7 @@ class World:
         host.sequence += 1
         boottime_ns = self.now_ns - host.booted_ns
         stamp = frames.Stamp(b"R" * 16, host.boot_id, host.sequence, boottime_ns, self.now_ns)
-        return received(frames.encode(stamp, self._blocks(host)))
+        return received(host.encoder.encode(stamp, self._blocks(host), deflate=False))
 
     def _blocks(self, host: Host) -> list[Block]:
         tables: dict[str, list[str]] = {}
@@ -210,16 +211,23 @@ class World:
         return {h.host: h.state.name for h in self.snapshot.hosts}
 
 
+#: Table -> name -> column, and whether that is a gauge: a world is run by the thousand seconds.
+_COLUMNS = {
+    table: {one.column: (at, one.kind is Kind.GAUGE) for at, one in enumerate(signals)}
+    for table, signals in TABLES.items()
+}
+
+
 def block(table: str, rows: dict[str, Values]) -> Block:
     """Return a block of *rows*, by device and column; what is not named is missing."""
-    made = Block(table, list(rows))
-    for column, signal in enumerate(TABLES[table]):
-        for row, values in enumerate(rows.values()):
-            value = values.get(signal.column)
-            if signal.kind is Kind.GAUGE:
+    made, columns = Block(table, list(rows)), _COLUMNS[table]
+    for row, values in enumerate(rows.values()):
+        for name, value in values.items():
+            column, is_gauge = columns[name]
+            if is_gauge:
                 made.put_float(column, row, value)
             else:
-                made.put_int(column, row, None if value is None else int(value))
+                made.put_int(column, row, int(value))
     return made
 
 

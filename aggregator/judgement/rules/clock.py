@@ -152,7 +152,7 @@ def _heat(present: Present, row: int) -> str:
     if memory >= HOT_MEMORY_CELSIUS:
         words.append(f"memory at {memory:.0f} C")
     if margin <= MARGIN_CELSIUS:
-        words.append(f"{margin:.0f} C below its limit")
+        words.append(f"{abs(margin):.0f} C {'above' if margin < 0 else 'below'} its limit")
     return ", ".join(words)
 
 
