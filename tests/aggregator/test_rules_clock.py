@@ -48,7 +48,8 @@ def test_a_throttled_gpu_is_found_within_25_seconds_and_its_victims_are_not(seed
     [
         (66, {"memory_temperature_celsius": 98}, "66 C, slowdown at 89 C, memory at 98 C"),
         (None, {"temperature_margin_celsius": 1}, "1 C below its limit"),
-        (None, {"temperature_margin_celsius": -2}, "2 C above its limit"),
+        (70, {"temperature_margin_celsius": -2}, "70 C, slowdown at 89 C, 2 C above its limit"),
+        (88, {"temperature_margin_celsius": -2}, "88 C, slowdown at 89 C"),
     ],
 )
 def test_the_heat_that_holds_a_gpu_down_is_what_is_told(

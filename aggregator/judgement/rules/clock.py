@@ -151,7 +151,7 @@ def _heat(present: Present, row: int) -> str:
         words.append(f"slowdown at {slowdown:.0f} C")
     if memory >= HOT_MEMORY_CELSIUS:
         words.append(f"memory at {memory:.0f} C")
-    if margin <= MARGIN_CELSIUS:
+    if margin <= MARGIN_CELSIUS and not die >= slowdown - NEAR_SLOWDOWN_CELSIUS:
         words.append(f"{abs(margin):.0f} C {'above' if margin < 0 else 'below'} its limit")
     return ", ".join(words)
 
