@@ -123,6 +123,10 @@ class Live:
         try:
             look = await loop.run_in_executor(None, lambda: self._look(now_ns, now=asked))
             self._take(look, now_ns)
+        except Exception:
+            log.exception("what is declared could not be taken")
+            return
+        try:
             if self._is_to_write(now_ns):
                 await loop.run_in_executor(None, self._store.in_transaction, self._write)
                 self._wrote(now_ns)

@@ -129,6 +129,26 @@ def test_a_change_is_taken_live_and_a_bad_one_is_not(running: Running, folder: P
     ]
 
 
+def test_what_fails_in_taking_it_is_told(
+    running: Running,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A slip of ours, and a change that was saved did nothing: no word of it stood anywhere."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running.live, "_take", broken)
+        write(folder, RACK.format("b2"))
+        running.step(2)
+    assert "what is declared could not be taken" in caplog.text
+    running.step(2)
+    assert running.fleet.declared.place("h1").rack == "b2", "and it is looked at again"
+
+
 def test_half_a_file_is_not_taken(running: Running, folder: Path) -> None:
     """A file that grows while it is copied may be good at each of its halves."""
     running.step()
