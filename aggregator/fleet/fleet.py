@@ -5,6 +5,7 @@ Owned by one thread; takes no locks, does no I/O. Live frames move it, late ones
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -39,6 +40,8 @@ from .sources import Sources
 from .tables import DeviceTable
 from .wiring import Wiring
 
+log = logging.getLogger(__name__)
+
 #: Boots of one host that are remembered, so that a late frame of an old one is known as late.
 BOOTS_PER_HOST_MAX = 8
 #: The numbers of a host's boots begin again after this one.
@@ -49,6 +52,8 @@ TIME_NS_MAX = 2**62
 BOOT_SLACK_NS = 10_000_000_000
 #: Findings kept; while they stand, one more is not, but for those about the aggregator itself.
 FINDINGS_MAX = 10_000
+#: That there is no room for one is said at most this often.
+NO_ROOM_SAID_NS = 3600 * 1_000_000_000
 #: Rows of a table whose counters are counted in one go, some 10 ms of them.
 STEP_ROWS = 16_384
 
@@ -63,6 +68,7 @@ class Fleet:
         self.index: dict[str, int] = {}
         self.attributes: list[dict[tuple[str, str], dict[str, str]]] = []
         self.findings: dict[tuple[str, str, str], Finding] = {}
+        self._no_room_ns = -NO_ROOM_SAID_NS  # when it was said last
         self.occurrences = Occurrences()
         self.sources = Sources()
         self.hangs = Hangs()
@@ -245,14 +251,27 @@ class Fleet:
         if host is not None:
             self._backlog_ns[host] = received_ns
 
-    def find(self, finding: Finding) -> bool:
-        """Keep a finding; one of the same host, name and subject keeps its first moment. False: there is no room."""
+    def find(self, finding: Finding, most: int | None = None) -> bool:
+        """Keep a finding; one of the same host, name and subject keeps its first moment. False: there is no room.
+
+        *most*: there is none for it beside so many; None: FINDINGS_MAX.
+        """
         key = finding.host, finding.name, finding.subject
         is_known = key in self.findings or finding.host == OURSELVES
-        if not is_known and len(self.findings) >= FINDINGS_MAX:
+        if not is_known and len(self.findings) >= (FINDINGS_MAX if most is None else most):
+            self._say_no_room(finding)
             return False
         self.findings.setdefault(key, finding)
         return True
+
+    def _say_no_room(self, finding: Finding) -> None:
+        if abs(finding.since_ns - self._no_room_ns) >= NO_ROOM_SAID_NS:
+            self._no_room_ns = finding.since_ns
+            log.warning(
+                "%d findings stand: no room for %s of %s, nor for others like it; scores take what it shows all the same. "
+                "What there is most of: SELECT name, count(*) FROM findings WHERE cleared IS NULL GROUP BY ALL ORDER BY 2 DESC",
+                len(self.findings), finding.name, finding.host,
+            )  # fmt: skip
 
     def clear(self, host: str, name: str, subject: str = "") -> None:
         """End a finding, if there is one."""

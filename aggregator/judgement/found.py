@@ -57,9 +57,9 @@ def report(
             if name := finding_name(symptom):
                 key = fleet.names[host], name, finding_subject(name, symptom)
                 standing.add(key)
-                if name in _FAULTS or key in fleet.findings or len(fleet.findings) < OTHERS_MAX:
-                    clears = symptom.clears or symptom.rule.clears
-                    fleet.find(Finding(*key, symptom.words, now_ns, 0, clears))
+                clears = symptom.clears or symptom.rule.clears
+                most = None if name in _FAULTS else OTHERS_MAX
+                fleet.find(Finding(*key, symptom.words, now_ns, 0, clears), most)
     for key in [k for k in fleet.findings if k[1] in JUDGED_FINDINGS and k not in standing]:
         if not before.keeps(key, fleet, now_ns):
             fleet.clear(*key)

@@ -98,7 +98,7 @@ def test_a_sick_host_that_falls_silent_is_still_sick() -> None:
 
 
 def test_more_findings_than_are_kept_stand_as_they_were_found(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A counter stood at its ceiling on each port of a large fleet: each second the oldest findings were thrown out,
     found anew, and written to the store, and with them the faults of which hazards are told.
@@ -122,6 +122,9 @@ def test_more_findings_than_are_kept_stand_as_they_were_found(
     assert len(findings.changes(world.now_ns)) == 2 and len(world.fleet.findings) == 6
     findings.say_not_stored("full", world.now_ns)
     assert len(findings.changes(world.now_ns)) == 1, "what stands against ourselves always has room"
+    assert (
+        len([one for one in caplog.records if "no room for counter.saturated" in one.message]) == 1
+    )
 
 
 def test_silence_makes_nothing_younger() -> None:
