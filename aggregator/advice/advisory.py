@@ -175,8 +175,12 @@ def takes_out(action: Action) -> bool:
 
 
 def lawful(case: Case) -> Case:
-    """Return *case* with an action that its basis bears, the nearest to what it asked for, and words on the change."""
+    """Return *case* with an action that its basis bears, the nearest to what it asked for, and words on the change.
+
+    What follows a statistical verdict's drain is for people to say: its policy's words stand in the case.
+    """
     action, words = case.action, ""
+    then = None if case.basis is Basis.STATISTICAL else case.then
     if case.basis is Basis.STATISTICAL and action not in OF_STATISTICS:
         milder = gravity(action) < gravity(Action.DRAIN_AFTER_JOB)
         action = Action.AVOID if milder else Action.DRAIN_AFTER_JOB
@@ -188,10 +192,10 @@ def lawful(case: Case) -> Case:
     scope = case.scope
     if scope is Scope.NONE:
         scope = Scope.HOST  # the widest that a host's own fault may touch
-    if not words and scope is case.scope:
+    if not words and scope is case.scope and then is case.then:
         return case
     said = f"{case.words}; {words}, so {action.name}" if words else case.words
-    return replace(case, action=action, scope=scope, words=said)
+    return replace(case, action=action, then=then, scope=scope, words=said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,10 @@ def _done(desk: Desk, one: Advisory, event: Acked) -> None:
         return
     if hold is not None and hold.name == one.name:
         hold.confirmed, hold.unsure, hold.earlier = True, False, ""
+        if one.action is not Action.AVOID:
+            hold.job = (
+                ""  # it went on without this host, or is over; the rack and the fleet still miss it
+            )
     desk.memory.fuse.failures = 0
     if trial:
         desk.close_fuse(f"{one.name} went well")

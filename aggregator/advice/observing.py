@@ -137,7 +137,7 @@ def _cases(
         if before is not None and _alike(before.case, new):
             yield before.case
         else:
-            yield _priced(new, fault, work, now_ns)
+            yield _priced(new, asked.then, fault, work, now_ns)
 
 
 def _as_before(known: Sequence[Case]) -> Workload:
@@ -170,11 +170,14 @@ def _case(
     )  # fmt: skip
 
 
-def _priced(case: Case, fault: Fault, work: Workload, now_ns: int) -> Case:
-    """Return *case* with its price; a forecast for which acting costs more than waiting asks to AVOID only."""
-    cost = price(case.action, case.then, fault, work, now_ns, case.basis)
+def _priced(case: Case, then: Action | None, fault: Fault, work: Workload, now_ns: int) -> Case:
+    """Return *case* with its price; a forecast for which acting costs more than waiting asks to AVOID only.
+
+    *then*: what its policy would have follow: a drain to reset a GPU is no repair of twenty hours, whoever resets it.
+    """
+    cost = price(case.action, then, fault, work, now_ns, case.basis)
     drains = case.action is Action.DRAIN_AFTER_JOB and case.basis is Basis.STATISTICAL
-    if drains and case.then is None and cost.waiting_gpu_hours <= cost.acting_gpu_hours:
+    if drains and then is None and cost.waiting_gpu_hours <= cost.acting_gpu_hours:
         avoid = price(Action.AVOID, None, fault, work, now_ns, case.basis)
         words = f"{case.words}; a drain costs more than waiting, so AVOID"
         return replace(case, action=Action.AVOID, price=avoid, words=words)

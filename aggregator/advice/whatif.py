@@ -174,7 +174,7 @@ def _sighting(row: dict[str, Any], rule: str, place: Callable[[str], Place]) -> 
             )
         )  # fmt: skip
         fault = Fault(hazard, host.relative_speed, 8)
-        cost = price(made.action, made.then, fault, Workload(), at_ns, made.basis)
+        cost = price(made.action, asked.then, fault, Workload(), at_ns, made.basis)
         return replace(made, price=cost)
 
     first = policy.patient(asked, evidence, 0.0)

@@ -159,11 +159,21 @@ class Watcher:
             assert isinstance(event, Acked) and event.actor == now.owner, "accepted by nobody"
         if now.state in (State.DONE, State.FAILED):
             assert before is not None and isinstance(event, Acked) and event.actor == before.owner
+            self._left_its_job(now)
         self._asked_once(before, now)
         self.known[now.name] = self.open[now.name] = now
         if now.state in ENDED:
             del self.open[now.name]
         self._alone(now)
+
+    def _left_its_job(self, now: Advisory) -> None:
+        """A host that was drained is out of the rack and of the fleet, and of no job any more."""
+        out = self.ours.get(now.host)
+        drained = (
+            now.state is State.DONE and takes_out(now.action) and now.action is not Action.AVOID
+        )
+        if drained and out is not None and out.names[-1] == now.name:
+            out.job = ""
 
     def _asked_once(self, before: Advisory | None, now: Advisory) -> None:
         """What was rejected is not asked for again for a while, under whatever name."""
@@ -183,6 +193,7 @@ class Watcher:
         assert one.scope is not Scope.NONE, f"acts on nobody knows what: {one}"
         if one.basis is Basis.STATISTICAL:
             assert one.action in OF_STATISTICS, f"a statistic asks for {one.action.name}"
+            assert one.then is None, f"a statistic asks for {one.then.name} behind its drain"
         if one.action is Action.EVICT_NOW:
             assert one.basis in (Basis.DETERMINISTIC, Basis.DEAD_JOB), "evicts on a suspicion"
         if one.action is Action.DRAIN_AT_CHECKPOINT:

@@ -107,6 +107,38 @@ def test_a_dead_gpu_is_proposed_accepted_done_verified_and_returned() -> None:
     assert back.host == "h1" and back.until_ns == world.now_ns + 7 * 86_400 * SECOND_NS
 
 
+def test_a_statistical_verdict_asks_for_nothing_behind_its_drain() -> None:
+    """A suspicion drained a host after its job, as it may, and had it rebooted behind that, which it may not."""
+    world = World()
+    suspected = {"basis": Basis.STATISTICAL, "action": Action.DRAIN_AFTER_JOB}
+    world.see("h1", then=Action.REBOOT, **suspected)
+    world.see("h9", then=Action.RESET_GPU, action=Action.DRAIN_AFTER_JOB)
+    asked = {one.advisory.host: one.advisory.then for one in told(world.later(5), Publish)}
+    assert asked == {"h1": None, "h9": Action.RESET_GPU}
+
+
+@pytest.mark.parametrize(("action", "left"), [(Action.EVICT_NOW, True), (Action.AVOID, False)])
+def test_a_job_is_not_held_to_hosts_that_it_lost_long_ago(action: Action, left: bool) -> None:
+    """A job of months had lost two hosts, in repair since, and ran on with others: its third bad host was never advised
+    about. One that is only avoided still works for it."""
+    world = World(job_hosts_max=2, cluster_share_max=0.5)
+    for number in (1, 9):
+        world.see(f"h{number}", job="train", action=action)
+    assert len(published(world.later(5))) == 2
+    for name in ("a1", "a2"):
+        world.answer(name, State.ACCEPTED)
+    world.see("h17", job="train", action=action)
+    assert published(world.later(5)) == [], "two are on their way out of it"
+    for name in ("a1", "a2"):
+        world.answer(name, State.DONE)
+    assert bool(published(world.later(5))) is left
+    world.see("h2", "ECC_TREND", job="other", action=action)
+    assert published(world.later(5)), "one more of the rack"
+    world.carry_out("a4" if left else "a3")
+    world.see("h3", job="another", action=action)
+    assert published(world.later(5)) == [], "of the rack two are out all the same"
+
+
 def test_a_storm_is_one_advisory_told_a_few_times() -> None:
     """One incident wrote 800,000 lines."""
     world, all_told = World(), list[Instruction]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from gangline.aggregator.advice import absent, answers, budget, machine, passing, proposing
-from gangline.aggregator.advice.advisory import Action, Basis, Case, Price, Scope, State
+from gangline.aggregator.advice.advisory import Action, Basis, Case, Price, Scope, State, lawful
 from gangline.aggregator.advice.desk import Desk
 from gangline.aggregator.advice.events import (
     Acked,
@@ -48,6 +49,10 @@ def _as_it_is(case: Case) -> Case:
     return case
 
 
+def _then_as_it_is(case: Case) -> Case:
+    return replace(lawful(case), then=case.then)
+
+
 def _always(*_: Any, **__: Any) -> bool:
     return True
 
@@ -61,6 +66,7 @@ def _without_word(desk: Desk) -> list[budget.Member]:
 SABOTAGE: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "no budget": (budget, "refusal", _no_words),
     "statistics evict": (machine, "lawful", _as_it_is),
+    "statistics reset": (machine, "lawful", _then_as_it_is),
     "returns unverified": (proposing, "verified", _always),
     "anything is answered": (answers, "_against", lambda *_: ("", "")),
     "nothing expires": (passing, "_hold", lambda desk, hold: desk.clear(hold, "early")),
