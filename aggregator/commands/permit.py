@@ -38,12 +38,12 @@ def _run(options: argparse.Namespace) -> int:
             "grant": (
                 stub.GrantPermit,
                 permit_pb2.GrantPermitRequest(
-                    seconds=options.seconds, reason=_signed(options.reason)
+                    seconds=options.seconds, reason=_reason_with_user(options.reason)
                 ),
             ),
             "revoke": (
                 stub.RevokePermit,
-                permit_pb2.RevokePermitRequest(reason=_signed(options.reason)),
+                permit_pb2.RevokePermitRequest(reason=_reason_with_user(options.reason)),
             ),
         }
         call, request = calls[options.what]
@@ -73,7 +73,7 @@ def told(permit: permit_pb2.FleetPermit, now: datetime) -> str:
     return line
 
 
-def _signed(reason: str) -> str:
+def _reason_with_user(reason: str) -> str:
     """Return *reason* with the name of who gives it."""
     try:
         return f"{getpass.getuser()}: {reason or 'revoked'}"

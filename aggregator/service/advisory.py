@@ -19,10 +19,10 @@ from . import advised, reports
 from .advised import PREFIX
 from .fields import (
     ACTOR_CHARACTERS_MAX,
+    actor_with_login,
     bounded,
     node_of,
     page_size_of,
-    signed,
     time_ns_of,
     timestamp,
 )
@@ -138,7 +138,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         self, request: advisory_pb2.AckAdvisoryRequest, context: Any
     ) -> advisory_pb2.Advisory:
         """Take an answer. Raises Invalid, NotFound, Changed, OutOfDate, NotAllowed, NotReady."""
-        actor = signed(caller(context), request.actor)
+        actor = actor_with_login(caller(context), request.actor)
         answered = await self._book.answer(acked_of(request, actor, self._wall_ns()))
         return self._told(answered)
 
@@ -146,7 +146,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         self, request: advisory_pb2.ReportGangsRequest, context: Any
     ) -> advisory_pb2.ReportGangsResponse:
         """Keep what runs where. Raises Invalid, TooMuch, NotReady."""
-        by = signed(caller(context), reports.actor_of(request.actor))
+        by = actor_with_login(caller(context), reports.actor_of(request.actor))
         gangs, unknown = reports.gangs_of(request, by, self._members, self._wall_ns())
         await self._book.told_gangs(gangs, request.ended_workloads)
         return advisory_pb2.ReportGangsResponse(
@@ -157,7 +157,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         self, request: advisory_pb2.ReportUnavailableNodesRequest, context: Any
     ) -> advisory_pb2.ReportUnavailableNodesResponse:
         """Count nodes as out, or in service again. Raises Invalid, TooMuch, NotReady."""
-        by = signed(caller(context), reports.actor_of(request.actor))
+        by = actor_with_login(caller(context), reports.actor_of(request.actor))
         out = reports.out_of(request, by, self._members, self._wall_ns())
         await self._book.told_out(out.taken, out.back)
         absent = self._book.machine.memory.absent

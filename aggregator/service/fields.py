@@ -28,7 +28,7 @@ def time_ns_of(field: str, time: Timestamp) -> int:
     return time.seconds * SECOND_NS + time.nanos
 
 
-def signed(who: Caller, actor: str) -> str:
+def actor_with_login(who: Caller, actor: str) -> str:
     """Return *actor* with the login that it came by: another login does not end what it began."""
     return f"{who.role} {who.name}/{actor}"[:ACTOR_CHARACTERS_MAX] if who.known else actor
 

@@ -15,7 +15,7 @@ from ..advice.rows import Happened
 from ..refusals import Invalid
 from ..store.records import time_us
 from .advisory import name_of
-from .fields import bounded, node_of, signed, time_ns_of
+from .fields import actor_with_login, bounded, node_of, time_ns_of
 
 OUTCOMES_MAX = 1000
 NODES_MAX = 4096
@@ -51,7 +51,7 @@ class OutcomeService(OutcomeServiceServicer):
             check(at, one, self._wall_ns())
         spans = [(at, host, *_span(one)) for at, one in enumerate(told) for host in _hosts(one)]
         expected = await self._book.expected(spans)
-        reporter = signed(caller(context), "scheduler")
+        reporter = actor_with_login(caller(context), "scheduler")
         rows = [self._row(one, expected.get(at), reporter) for at, one in enumerate(told)]
         new = await self._book.take_outcomes(rows)
         return outcome_pb2.ReportOutcomesResponse(accepted_count=new, known_count=len(rows) - new)

@@ -28,7 +28,7 @@ class PermitService(PermitServiceServicer):
     ) -> permit_pb2.FleetPermit:
         """Grant it. Raises Invalid, NotReady. Who may is `access/methods.py`'s to say."""
         try:
-            self._permits.grant(request.seconds, signed(caller(context), request.reason))
+            self._permits.grant(request.seconds, reason_with_login(caller(context), request.reason))
         except OSError as error:
             raise NotReady(f"the grant cannot be kept: {error.strerror}") from error
         return self._shown()
@@ -38,7 +38,7 @@ class PermitService(PermitServiceServicer):
     ) -> permit_pb2.FleetPermit:
         """Take it back, at once. Raises NotReady when a restart would bring it back."""
         try:
-            self._permits.revoke(signed(caller(context), request.reason))
+            self._permits.revoke(reason_with_login(caller(context), request.reason))
         except OSError as error:
             raise NotReady(
                 f"it is revoked, but the disk does not know: {error.strerror}; a restart of the "
@@ -56,6 +56,6 @@ class PermitService(PermitServiceServicer):
         )
 
 
-def signed(who: Caller, reason: str) -> str:
+def reason_with_login(who: Caller, reason: str) -> str:
     """Return *reason* with the login that it came by, where there is one: the name in it anybody can write."""
     return f"{who.role} {who.name}: {reason}" if who.known and reason else reason
