@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,8 +15,8 @@ import duckdb
 
 from ...cli import FAILED, OK, USAGE
 from ..declared.changes import Rows, lines, rows_of, stored_rows
-from ..declared.hostset import Selection
-from ..declared.model import NOTHING, Declared, Said
+from ..declared.index import Index
+from ..declared.model import NOTHING, Declared, Override, Said, Window
 from ..declared.problems import DeclaredError
 from ..declared.reading import ENDINGS, parse, read
 from ..declared.record import told_places
@@ -97,14 +98,17 @@ def _summary(declared: Declared) -> str:
 def _effects(declared: Declared, now_ns: int, hosts: Sequence[str]) -> Iterator[str]:
     """Yield what holds now, and for how many of the hosts that are known."""
     known = sorted({*hosts, *declared.given})
-    for window in declared.windows:
+    meant = _counts(declared, declared.windows, known)
+    for number, window in enumerate(declared.windows):
         state = _state(window.begin_ns, window.end_ns, now_ns)
         if state != "over":
-            yield f"maintenance {state}: {_meant(declared, window.selection, known)} ({window.where})"
-    for override in declared.overrides:
+            who = _who(window, meant[number], known)
+            yield f"maintenance {state}: {who} ({window.where})"
+    meant = _counts(declared, declared.overrides, known)
+    for number, override in enumerate(declared.overrides):
         state = _state(override.since_ns, override.until_ns, now_ns)
         if state != "over":
-            who = _meant(declared, override.selection, known)
+            who = _who(override, meant[number], known)
             yield f"noise {state}: {override.what} on {who} ({override.where})"
 
 
@@ -112,12 +116,18 @@ def _state(begin_ns: int, end_ns: int, now_ns: int) -> str:
     return "over" if now_ns >= end_ns else "now" if now_ns >= begin_ns else "coming"
 
 
-def _meant(declared: Declared, selection: Selection, known: Sequence[str]) -> str:
+def _counts(
+    declared: Declared, entries: Sequence[Window | Override], known: Sequence[str]
+) -> Counter[int]:
+    """Return how many of the *known* hosts each of *entries* means."""
+    index = Index(one.selection for one in entries)
+    return Counter(number for host in known for number in index.of(host, declared.place(host)))
+
+
+def _who(entry: Window | Override, count: int, known: Sequence[str]) -> str:
     """Return who is meant, and how many of the *known* hosts they are."""
-    if not known:
-        return selection.words
-    found = [host for host in known if selection.matches(host, declared.place(host))]
-    return f"{selection.words}: {len(found)} of {len(known)} known hosts"
+    words = entry.selection.words
+    return f"{words}: {count} of {len(known)} known hosts" if known else words
 
 
 def _parser() -> argparse.ArgumentParser:

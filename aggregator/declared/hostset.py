@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from .limits import NAME_CHARACTERS_MAX
@@ -15,12 +16,17 @@ PARTS_MAX = 4
 _DIGITS_MAX = 9
 _PARTS = re.compile(r"[*?]|[^*?]+")
 _WILD = re.compile(r"[*?]")
+_DIGITS = re.compile(r"[0-9]+")
 _TEXT = re.compile(r"[A-Za-z0-9._*?-]*")
 _RANGE = re.compile(rf"([0-9]{{1,{_DIGITS_MAX}}})(?:-([0-9]{{1,{_DIGITS_MAX}}}))?")
 _EXPECTED = (
     "expected a host name, with ranges as gpu-[001-016,020], or with * and ? "
     "(letters, digits, '.', '_', '-')"
 )
+
+
+#: How far a name may have been read.
+Ends = set[int] | range
 
 
 class Range(NamedTuple):
@@ -32,7 +38,9 @@ class Range(NamedTuple):
 
     def has(self, number: int, text: str) -> bool:
         """Say whether *number*, written as *text*, is one of these as they are written."""
-        return self.first <= number <= self.last and text == f"{number:0{self.digits}d}"
+        if not self.first <= number <= self.last:
+            return False
+        return len(text) == self.digits if text[0] == "0" else len(text) >= self.digits
 
     def names(self) -> Iterator[str]:
         """Yield the numbers as written."""
@@ -52,14 +60,18 @@ class Pattern:
         """Say whether *host* is meant."""
         if not host.startswith(self.head):
             return False
-        ends = {0}  # how far what was looked at of the pattern may reach
+        ends: Ends = {0}  # how far what was looked at of the pattern may reach
         for number, text in enumerate(self.texts):
-            for part in _PARTS.findall(text):
-                ends = _after(part, host, ends)
+            for part in _parts(text):
+                ends = _after(part, host, ends) if ends else ends
             if number < len(self.brackets):
-                ranges = self.brackets[number]
-                ends = {end for at in ends for end in _after_number(ranges, host, at)}
+                ends = _after_number(self.brackets[number], host, ends)
         return len(host) in ends
+
+    @property
+    def pieces(self) -> int:
+        """What makes it long to match: its `*` and `?`, and its ranges."""
+        return len(_WILD.findall(self.text)) + sum(map(len, self.brackets))
 
     @property
     def is_name(self) -> bool:
@@ -99,23 +111,57 @@ def parse_pattern(text: object) -> Pattern:
     return Pattern(text, texts, brackets, _WILD.split(texts[0], 1)[0])
 
 
-def _after(part: str, host: str, ends: set[int]) -> set[int]:
-    """Return how far *host* may be read after *part*: a `*`, a `?`, or a text as it stands."""
+@lru_cache(maxsize=4_096)
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(_PARTS.findall(text))
+
+
+def _after(part: str, host: str, ends: Ends) -> Ends:
+    """Return how far *host* may be read after *part*: a `*`, a `?`, or a text as it stands. *ends*: not empty."""
     if part == "*":
-        return set(range(min(ends), len(host) + 1)) if ends else ends
+        return range(_first(ends), len(host) + 1)
     if part == "?":
         return {at + 1 for at in ends if at < len(host)}
-    return {at + len(part) for at in ends if host.startswith(part, at)}
+    found = set[int]()
+    at = host.find(part, _first(ends))
+    while at >= 0:
+        if at in ends:
+            found.add(at + len(part))
+        at = host.find(part, at + 1)
+    return found
 
 
-def _after_number(ranges: Sequence[Range], host: str, at: int) -> Iterator[int]:
-    for end in range(at + 1, min(at + _DIGITS_MAX, len(host)) + 1):
-        text = host[at:end]
-        if not (text.isascii() and text.isdigit()):
-            return
-        number = int(text)
-        if any(one.has(number, text) for one in ranges):
-            yield end
+def _first(ends: Ends) -> int:
+    return ends.start if isinstance(ends, range) else min(ends)
+
+
+class _Number(NamedTuple):
+    """Digits of a name, from *at* to before *end*."""
+
+    at: int
+    end: int
+    number: int
+    text: str
+
+
+@lru_cache(maxsize=16)  # hosts are asked for one after another, each with all patterns
+def _numbers(host: str) -> tuple[_Number, ...]:
+    """Return all that a range may be about in *host*."""
+    return tuple(
+        _Number(at, end, int(host[at:end]), host[at:end])
+        for run in _DIGITS.finditer(host)
+        for at in range(run.start(), run.end())
+        for end in range(at + 1, min(at + _DIGITS_MAX, run.end()) + 1)
+    )
+
+
+def _after_number(ranges: Sequence[Range], host: str, ends: Ends) -> Ends:
+    """Return how far *host* may be read after a number of *ranges*."""
+    return {
+        one.end
+        for one in _numbers(host)
+        if one.at in ends and any(each.has(one.number, one.text) for each in ranges)
+    }
 
 
 def _split(text: str) -> tuple[tuple[str, ...], tuple[tuple[Range, ...], ...]]:

@@ -17,6 +17,9 @@ SAID_MAX = 16
 ENTRIES_MAX = 2_000
 #: Patterns or names that one entry has.
 NAMES_MAX = 512
+#: `*`, `?` and ranges, of all files, that names are matched by one after another: in patterns of hosts that cannot be
+#: written out, of rules, devices, models and versions. Each is asked of each host, once for each version of the files.
+PIECES_MAX = 256
 #: Of one name or pattern, of who, and of why.
 NAME_CHARACTERS_MAX = 128
 WHO_CHARACTERS_MAX = 128

@@ -149,6 +149,7 @@ class Live:
             if hash_of(files) == before.hash:
                 return Look(stamps)
             declared = parse(files, now_ns, rules=self._rules, number=before.number + 1)
+            declared.prepare(tuple(self._fleet.names))  # here, where nobody is judged meanwhile
             return Look(stamps, declared, files)
         except DeclaredError as error:
             return Look(stamps, problems=tuple(error.problems))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
+from .asked import Expecting, Meant, Quieting, Windows, longest
 from .hostset import Selection
 from .index import Index
+from .noise import is_of
 from .problems import Where
 from .rollout import Rollout, reaches
 from .thresholds import THRESHOLDS
+from .wildcards import fits, pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +77,20 @@ class Override:
     where: Where
     rollout: float = 1.0  # the share of the hosts on which it counts so far
 
-    def is_about(self, rule: str, signal: str, code: float, device: str) -> bool:
-        """Say whether a symptom is meant: its rule's name, its signal, its code if it has one, its device."""
-        if self.device and not fnmatchcase(device, self.device):
-            return False
+    def is_of(self, rule: str, signal: str, code: float) -> bool:
+        """Say whether such a symptom is meant: by its rule's name, or its signal and code."""
         if self.codes:
             return signal == self.event and code in self.codes
-        return fnmatchcase(rule, self.rule)
+        return is_of(rule, self.rule)
+
+    def is_at(self, device: str) -> bool:
+        """Say whether one of *device* is."""
+        return not self.device or fits(device, self.device)
+
+    @property
+    def pieces(self) -> int:
+        """How many wildcards it has beside those of its hosts."""
+        return pieces(self.rule) + pieces(self.device)
 
     @property
     def what(self) -> str:
@@ -104,7 +113,12 @@ class Expected:
 
     def fits(self, model: str) -> bool:
         """Say whether it is for GPUs of *model*."""
-        return not self.model or bool(model and fnmatchcase(model, self.model))
+        return not self.model or bool(model and fits(model, self.model))
+
+    @property
+    def pieces(self) -> int:
+        """How many wildcards it has beside those of its hosts."""
+        return pieces(self.model) + sum(pieces(one) for each in self.texts.values() for one in each)
 
 
 class Selecting(Protocol):
@@ -145,9 +159,11 @@ class Declared:
     _indexes: dict[int, tuple[object, Index]] = field(
         default_factory=dict[int, tuple[object, Index]], repr=False, compare=False
     )
-    #: The same -> host -> those that mean it: asked each second of each host.
-    _meant: dict[int, dict[str, tuple[Any, ...]]] = field(
-        default_factory=dict[int, dict[str, tuple[Any, ...]]], init=False, repr=False, compare=False
+    _meant: Meant = field(default_factory=Meant, init=False, repr=False, compare=False)
+    _expecting: Expecting = field(default_factory=Expecting, init=False, repr=False, compare=False)
+    #: What holds now: the one that `override` asked last.
+    _quieting: list[Quieting] = field(
+        default_factory=lambda: [Quieting()], init=False, repr=False, compare=False
     )
     #: The hosts in maintenance, as `maintained` last had them: (what it was asked for, its answer).
     _maintained: list[tuple[object, Mapping[int, Window]]] = field(
@@ -159,12 +175,7 @@ class Declared:
 
     def _meaning(self, host: str, entries: tuple[E, ...]) -> tuple[E, ...]:
         """Return those of *entries* that mean *host*."""
-        known = self._meant.setdefault(id(entries), {})
-        found = known.get(host)
-        if found is None:
-            numbers = self._index(entries).of(host, self.place(host))
-            found = known[host] = tuple(entries[number] for number in numbers)
-        return found
+        return self._meant.of(host, self.place(host), entries, self._index(entries))
 
     def _index(self, entries: tuple[Selecting, ...]) -> Index:
         known = self._indexes.get(id(entries))
@@ -173,10 +184,19 @@ class Declared:
             known = self._indexes[id(entries)] = entries, index
         return known[1]
 
-    def prepare(self) -> None:
-        """Make what hosts are looked up in, so that who asks first does not wait for it."""
+    def prepare(self, hosts: Sequence[str] = ()) -> None:
+        """Make what hosts are looked up in, and match the names of *hosts*, so that who asks first does not wait for it."""
         for entries in (self.windows, self.overrides, self.expectations):
-            self._index(entries)
+            index = self._index(entries)
+            for host in hosts:
+                index.by_name(host)
+
+    @property
+    def pieces(self) -> int:
+        """How many wildcards and ranges names are matched by, one after another (`limits.PIECES_MAX`)."""
+        kinds = (self.windows, self.overrides, self.expectations)
+        beside = sum(one.pieces for one in (*self.overrides, *self.expectations))
+        return beside + sum(self._index(entries).pieces for entries in kinds)
 
     def live_windows(self, now_ns: int) -> list[Window]:
         """Return the windows that *now_ns* is in."""
@@ -196,9 +216,7 @@ class Declared:
 
     def window(self, host: str, now_ns: int) -> Window | None:
         """Return the window that *host* is in at *now_ns*, the one that ends last; None: in none."""
-        meaning = self._meaning(host, self.windows)
-        found = [one for one in meaning if one.begin_ns <= now_ns < one.end_ns]
-        return max(found, key=lambda one: one.end_ns, default=None)
+        return longest(self._meaning(host, self.windows), now_ns)
 
     def maintained(self, hosts: Sequence[str], now_ns: int) -> Mapping[int, Window]:
         """Return the window of each of *hosts* that is in one, by its place among them; between two calls *hosts*
@@ -208,8 +226,9 @@ class Declared:
             return {}
         asked = len(hosts), *map(id, live)
         if not self._maintained or self._maintained[0][0] != asked:
-            windows = ((at, self.window(host, now_ns)) for at, host in enumerate(hosts))
-            found = {at: window for at, window in windows if window is not None}
+            each = Windows(now_ns)
+            windows = (each.of(self._meaning(host, self.windows)) for host in hosts)
+            found = {at: window for at, window in enumerate(windows) if window is not None}
             self._maintained[:] = [(asked, found)]
         return self._maintained[0][1]
 
@@ -228,14 +247,9 @@ class Declared:
 
         *coming*: the one by which it will be, once it is rolled out that far.
         """
-        for one in self._meaning(host, self.overrides):
-            if (
-                one.since_ns <= now_ns < one.until_ns
-                and one.is_about(rule, signal, code, device)
-                and reaches(one.rollout, host) is not coming
-            ):
-                return one
-        return None
+        quieting = self._quieting[0] = self._quieting[0].at(self.overrides, now_ns)
+        about = quieting.about(self._meaning(host, self.overrides), rule, signal, code, device)
+        return next((one for one in about if reaches(one.rollout, host) is not coming), None)
 
     def threshold(self, name: str, *, before: bool = False) -> float:
         """Return a number of `THRESHOLDS`: as declared, else its default. Raises KeyError for another name.
@@ -249,9 +263,8 @@ class Declared:
     def expected(self, model: str, host: str = "") -> Expected | None:
         """Return what a host with GPUs of *model* must have: the first entry that names the host, else the first
         for its model alone."""
-        by_model = (one for one in self.expectations if one.selection is None)
         named = self._meaning(host, self.expectations) if host else ()
-        return next((one for one in (*named, *by_model) if one.fits(model)), None)
+        return self._expecting.of(named, model, self.expectations)
 
     def with_told(self, told: Mapping[str, tuple[Said, ...]]) -> Declared:
         """Return the same with what hosts say of themselves now."""

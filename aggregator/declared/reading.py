@@ -17,6 +17,7 @@ from .limits import (
     ENTRIES_MAX,
     FILE_BYTES_MAX,
     FILES_MAX,
+    PIECES_MAX,
     SAID_MAX,
     TOML_BYTES_MAX,
     TOTAL_BYTES_MAX,
@@ -141,6 +142,13 @@ def parse(
         notes=tuple(problems.notes),
     )
     declared.prepare()
+    if declared.pieces > PIECES_MAX:
+        problems.add(
+            Where("all files"),
+            f"{declared.pieces:,} of *, ? and [..] that names are matched by one after another, at most {PIECES_MAX:,}: "
+            "name hosts, in ranges as gpu-[001-016] of fewer names, or by racks, leaves, power_domains",
+        )
+        problems.raise_any()
     return declared
 
 

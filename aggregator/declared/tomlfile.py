@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from .limits import (
 )
 from .lines import Lines
 from .model import Expected, Override, Place, Window
+from .noise import may_name, refusal
 from .problems import Problems, Where, shown
 from .rollout import Rollout
 from .thresholds import THRESHOLDS, Threshold
@@ -176,9 +176,8 @@ class _Reader:
             required="an override has an end, as until = 2026-12-24",
         )
         rule, device = entry.text("rule"), entry.text("device")
-        if rule and self.rules and not any(fnmatchcase(name, rule) for name in self.rules):
-            words = f"{shown(rule)}: no rule has this name; "
-            entry.wrong("rule", lambda: words + near(rule, sorted(self.rules)))
+        if rule and not may_name(rule, self.rules):
+            entry.wrong("rule", partial(refusal, rule, self.rules))
         event, codes = self._codes(entry)
         rollout = entry.number("rollout", 0.0, 1.0, whole=False)
         who, why = _who_and_why(entry)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..declared.model import Declared, Override, Window
 from ..declared.moments import told
+from ..declared.noise import FAMILIES, NEVER
 from ..declared.rollout import coming
 from ..fleet.fleet import Fleet
 from ..verdicts import HostScore, Reason, State
@@ -23,8 +24,6 @@ from .symptoms import Rule, Symptom
 
 #: States that say nothing of a host worth telling beside its maintenance.
 _QUIET = (State.HEALTHY, State.MAINTENANCE)
-#: Rules that are made for each code.
-FAMILIES = ("gpu.xid", "nvswitch.sxid")
 
 
 def without_noise(
@@ -93,7 +92,7 @@ def rule_names() -> frozenset[str]:
     for module in pkgutil.iter_modules(rules.__path__):
         loaded = importlib.import_module(f".{module.name}", rules.__name__)
         found |= {rule.name for value in vars(loaded).values() for rule in _rules_in(value, 0)}
-    return frozenset(found)
+    return frozenset(found - NEVER.keys())
 
 
 def _rules_in(value: object, depth: int) -> Iterator[Rule]:

@@ -62,7 +62,7 @@ def test_an_index_says_what_each_selection_says(
     for host in (*hosts, *named, *others):
         for place in (Place(), Place(rack="s"), Place(spine="r"), Place(rack="r", leaf="r")):
             meant = [n for n, one in enumerate(chosen) if one and one.matches(host, place)]
-            assert looked_up.of(host, place) == meant
+            assert list(looked_up.of(host, place)) == meant
 
 
 @given(st.text(max_size=150) | st.text("[]-*?,a01", max_size=30), st.text("a01-x", max_size=20))

@@ -6,10 +6,14 @@ from datetime import UTC, datetime
 
 import pytest
 
+from gangline.aggregator.declared.hostset import Pattern
 from gangline.aggregator.declared.index import Index
+from gangline.aggregator.declared.model import Override, Place, Said
+from gangline.aggregator.declared.noise import FAMILIES, NEVER
 from gangline.aggregator.declared.reading import File, parse
 from gangline.aggregator.fleet.kept import KEPT
 from gangline.aggregator.judgement.declared import rule_names
+from gangline.aggregator.judgement.rules import agent, returned
 from gangline.aggregator.verdicts import Reason, State
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 from tests.aggregator.world import SECOND_NS, START_NS, World, gpu_of, throttle
@@ -150,6 +154,17 @@ def test_noise_by_rule() -> None:
     throttle(world.hosts[0], 1)
     world.run(40)
     assert world.states() == {"h0": "DEGRADED", "h1": "HEALTHY", "h2": "WATCH", "h3": "HEALTHY"}
+
+
+def test_the_name_of_a_family_means_all_of_it() -> None:
+    """`rule = "gpu.xid"` was taken, and did nothing: what was seen is called `gpu.xid.79`."""
+    world = World()
+    world.run(10)
+    world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
+    for_all = 'hosts = ["h*"]\nuntil = 2024-01-01T00:00:00Z\nwho = "b"\nwhy = "a test"\n'
+    declare(world, f'[[override]]\nrule = "gpu.xid"\n{for_all}')
+    world.run(2)
+    assert world.states()["h0"] == "HEALTHY"
 
 
 def test_a_threshold_moves_the_rule_and_its_words() -> None:
@@ -326,7 +341,56 @@ def test_rules_have_the_names_that_an_override_may_give() -> None:
         "clock.offset",
     } <= names
     assert {"hardware.unexpected.gpus", "gpu.thermal"} <= names and len(names) > 50
+    assert names.isdisjoint(NEVER) and names.issuperset(FAMILIES)
+    assert {agent.SILENT.name, returned.RULE.name} == NEVER.keys(), (
+        "what is not held is not weighed"
+    )
     assert "rdma.rate_bytes_per_second" in KEPT
+
+
+def test_patterns_are_matched_once_for_each_host_and_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Hosts that register all day had every host matched against every pattern anew, each five seconds."""
+    asked: list[str] = []
+    real = Pattern.matches
+    monkeypatch.setattr(
+        Pattern, "matches", lambda self, host: asked.append(host) or real(self, host)
+    )
+    world = World(hosts=3, gpus=1)
+    declare(world, window(-10, 10_000).replace('"h1"', '"h[0-9]*"'))
+    declared = world.fleet.declared
+    declared.prepare(world.fleet.names)
+    for number in range(3):
+        told = {"h0": (Said("label", "", Place(rack=f"r{number}")),)}
+        declared = declared.with_told(told)
+        assert len(declared.maintained(world.fleet.names, START_NS + SECOND_NS)) == 3
+    assert asked == ["h0", "h1", "h2"]
+
+
+def test_overrides_are_looked_through_once_for_what_they_are_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two thousand overrides, each of all hosts: each second all of them were held against all that any host shows."""
+    asked: list[str] = []
+    real = Override.is_of
+
+    def is_of(self: Override, rule: str, signal: str, code: float) -> bool:
+        asked.append(rule)
+        return real(self, rule, signal, code)
+
+    monkeypatch.setattr(Override, "is_of", is_of)
+    ends = 'until = 2023-11-15T00:00:00Z\nwho = "b"\nwhy = "c"\n'
+    text = "".join(f'[[override]]\nracks = ["r"]\nrule = "host.{n}"\n{ends}' for n in range(9))
+    place = '[[place]]\nhosts = ["h[0-99]"]\nrack = "r"\n'
+    declared = parse([File("a.toml", f"{place}{text}".encode())], START_NS)
+    for second in range(3):
+        for host in range(100):
+            now_ns = START_NS + second * SECOND_NS
+            found = declared.override(f"h{host}", "host.7", now_ns, signal="host.x", code=second)
+            assert found is not None and found.rule == "host.7"
+    assert len(asked) == 9
+    assert declared.override("h1", "host.7", START_NS + 10**15) is None, "it has ended"
 
 
 def test_what_is_declared_costs_little_of_many_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,9 +400,9 @@ def test_what_is_declared_costs_little_of_many_hosts(monkeypatch: pytest.MonkeyP
     declared = world.fleet.declared
     asked: list[str] = []
 
-    def of(self: Index, host: str, place: object) -> list[int]:
+    def of(self: Index, host: str, place: object) -> tuple[int, ...]:
         asked.append(host)
-        return [0] if host == "h1" else []
+        return (0,) if host == "h1" else ()
 
     monkeypatch.setattr(Index, "of", of)
     for _ in range(3):

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.declared import fields, limits, tomlfile
+from gangline.aggregator.declared import fields, index, limits, noise, tomlfile
 from gangline.aggregator.declared import problems as problems_of
 from gangline.aggregator.declared.model import NOTHING, Declared, Place, Said
 from gangline.aggregator.declared.problems import DeclaredError
 from gangline.aggregator.declared.reading import File, hash_of, parse, read
 from gangline.aggregator.declared.thresholds import THRESHOLDS
+from gangline.aggregator.declared.wildcards import fits
 
 NOW_NS = round(datetime(2026, 11, 21, 6, tzinfo=UTC).timestamp()) * 10**9
 DAY_NS = 86_400 * 10**9
@@ -295,6 +297,46 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         parse([File("a.toml", b"# good\n# \xff\n")], NOW_NS)
 
 
+def test_patterns_that_hosts_are_matched_by_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million patterns against ten thousand hosts is a legal file by all other limits, and hours in which nobody is judged."""
+    most = limits.PIECES_MAX
+
+    def window(hosts: list[str]) -> str:
+        return (
+            f"[[maintenance]]\nhosts = {json.dumps(hosts)}\nbegin = 2023-11-01T00:00:00Z\n"
+            'end = 2023-12-01T00:00:00Z\nwho = "a"\nwhy = "b"\n'
+        )
+
+    assert declared(a_toml=window([f"r{n}-*" for n in range(most)])).pieces == most
+    (told,) = problems(a_toml=window(["a-?*", *(f"r{n}-*" for n in range(most - 1))]))
+    assert told.startswith(f"all files: {most + 1} of *, ? and [..] that names are matched by")
+    assert "in ranges" in told and "racks" in told
+    names = [f"gpu-{n}" for n in range(most + 1)]
+    assert not declared(a_toml=window(names)).pieces, "names are looked up"
+    monkeypatch.setattr(index, "NAMES_MAX", most + 1)
+    assert declared(a_toml=window(["x-[1-99999]", *names])).pieces == 1, "the fewest names first"
+    allowed = json.dumps([f"{n}.*" for n in range(most)])
+    expected = '[[expected]]\nmodel = "NVIDIA *"\nkernels = '
+    assert problems(a_toml=f"{expected}{allowed}\n")[0].startswith("all files: ")
+
+
+@given(st.text("ab*?[]-!1", max_size=12), st.text("ab1-", max_size=8))
+def test_wildcards_fit_as_they_always_did(pattern: str, text: str) -> None:
+    """Compiled once, a pattern must mean what it meant."""
+    assert fits(text, pattern) == fnmatchcase(text, pattern)
+
+
+@pytest.mark.parametrize("rule", ["host.silent", "host.returned"])
+def test_what_is_never_noise_is_refused(rule: str) -> None:
+    """It was taken, and did nothing: the operator found his host STALE all the same, and looked for the reason."""
+    text = (
+        f'[[override]]\nhosts = ["a"]\nrule = "{rule}"\nuntil = 2023-12-01\nwho = "a"\nwhy = "b"\n'
+    )
+    for names in (frozenset[str](), frozenset({rule})):
+        with pytest.raises(DeclaredError, match="is never noise"):
+            parse(files(a_toml=text), NOW_NS, rules=names)
+
+
 def test_thousands_of_mistakes_cost_no_more_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of another program, 2 MiB of unknown keys: to guess at what each was meant to be took minutes, in which
     nobody was judged."""
@@ -305,7 +347,7 @@ def test_thousands_of_mistakes_cost_no_more_than_the_first(monkeypatch: pytest.M
         asked.append(key)
         return real(key, known)
 
-    for where in (fields, tomlfile):
+    for where in (fields, noise, tomlfile):
         monkeypatch.setattr(where, "near", guessed)
     names = range(2_000)
     found = problems(
