@@ -24,6 +24,7 @@ from .ingest.clocklog import ClockWriter
 from .ingest.intake import Ingest
 from .judgement.judge import Judgement, judge
 from .judgement.restart import Before
+from .leaps import Leaps
 from .scores.supervisor import ScoreProcess
 from .service.telemetry import TelemetryService
 from .services import SCORE, TELEMETRY
@@ -72,18 +73,22 @@ class Judging:
     #: What stands against the aggregator itself, in words.
     alarms: Callable[[], tuple[str, ...]]
     before: Before
+    #: Sees the clock set forward.
+    leaps: Leaps
     #: What the last turn took.
     seconds: float = 0.0
     telling: Telling = field(init=False)
     _written: ScoreLog = field(default_factory=ScoreLog)
     _told: dict[str, str] = field(default_factory=dict[str, str])
     _reload: bool = False
+    _leapt_ns: int = 0  # since the last judgement
 
     def __post_init__(self) -> None:
         self.telling = Telling(self.book)
 
     def begin(self) -> None:
         """Answer as before the restart, until the hosts have spoken."""
+        self.leaps.since_last(self.wall_ns())
         if self.before.scores:
             snapshot = self._judged(self.wall_ns())
             self._show(snapshot)
@@ -113,6 +118,7 @@ class Judging:
         for _ in self.fleet.advance_ahead():
             await asyncio.sleep(0)  # frames and calls that came meanwhile
         now_ns = self.wall_ns()
+        self._mind_the_clock(now_ns)
         self._look_around(now_ns)
         snapshot = self._in_doubt(self._judged(now_ns), now_ns)
         self._tell(JUDGING_FINDING, snapshot.failed, now_ns)
@@ -127,6 +133,18 @@ class Judging:
         if first:
             await self.health.set(SCORE, _SERVING)
         await self.health.set(TELEMETRY, _NOT_SERVING if self.store.failing else _SERVING)
+
+    def _mind_the_clock(self, now_ns: int) -> None:
+        """A clock of ours that was set forward says nothing about hosts."""
+        leapt_ns = self.leaps.since_last(now_ns)
+        if leapt_ns:
+            log.warning(
+                "our clock was set forward by %.0f s: hosts are as fresh as they were",
+                leapt_ns / 1e9,
+            )
+            self.fleet.leap(leapt_ns, now_ns)
+            self.ingest.sessions.leap(leapt_ns, now_ns)
+            self._leapt_ns += leapt_ns
 
     def _look_around(self, now_ns: int) -> None:
         """Bring up to date what is judged by beside readings."""
@@ -163,7 +181,9 @@ class Judging:
         previous = self.holder.snapshot
         model, experience = self.models.in_use, self.book.experience
         before = None if previous else self.before
-        return judge(self.fleet, now_ns, previous, before, model, experience)
+        judged = judge(self.fleet, now_ns, previous, before, model, experience, self._leapt_ns)
+        self._leapt_ns = 0
+        return judged
 
     def _in_doubt(self, snapshot: Judgement, now_ns: int) -> Judgement:
         """Return *snapshot* with what stands against the aggregator itself: a disk that takes nothing, alarms."""

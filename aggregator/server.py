@@ -40,6 +40,7 @@ from .judgement.declared import rule_names
 from .judgement.found import FAULT_RULES
 from .judgement.restart import Before
 from .judging import Holder, Judging
+from .leaps import Leaps
 from .listening import (
     Place,
     StartError,
@@ -78,7 +79,15 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Aggregator:
     """`start`, then `close`; between them it serves."""
 
-    def __init__(self, config: AggregatorConfig, wall_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        config: AggregatorConfig,
+        wall_ns: Callable[[], int] = time.time_ns,
+        steady_ns: Callable[[], int] | None = None,
+    ) -> None:
+        """*steady_ns*: None: as the wall clock, where that is one that is handed in, and never set."""
+        own = time.monotonic_ns if wall_ns is time.time_ns else wall_ns
+        self._leaps = Leaps(steady_ns or own)
         # Node indexes begin anew with each process, so that its epoch is the moment of its start.
         self.fleet = Fleet(epoch=wall_ns() // 1_000_000)
         self.holder = Holder()
@@ -167,7 +176,7 @@ class Aggregator:
         return Judging(
             self._config, self._wall_ns, self.fleet, self.store, self._ingest, self._clocks, self.door,
             self.declared, self.models, self.book, self._telemetry, self.holder, self.scores, self._health,
-            lambda: self._own.words, before,
+            lambda: self._own.words, before, self._leaps,
         )  # fmt: skip
 
     async def _listen(self, where: list[Place], undo: AsyncExitStack) -> None:

@@ -202,6 +202,13 @@ class Fleet:
             self._first_ns[hosts] -= np.where(self._first_ns[hosts] > 0, ahead, 0)
             self._backlog_ns[hosts] = np.minimum(self._backlog_ns[hosts], now_ns)
 
+    def leap(self, leapt_ns: int, now_ns: int) -> None:
+        """Our clock was set forward by *leapt_ns* since it was last looked at: what was before is as long ago as it was."""
+        before_ns = now_ns - leapt_ns  # what is later was told by the clock as it is now
+        for times in (self._heard_ns, self._first_ns, self._backlog_ns, self._booted_ns):
+            times += np.where((times > 0) & (times <= before_ns), leapt_ns, 0)
+        self.occurrences.leap(leapt_ns, before_ns)
+
     def _places(self, host: int, kept_in: int, names: tuple[str, ...]) -> Indexes:
         table = self._tables[kept_in]
         before = table.devices.count

@@ -212,6 +212,15 @@ class Occurrences:
             if not records and not reported.taken_back_ns:
                 del self._hosts[host]
 
+    def leap(self, leapt_ns: int, before_ns: int) -> None:
+        """Our clock was set forward: what was until *before_ns* ends no sooner by that."""
+        for record in self:
+            if record.last_time_ns <= before_ns:
+                record.last_time_ns += leapt_ns
+            for incident in record.incidents.values():
+                if incident.heard_ns <= before_ns:
+                    incident.heard_ns += leapt_ns
+
     def __iter__(self) -> Iterator[Occurrence]:
         for reported in self._hosts.values():
             yield from reported.records.values()

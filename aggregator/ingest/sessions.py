@@ -106,6 +106,12 @@ class Sessions:
         """Return when a host that registered last spoke."""
         return self._by_host[host].heard_ns
 
+    def leap(self, leapt_ns: int, now_ns: int) -> None:
+        """Our clock was set forward by *leapt_ns* since it was last looked at: nobody's name is free for that."""
+        for session in self._by_host.values():
+            if session.heard_ns <= now_ns - leapt_ns:
+                session.heard_ns += leapt_ns
+
     def is_silent(self, host: str, now_ns: int) -> bool:
         """Say whether a host's name is free: it is not known, or has not spoken for SILENT_SECONDS."""
         session = self._by_host.get(host)

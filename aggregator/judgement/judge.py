@@ -122,22 +122,24 @@ def judge(
     before: Before | None = None,
     model: HazardModel | None = None,
     experience: Experience = NOTHING,
+    leapt_ns: int = 0,
 ) -> Judgement:
     """Return the fleet as it is at *now_ns* of our clock, following *previous*.
 
     *before*: what was known before a restart, for the first judgement after it. *model*: of the hazard; None, or a prior: none was trained.
-    *experience*: what advice and its outcomes tell.
+    *experience*: what advice and its outcomes tell. *leapt_ns*: by how much our clock was set forward since *previous*
+    (`Fleet.leap`).
     """
     unsound = fleet.advance(now_ns)
     present = Present(fleet, now_ns)
     kin = _of_this_epoch(fleet, previous)
-    before = (before or (kin.before if kin else Before())).by(now_ns)
+    before = (before or (kin.before if kin else Before())).by(now_ns, leapt_ns)
     unheard = before.waiting(fleet, now_ns)
     listened = before.listened_seconds(present.silent_seconds, fleet, now_ns)
     frozen = outage.silent_together(present, listened) - unheard
     told = previous.degraded_reason if previous else ""
     saw, failed = _look(present, kin, told)
-    holds = _hold(present, _by_host(saw.values()), kin)
+    holds = _hold(present, _by_host(saw.values()), kin, leapt_ns)
     counting = without_noise(fleet, holds, now_ns)
     passing = _by_host(
         [
@@ -243,11 +245,14 @@ def _by_host(groups: Iterable[Iterable[Symptom]]) -> dict[int, list[Symptom]]:
 
 
 def _hold(
-    present: Present, symptoms: Mapping[int, list[Symptom]], previous: Judgement | None
+    present: Present,
+    symptoms: Mapping[int, list[Symptom]],
+    previous: Judgement | None,
+    leapt_ns: int,
 ) -> dict[int, dict[Key, Hold]]:
     """Return every host's holds. A host that is silent keeps its own: missing is not healthy.
 
-    Where our clock was set back, all of them are as old as they were.
+    Where our clock was set back, or forward by *leapt_ns*, all of them are as old as they were.
     """
     before: Mapping[int, Mapping[Key, Hold]] = {}
     elapsed_ns = 0
@@ -258,6 +263,8 @@ def _hold(
         held, seen = before.get(host, {}), symptoms.get(host, [])
         if elapsed_ns < 0 or not present.awake[host]:
             held = hysteresis.paused(held, elapsed_ns)
+        elif leapt_ns:
+            held = hysteresis.paused(held, leapt_ns)
         after = hysteresis.step(held, seen, present.now_ns)
         if not present.awake[host]:  # what needs no reading, such as an event, is taken even so
             after = {**held, **after}

@@ -41,9 +41,13 @@ class Before:
     #: What is on record of each host.
     faults: Faults = field(default_factory=Faults)
 
-    def by(self, now_ns: int) -> Before:
-        """Return the same by a clock that says *now_ns*: it may have been set back since we started again."""
-        return self if self.restarted_ns <= now_ns else replace(self, restarted_ns=now_ns)
+    def by(self, now_ns: int, leapt_ns: int = 0) -> Before:
+        """Return the same by a clock that says *now_ns*, and was set forward by *leapt_ns* just now: it may have been set
+        back, too, since we started again."""
+        restarted_ns = min(self.restarted_ns + leapt_ns, now_ns)
+        return (
+            self if restarted_ns == self.restarted_ns else replace(self, restarted_ns=restarted_ns)
+        )
 
     def waiting(self, fleet: Fleet, now_ns: int) -> frozenset[int]:
         """Return the hosts not heard again yet, for as long as that is our doing."""

@@ -20,6 +20,7 @@ from gangline.aggregator.judgement.features import COLUMN
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.judgement.present import Present
 from gangline.aggregator.judgement.scoring import base_hazard_per_hour
+from gangline.aggregator.leaps import Leaps
 from gangline.aggregator.verdicts import Reason, State
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
@@ -221,6 +222,43 @@ def test_a_clock_of_ours_that_is_set_back_makes_no_host_new_and_none_well() -> N
     assert world.states()["h1"] == "HEALTHY", "what was over has ended"
     world.run(530)
     assert world.states()["h2"] == "HEALTHY", "nor does an event of ten minutes stand for an hour"
+
+
+def test_a_clock_of_ours_that_is_set_forward_says_nothing_about_hosts() -> None:
+    """NTP put an aggregator right by an hour: every host was STALE until it was heard again, what had begun just then
+    counted at once, and what stands for ten minutes was over.
+    """
+    world = World(hosts=8)
+    world.event(world.hosts[2], 1, "0000:00:01.0", "pcie.aer")
+    world.run(20)
+    throttle(world.hosts[1], 0)
+    world.hosts[3].silent = True
+    world.run(2)
+    leapt_ns = 3600 * SECOND_NS
+    set_back(world, -3600)
+    world.fleet.observe("h0", world.frame(world.hosts[0]), world.now_ns)  # before the next turn
+    world.now_ns += SECOND_NS
+    world.fleet.leap(leapt_ns, world.now_ns)
+    world.snapshot = judge(world.fleet, world.now_ns, world.snapshot, leapt_ns=leapt_ns)
+    states = world.states()
+    assert not world.snapshot.degraded_reason and states.pop("h2") == "SUSPECT"
+    assert set(states.values()) == {"HEALTHY"}
+    world.run(14)
+    assert world.states()["h3"] == "STALE", "who says nothing is silent as soon as ever"
+    assert world.states()["h1"] == "DEGRADED"
+
+
+def test_a_leap_of_the_clock_is_seen_by_one_that_nobody_sets() -> None:
+    """A turn that took long is none, nor is a clock that was set back: that is seen where it matters."""
+    steady_ns = 0
+    leaps = Leaps(lambda: steady_ns)
+    found: list[int] = []
+    wall_ns = START_NS
+    for passed, leapt in ((0, 0), (1, 0), (40, 0), (1, 3600), (1, -3600), (1, 4), (2, 86_400)):
+        steady_ns += passed * SECOND_NS
+        wall_ns += (passed + leapt) * SECOND_NS
+        found.append(leaps.since_last(wall_ns) // SECOND_NS)
+    assert found == [0, 0, 0, 3600, 0, 0, 86_400]
 
 
 def test_late_frames_do_not_move_the_present() -> None:
