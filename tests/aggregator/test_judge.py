@@ -261,6 +261,33 @@ def test_a_leap_of_the_clock_is_seen_by_one_that_nobody_sets() -> None:
     assert found == [0, 0, 0, 3600, 0, 0, 86_400]
 
 
+def test_a_collector_that_is_switched_off_is_told_of_no_more() -> None:
+    """A collector failed, so it was switched off, and its failure was shown for as long as the aggregator ran; or again
+    after that one's restart, as the event is kept."""
+    world = World()
+    world.hosts[0].set("collector_10s", "rdma_1s", outcome_state=3)
+    world.event(world.hosts[0], 3, "rdma_1s", "collector.outcome", message="no such file")
+    world.run(40)
+
+    def told(host: int) -> dict[str, str]:
+        return {one.name: one.words for one in world.fleet.sources.of(host)}
+
+    assert told(0) == {"gpu_1s": "", "host_1s": "", "rdma_1s": "no such file"}
+    del world.hosts[0].readings["collector_10s", "rdma_1s"]
+    world.event(world.hosts[1], 3, "nvme_60s", "collector.outcome", message="told again")
+    world.run(30)
+    assert "rdma_1s" in told(0) and "nvme_60s" in told(1), "one that was left out once is not off"
+    world.run(60)
+    assert told(0).keys() == {"gpu_1s", "host_1s"} and "rdma_1s" in told(2)
+    assert "nvme_60s" not in told(1)
+    world.hosts[0].set("collector_10s", "rdma_1s", outcome_state=0, turn_seconds=0.001)
+    world.hosts[2].reboot(world.now_ns - 30 * SECOND_NS)
+    del world.hosts[2].readings["collector_10s", "host_1s"]
+    world.register(world.hosts[2])
+    world.run(90)
+    assert "rdma_1s" in told(0) and told(2).keys() == {"gpu_1s", "rdma_1s"}
+
+
 def test_late_frames_do_not_move_the_present() -> None:
     """A frame that waited on disk says what was, not what is."""
     world = World()
