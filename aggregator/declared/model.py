@@ -195,7 +195,8 @@ class Declared:
     def pieces(self) -> int:
         """How many wildcards and ranges names are matched by, one after another (`limits.PIECES_MAX`)."""
         kinds = (self.windows, self.overrides, self.expectations)
-        beside = sum(one.pieces for one in (*self.overrides, *self.expectations))
+        beside = sum(one.pieces for one in self.overrides)
+        beside += sum(one.pieces for one in self.expectations)
         return beside + sum(self._index(entries).pieces for entries in kinds)
 
     def live_windows(self, now_ns: int) -> list[Window]:
