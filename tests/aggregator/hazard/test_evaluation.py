@@ -14,6 +14,7 @@ from gangline import cli
 from gangline.aggregator.hazard.baselines import BASELINES
 from gangline.aggregator.hazard.evaluation import MODEL, ORACLE, Terms, evaluate
 from gangline.aggregator.hazard.events import EventsError, parse_events
+from gangline.aggregator.hazard.history import ALL, HARDWARE
 from tests.aggregator.hazard.fleets import data_of, fault, recording
 
 TERMS = Terms(train_until=90, gang_nodes=80, lost_hours=1.0, draws=10)
@@ -57,12 +58,22 @@ def test_json_has_the_figures_and_no_nan(events: Path, tmp_path: Path) -> None:
 
 
 def test_what_comes_after_the_split_changes_nothing_that_is_learned() -> None:
-    """The weights of a model that saw the days it is judged on."""
+    """The weights, and the baselines' calibration, of a model that saw the days it is judged on."""
     faults = parse_events(data_of(recording(rate=0.006)))
-    late = faults.start > 91
-    moved = replace(faults, hardware=np.where(late, ~faults.hardware, faults.hardware))
-    models = [evaluate(one, replace(TERMS, draws=2)).tables[0].model for one in (faults, moved)]
-    assert models[0] == models[1]
+    late, ended_late = faults.start >= 91, faults.end >= 91
+    assert late.sum() > 20 and (ended_late & ~late).any()
+    moved = replace(
+        faults,
+        node=np.where(late, (faults.node + 1) % len(faults.nodes), faults.node),
+        hardware=np.where(late, ~faults.hardware, faults.hardware),
+        end=np.where(ended_late, faults.end + 0.4, faults.end),
+    )
+    one, other = (evaluate(each, replace(TERMS, draws=2)).tables for each in (faults, moved))
+    assert [table.outcome for table in one] == [table.outcome for table in other] == [ALL, HARDWARE]
+    for table, same in zip(one, other, strict=True):
+        assert table.model == same.model
+        assert table.rate_learned == same.rate_learned
+        assert table.rows != same.rows, "what is judged is of the days after"
 
 
 def test_an_oracle_saves_what_there_is_to_save() -> None:
