@@ -38,6 +38,20 @@ def test_past_a_twentieth_of_the_fleet_silent_within_a_minute_states_freeze(
     assert State.STALE not in {g.state for g in snapshot.gpus.of(5)}
 
 
+@pytest.mark.parametrize(("silent", "apart_seconds", "ours"), [(3, 0, False), (4, 0, True), (4, 40, False)])  # fmt: skip
+def test_a_twentieth_is_the_share_and_a_minute_the_time(
+    silent: int, apart_seconds: int, ours: bool
+) -> None:
+    """Of eighty hosts three at once are three hosts that are down, and so are four that went one after another."""
+    world = World(hosts=80, gpus=1)
+    world.run(8)
+    for host in world.hosts[:silent]:
+        host.silent = True
+        world.run(apart_seconds)
+    assert bool(world.run(20).degraded_reason) is ours
+    assert list(world.states().values()).count("STALE") == (0 if ours else silent)
+
+
 @pytest.mark.parametrize(
     ("places", "said"),
     [
