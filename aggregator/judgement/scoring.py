@@ -30,7 +30,7 @@ GPU_HAZARD_PER_HOUR = 2.2e-5
 HOST_HAZARD_PER_HOUR = 5e-6
 
 #: 90 % interval of the hazard, as a factor up and down: hosts of one fleet differ by about this much
-#: (assumed until outcomes calibrate it), and one that is not heard may be in any state.
+#: (assumed), and one that is not heard may be in any state.
 SPREAD_HEARD, SPREAD_UNHEARD = 3.0, 100.0
 
 #: Standard errors that hold 90 %, and the standard error of a pace that no peers were measured with (assumed).
