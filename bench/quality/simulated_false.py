@@ -33,6 +33,7 @@ def advice(run: Run) -> str:
         ("drains of a host with a fault, for another reason", lambda one: one.what == "astray"),
         ("AVOID", lambda one: one.what == "avoid"),
         ("INSPECT and the like", lambda one: one.what == "look"),
+        ("a shared cause that no two of its hosts share", lambda one: one.what == "cause"),
     ]  # fmt: skip
     rows = [
         [name, str(rate.count), _told(rate), *_around(run, wanted)]

@@ -95,10 +95,10 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """Something said of a host on which no fault stood; "astray": or another one."""
+    """Something said of a host on which no fault stood; "astray": or another one; "cause": of several, as if they shared one."""
 
     by: str
-    what: str  # "drain", "astray", "avoid", "look", or "name": a state that keeps work off it
+    what: str  # "drain", "astray", "avoid", "look", "cause", or "name": a state that keeps work off it
     host: str
     rule: str
     words: str

@@ -59,6 +59,10 @@ def _in_short(run: Run) -> str:
     shared = [one.shared for one in run.scores if one.shared and DOMAIN[one.shared.class_name]]
     shared = [one for one in shared if one.hosts > 1]
     around = sum(is_drain(one) for each in run.around() for one in each.wrong)
+    causes, causes_around = (
+        sum(one.what == "cause" for each in some for one in each.wrong)
+        for some in (run.sampled(), run.around())
+    )
     missed = [f"`{each.name}`" for each, those in run.faults() if is_missed(those)]
     middle = float(np.median([one.delay_seconds for one in named])) if named else float("nan")
     return f"""In short, of a fleet that does not exist:
@@ -66,7 +70,8 @@ def _in_short(run: Run) -> str:
 - **Found**: {counted(len(named), len(shown))} of the causes drawn that show at all, as many of a rare class as of a common one; half of them within {number(middle)} s. Not detected: {", ".join(missed) or "no class"}.
 - **Victims blamed**: in {counted(sum(one.victims_blamed > 0 for one in gangs), len(gangs))} of the causes for which others had to wait.
 - **False drains**: in hours of the whole fleet {drains_told(run)}; the budget is {BUDGET:g}. {verdict(run)} Around the causes drawn, {around} seen.
-- **Shared causes**: {counted(sum(one.shared == 1 for one in shared), len(shared))} ended in exactly one advisory for what the hosts share."""
+- **Shared causes**: {counted(sum(one.shared == 1 for one in shared), len(shared))} ended in exactly one advisory for what the hosts share; {sum(one.right_domain for one in shared)} of them named the right thing.
+  {causes} advisories of the hours, and {causes_around} around causes, were for a cause that no two of their hosts share."""
 
 
 def _method(run: Run) -> str:

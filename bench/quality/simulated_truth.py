@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +75,11 @@ class Truth:
     def is_ill(self, host: str, seconds: float) -> bool:
         """Say whether a fault stood on *host*, or did lately."""
         return bool(self.standing(host, seconds, "faults"))
+
+    def share_a_cause(self, hosts: Sequence[str], seconds: float) -> bool:
+        """Say whether one fault struck two of *hosts*, and stood then or did lately."""
+        causes = [{it.cause for it in self.standing(one, seconds, "faults")} for one in hosts]
+        return any(one & other for one, other in combinations(causes, 2))
 
     def victims(self, struck: Sequence[Struck]) -> set[str]:
         """Return the hosts that shared a job with *struck* while these were, and that no fault struck in this span."""

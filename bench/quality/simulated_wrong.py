@@ -24,11 +24,18 @@ def wrong_names(named: Sequence[Named], truth: Truth) -> list[Wrong]:
 def wrong_advice(advised: Sequence[Advised], truth: Truth) -> list[Wrong]:
     """Return advice about one host on which no fault stood; each advisory once, as the gravest that it was.
 
-    And, as "astray", drains of a host on which a fault stood, for a reason that is none of that fault's.
+    And, as "astray", drains of a host on which a fault stood, for a reason that is none of that fault's; as "cause",
+    advice for what several hosts share where no fault struck two of them at once.
     """
     gravest: dict[str, Wrong] = {}
     for one in advised:
-        if one.basis is Basis.SHARED_CAUSE or one.action is Action.RETURN_TO_SERVICE:
+        if one.basis is Basis.SHARED_CAUSE:
+            if not truth.share_a_cause(one.hosts, one.seconds):
+                host = one.hosts[0]
+                told = _wrong(truth, JUDGE, "cause", host, one.reason, one.words, one.seconds)
+                gravest.setdefault(one.name, told)
+            continue
+        if one.action is Action.RETURN_TO_SERVICE:
             continue
         host = one.hosts[0]
         what = (

@@ -141,6 +141,33 @@ def test_a_drain_is_false_where_no_fault_stands_and_only_there() -> None:
     assert [one.what for one in score(case, early, truth, {}).wrong] == ["avoid"]
 
 
+def test_a_shared_cause_is_wrong_where_no_two_of_its_hosts_share_one() -> None:
+    """Two hosts of a rack, ill of things of their own, were told of as one rack; no figure said how often."""
+    told = {one.class_name: _told_as_one(one) for one in planned(PARADE, Size("parade", 1, 1))}
+    assert [one.what for one in told["power_brake"].wrong] == []
+    assert [one.what for one in told["thermal"].wrong] == ["cause"]
+    text = page(_run([told["power_brake"], told["thermal"]]))
+    assert "0 advisories of the hours, and 1 around causes, were for a cause that no two" in text
+
+
+def _told_as_one(case: Case) -> Score:
+    """Return how it stands that whom *case* struck first, and another, are told of as one."""
+    truth = Truth(PARADE, case.hosts, case.begin, case.end)
+    struck = truth.of_cause(case.cause)
+    if not struck:
+        return Score("", 1.0)
+    others = [one.host for one in struck[1:]] or sorted(
+        {PARADE.names[at] for at in case.hosts} - {struck[0].host}
+    )
+    advised = replace(
+        _advised(struck[0].host, struck[0].begin + 60.0, Action.INSPECT),
+        hosts=(struck[0].host, others[0]),
+        basis=Basis.SHARED_CAUSE,
+    )
+    places = {name: PARADE.place(at) for at, name in enumerate(PARADE.names)}
+    return score(case, Said(advised=[advised]), truth, places)
+
+
 def test_a_victim_that_is_blamed_is_counted() -> None:
     """A host that waits for another is at 100 % utilisation and slow: to blame it is the classic error."""
     case = thermal()
