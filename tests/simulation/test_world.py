@@ -160,6 +160,8 @@ def test_the_truth_says_who_what_when_how_much_and_who_waited() -> None:
     parade = World("parade", 1)
     lines = log(parade)
     assert [line["what"] for line in lines[:2]] == ["world", "job"]
+    assert "rdma_link" in lines[0]["assumed_classes"] and "hbm" not in lines[0]["assumed_classes"]
+    assert "amount" in lines[0]["chosen"]["hbm"]
     hang = next(i for i in incidents(parade) if i["class"] == "gsp_hang")
     assert hang["struck"][0][1].startswith("GPU-") and hang["amount_is"]
     assert hang["begin_seconds"] < hang["due_seconds"] < hang["end_seconds"]

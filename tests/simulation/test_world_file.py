@@ -21,6 +21,8 @@ def test_every_class_says_where_its_numbers_come_from() -> None:
         assert len(each.source) > 5 and each.amount_is
         if "chosen" in each.source.split(":")[0]:
             assert each.assumed, each.name
+        if "assumed" in each.source:
+            assert each.assumed or each.chosen or "as which XID" in each.source, each.name
     # No public rates exist for link flaps, throttling by power and caps: they are labelled.
     assert all(settings.classes[n].assumed for n in ("flap", "power_cap", "power_brake"))
 
@@ -95,6 +97,16 @@ def test_every_class_says_where_its_numbers_come_from() -> None:
             r"\[scenario.demo\] jobs: 7: expected a table",
         ),
         ("shape = 2.0", "shape = 1e-9", r"\[frailty\] shape: 1e-09: expected 0.01"),
+        (
+            'chosen = ["onset_seconds", "duration_sigma", "amount"]',
+            'chosen = ["mood"]',
+            r"\[class.thermal\] chosen: 'mood': expected some of per, rate, ",
+        ),
+        (
+            'assumed = false\nchosen = ["hours_max',
+            'assumed = true\nchosen = ["hours_max',
+            r"\[repair\] chosen: expected none, as all of it is assumed",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_words(old: str, new: str, words: str) -> None:

@@ -36,6 +36,8 @@ FILE_BYTES_MAX = 1 << 20
 NVLINK_HOSTS_MAX = 72
 #: Of the logarithm of what is lognormal.
 SIGMA_MAX = 5.0
+#: Of a table, what is no number that somebody could have chosen.
+_WORDS = ("name", "source", "assumed", "chosen")
 #: Nothing of a world is greater, in its unit.
 NUMBER_MAX = 1e12
 
@@ -179,6 +181,8 @@ def _check(settings: Settings) -> None:
     _within("[repair] sigma", settings.repair.sigma, 0.0, SIGMA_MAX)
     _check_jobs("[jobs]", settings.jobs)
     _check_spread(settings.spread)
+    for name in ("spread", "repair"):
+        _check_chosen(f"[{name}]", getattr(settings, name))
     for each in settings.classes.values():
         _check_class(each)
     for scenario in settings.scenarios.values():
@@ -222,6 +226,16 @@ def _check_spread(spread: Spread) -> None:
         raise SettingsError("[spread] outlier_low: expected at most outlier_high")
 
 
+def _check_chosen(where: str, table: Spread | Repair | FaultClass) -> None:
+    """Raise SettingsError where `chosen` names what the table has not, or says what `assumed` has said of all of it."""
+    known = [field.name for field in fields(table) if field.name not in _WORDS]
+    for name in table.chosen:
+        if name not in known:
+            raise SettingsError(f"{where} chosen: {name!r}: expected some of {', '.join(known)}")
+    if table.assumed and table.chosen:
+        raise SettingsError(f"{where} chosen: expected none, as all of it is assumed")
+
+
 def _check_class(each: FaultClass) -> None:
     where = f"[class.{each.name}]"
     if each.name not in EFFECTS:
@@ -243,6 +257,7 @@ def _check_class(each: FaultClass) -> None:
         _within(f"{where} {key}", getattr(each, key), 0.0, 1.0)
     if not each.source:
         raise SettingsError(f"{where} source: expected where the numbers come from")
+    _check_chosen(where, each)
 
 
 def _check_scenario(scenario: Scenario, settings: Settings) -> None:

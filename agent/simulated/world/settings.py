@@ -56,6 +56,7 @@ class Spread:
     memory_bound_sigma: float
     source: str
     assumed: bool
+    chosen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Repair:
     drain_minutes: float
     source: str
     assumed: bool
+    chosen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class FaultClass:
     amount_is: str
     source: str
     assumed: bool
+    chosen: tuple[str, ...] = ()  # fields that the source does not tell, where it tells the others
     monitoring: bool = False
     benign: bool = False
     job_hosts: int = 0

@@ -53,6 +53,7 @@ def _head(world: World) -> dict[str, object]:
         "seconds": world.seconds,
         "start_wall_ns": world.start_wall_ns,
         "assumed_classes": [c.name for c in world.settings.befalling(scenario) if c.assumed],
+        "chosen": {c.name: c.chosen for c in world.settings.befalling(scenario) if c.chosen},
     }
 
 
