@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from gangline.aggregator.hazard import folds
 from gangline.aggregator.hazard.baselines import BASELINES
 from gangline.aggregator.hazard.choosing import GAINS_MIN, choose, ranks_better
-from gangline.aggregator.hazard.events import EventsError, Faults
+from gangline.aggregator.hazard.events import EventsError, Faults, Floats, parse_events
+from gangline.aggregator.hazard.fitting import fit
 from gangline.aggregator.hazard.folds import Ahead, Fold
 from gangline.aggregator.hazard.forms import RICHER, SIMPLE
 from gangline.aggregator.hazard.history import ALL, units_of
+from tests.aggregator.hazard.fleets import data_of, recording
 
 NODES, DAYS = 200, 4
 
@@ -92,3 +97,21 @@ def test_nothing_to_choose_by_is_an_error() -> None:
     )
     with pytest.raises(EventsError, match="nothing to choose a ranking by"):
         choose(units_of(faults, 1), units_of(faults), ALL, 100.0, 30)
+
+
+def test_a_fold_is_judged_by_what_was_learned_before_its_first_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A ranking that was chosen by days that it had seen is chosen for knowing them."""
+    faults = parse_events(data_of(recording(rate=0.006))).among(80)
+    daily, weekly, learned = units_of(faults, 1), units_of(faults), list[int]()
+
+    def noted(features: Floats, outcome: Floats, *more: Any) -> tuple[float, tuple[float, ...]]:
+        learned.append(len(outcome))
+        return fit(features, outcome, *more)
+
+    monkeypatch.setattr(folds, "fit", noted)
+    found = folds.folds_of(daily, weekly, ALL, faults.end_days, SIMPLE[:1])
+    assert len(found) == len(learned) == len(folds.FOLD_SHARES)
+    for fold, units in zip(found, learned, strict=True):
+        assert units == (daily.day < fold.day.min()).sum()
