@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--simulated",
         action="store_true",
-        help="learn from the simulated hosts, not from the real ones",
+        help="learn from the simulated hosts, not from the real ones; the model judges all of them",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     return parser
