@@ -172,3 +172,9 @@ def test_judging_that_fails_as_a_whole_is_told_of(
     assert lab.rows(
         "SELECT words, cleared IS NULL FROM findings WHERE name = 'judging.failed'"
     ) == [("judging failed: ZeroDivisionError: by zero", False)]
+
+
+def test_however_long_a_judgement_takes_half_of_the_time_is_others() -> None:
+    """A hall fell silent, and came back: each judgement took 1.6 s, one followed the other, receipts were a minute late."""
+    assert judging.rest_seconds(0.1, 1.0) == pytest.approx(0.9), "each second, while that goes"
+    assert judging.rest_seconds(1.6, 1.0) == 1.6
