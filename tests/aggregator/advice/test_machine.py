@@ -110,8 +110,7 @@ def test_a_dead_gpu_is_proposed_accepted_done_verified_and_returned() -> None:
 def test_a_statistical_verdict_asks_for_nothing_behind_its_drain() -> None:
     """A suspicion drained a host after its job, as it may, and had it rebooted behind that, which it may not."""
     world = World()
-    suspected = {"basis": Basis.STATISTICAL, "action": Action.DRAIN_AFTER_JOB}
-    world.see("h1", then=Action.REBOOT, **suspected)
+    world.see("h1", basis=Basis.STATISTICAL, action=Action.DRAIN_AFTER_JOB, then=Action.REBOOT)
     world.see("h9", then=Action.RESET_GPU, action=Action.DRAIN_AFTER_JOB)
     asked = {one.advisory.host: one.advisory.then for one in told(world.later(5), Publish)}
     assert asked == {"h1": None, "h9": Action.RESET_GPU}

@@ -354,9 +354,12 @@ def test_patterns_are_matched_once_for_each_host_and_version(
     """Hosts that register all day had every host matched against every pattern anew, each five seconds."""
     asked: list[str] = []
     real = Pattern.matches
-    monkeypatch.setattr(
-        Pattern, "matches", lambda self, host: asked.append(host) or real(self, host)
-    )
+
+    def matches(self: Pattern, host: str) -> bool:
+        asked.append(host)
+        return real(self, host)
+
+    monkeypatch.setattr(Pattern, "matches", matches)
     world = World(hosts=3, gpus=1)
     declare(world, window(-10, 10_000).replace('"h1"', '"h[0-9]*"'))
     declared = world.fleet.declared
