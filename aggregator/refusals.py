@@ -8,6 +8,9 @@ class Refusal(Exception):
 
     #: When the other side is to try again, where we know it.
     retry_seconds: float | None = None
+    #: The field of the request that is not what it may be, and what of it is wrong; "" where it is none of them.
+    field = ""
+    field_words = ""
 
 
 class Invalid(Refusal):
@@ -15,6 +18,7 @@ class Invalid(Refusal):
 
     def __init__(self, field: str, words: str) -> None:
         super().__init__(f"{field}: {words}")
+        self.field, self.field_words = field, words
 
 
 class NameTaken(Refusal):
@@ -49,11 +53,17 @@ class Changed(Refusal):
     """It is not any more what the request speaks of (its etag): look again."""
 
 
+#: Room that others have to make: a place among watchers, hosts that are forgotten, an end of what runs.
+ROOM_SECONDS = 60.0
+#: The disk is behind: it may have caught up.
+BEHIND_SECONDS = 5.0
+
+
 class TooMuch(Refusal):
     """A limit on how many is reached: hosts, events that wait, calls of one caller. Later may help."""
 
-    def __init__(self, words: str, retry_seconds: float | None = None) -> None:
-        """*retry_seconds*: when it may be tried again; None: nobody knows."""
+    def __init__(self, words: str, retry_seconds: float) -> None:
+        """*retry_seconds*: when it may be tried again."""
         super().__init__(words)
         self.retry_seconds = retry_seconds
 
@@ -68,6 +78,12 @@ class NotReady(Refusal):
 
 class StreamRefused(Refusal):
     """So many frames in a row were bad that nothing good is to be expected of this stream."""
+
+    field = "frame"
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self.field_words = words
 
 
 class DifferencesLost(Refusal):

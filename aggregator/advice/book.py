@@ -16,6 +16,7 @@ from ..fleet.arrays import Codes
 from ..judgement.experience import Experience, Outcomes, Return
 from ..judgement.judge import Judgement
 from ..refusals import (
+    ROOM_SECONDS,
     Changed,
     Invalid,
     NotAllowed,
@@ -219,7 +220,8 @@ class Book:
         """Count hosts as out, or in service again, as somebody tells. Raises TooMuch, NotReady."""
         self._check_room()
         if not room_for(self._machine.memory, out):
-            raise TooMuch(f"at most {HOSTS_MAX} hosts are told to be out, one for each who tells")
+            words = f"at most {HOSTS_MAX} hosts are told to be out, one for each who tells"
+            raise TooMuch(words, ROOM_SECONDS)
         for event in out:
             self._give(event)
         self._give(back)
@@ -229,7 +231,8 @@ class Book:
         """Keep what runs where, as a scheduler tells. Raises TooMuch, NotReady."""
         self._check_room()
         if not self.gangs.room_for(told):
-            raise TooMuch("that is more gangs, or hosts of gangs, than are kept at once")
+            words = "that is more gangs, or hosts of gangs, than are kept at once"
+            raise TooMuch(words, ROOM_SECONDS)
         for one in told:
             self.gangs.tell(one)
             self._batch.gangs[one.workload] = one

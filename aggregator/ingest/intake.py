@@ -16,7 +16,7 @@ from ..access.caller import LOCAL, Caller
 from ..config import AggregatorConfig
 from ..fleet.fleet import Fleet
 from ..fleet.meanings import SXID, XID
-from ..refusals import NoSession, TooMuch
+from ..refusals import BEHIND_SECONDS, NoSession, TooMuch
 from ..store.journal import StoredEvent
 from ..store.records import HostRecord
 from ..store.store import Store
@@ -270,7 +270,8 @@ class Ingest:
         self.new_events += len(new)
         self._tell(list(new.values()))
         if self._store.events_full:
-            raise TooMuch("too many events wait for the store; send them again later")
+            words = "too many events wait for the store; send them again later"
+            raise TooMuch(words, BEHIND_SECONDS)
         if new:
             await self._lane.append(list(new.values()))
         for event_id, one in new.items():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..access.caller import LOCAL, Caller
-from ..refusals import NameTaken, NoSession, NotAllowed, TooMuch
+from ..refusals import ROOM_SECONDS, NameTaken, NoSession, NotAllowed, TooMuch
 from ..store.rows import Foreign
 from .findings import Findings
 from .pace import HostPace
@@ -83,7 +83,8 @@ class Sessions:
             incumbent.heard_ns = now_ns
             return incumbent
         if incumbent is None and len(self._by_host) >= self._hosts_max:
-            raise TooMuch(f"{self._hosts_max} hosts are registered, which is the limit (hosts_max)")
+            words = f"{self._hosts_max} hosts are registered, which is the limit (hosts_max)"
+            raise TooMuch(words, ROOM_SECONDS)
         if incumbent is not None and not _may_follow(incumbent, new, now_ns):
             if new.caller.proof <= incumbent.caller.proof:
                 raise NameTaken(self._two_of_one_name(incumbent, new, now_ns))

@@ -11,7 +11,7 @@ from ...fingerprints.wire import admin_pb2
 from ...fingerprints.wire.admin_pb2_grpc import AdminServiceServicer
 from ..hazard.events import EventsError
 from ..hazard.models import Models
-from ..refusals import NotReady, TooLittle, TooMuch
+from ..refusals import ROOM_SECONDS, NotReady, TooLittle, TooMuch
 from ..store.store import Store
 from ..store.storefile import StoreError
 from ..store.upkeep.compact import Compacted, compact
@@ -47,13 +47,15 @@ class AdminService(AdminServiceServicer):
             await asyncio.shield(_end(entering, hold))
         raise TooMuch(
             f"{self._hold_bytes_max} bytes came in while the store was copied, and a restart would have to "
-            "read them all: copy to a faster disk, or raise backup_wal_bytes_max"
+            "read them all: copy to a faster disk, or raise backup_wal_bytes_max",
+            ROOM_SECONDS,
         )
 
     async def CompactStore(self, request: admin_pb2.CompactStoreRequest, context: Any) -> None:
         """Write the store anew. Raises NotReady, TooMuch."""
         if self._compacting:
-            raise TooMuch("the store is being compacted already; wait for that to end")
+            words = "the store is being compacted already; wait for that to end"
+            raise TooMuch(words, ROOM_SECONDS)
         self._compacting, stop = True, threading.Event()
         try:
             await self._compact(context, stop)

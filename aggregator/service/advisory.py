@@ -14,7 +14,7 @@ from ..advice.book import Book
 from ..advice.events import Acked
 from ..advice.feed import WATCHERS_MAX, Change
 from ..advice.limits import HOUR_NS, SECOND_NS
-from ..refusals import Invalid, NotFound, TooMuch
+from ..refusals import ROOM_SECONDS, Invalid, NotFound, TooMuch
 from . import advised, reports
 from .advised import PREFIX
 from .fields import (
@@ -53,7 +53,8 @@ class AdvisoryService(AdvisoryServiceServicer):
         feed = self._book.feed
         number = _number(request.resume_token, feed.begun_ms)
         if feed.watchers >= WATCHERS_MAX:
-            raise TooMuch(f"{WATCHERS_MAX} watch advice already; one of them has to end")
+            words = f"{WATCHERS_MAX} watch advice already; one of them has to end"
+            raise TooMuch(words, ROOM_SECONDS)
         feed.watchers += 1
         try:
             async for change in feed.watch(number):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from ...fingerprints.wire import status_pb2
 from ..access.guard import around
@@ -51,14 +52,18 @@ STATUS: dict[type[Refusal], grpc.StatusCode] = {
     DifferencesLost: grpc.StatusCode.DATA_LOSS,
 }
 
-#: Where gRPC carries a status with details (google.rpc.Status), and the detail that says when to try again.
+#: Where gRPC carries a status with details (google.rpc.Status), and the kinds of them: which field, and when again.
 DETAILS_KEY = "grpc-status-details-bin"
+BAD_REQUEST = "type.googleapis.com/google.rpc.BadRequest"
 RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
+#: Of an answer's words, and of those in its details, in UTF-8: clients refuse trailers of more than 8 KiB in all.
+MESSAGE_BYTES_MAX, DETAIL_BYTES_MAX = 1800, 900
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 Trailers = tuple[tuple[str, str | bytes], ...]
+Detail = tuple[str, Message]
 
 
 class Errors(grpc.aio.ServerInterceptor):
@@ -98,6 +103,11 @@ def serialised(serializer: Callable[[Any], bytes] | None) -> Callable[[Any], byt
     return lambda reply: reply if isinstance(reply, bytes) else serializer(reply)
 
 
+def cut(words: str, bytes_max: int) -> str:
+    """Return so much of *words* as fits into *bytes_max* of UTF-8."""
+    return words.encode(errors="replace")[:bytes_max].decode(errors="ignore")
+
+
 def short_name(method: str) -> str:
     """Return `ScoreService/ScoreNodes` of `/gangline.v1.ScoreService/ScoreNodes`."""
     return method.rpartition(".")[2]
@@ -115,7 +125,8 @@ def translated(handler: Handler, calls: Calls, name: str) -> Handler:
         try:
             return await work
         except Refusal as refusal:
-            answer = STATUS[type(refusal)], str(refusal), _details(refusal)
+            words = cut(str(refusal), MESSAGE_BYTES_MAX)
+            answer = STATUS[type(refusal)], words, details_of(refusal)
         except grpc.aio.AbortError:
             raise
         except Exception as error:
@@ -127,19 +138,30 @@ def translated(handler: Handler, calls: Calls, name: str) -> Handler:
     return answered
 
 
-def _details(refusal: Refusal) -> Trailers:
-    """Return the trailing metadata of a refusal that says when to come again, in both customary forms."""
-    seconds = refusal.retry_seconds
-    if not seconds:
+def details_of(refusal: Refusal) -> Trailers:
+    """Return the trailing metadata of a refusal: which field is wrong, and, in both customary forms, when to come again."""
+    details, seconds = list(_packed(refusal)), refusal.retry_seconds
+    if not details:
         return ()
     code = STATUS[type(refusal)].value[0]
-    return (*pushback(seconds), (DETAILS_KEY, retry_status(code, str(refusal), seconds)))
+    again = pushback(seconds) if seconds else ()
+    return (*again, (DETAILS_KEY, status_with(code, str(refusal), details)))
 
 
-def retry_status(code: int, words: str, seconds: float) -> bytes:
-    """Return a google.rpc.Status with a RetryInfo, as gRPC carries it."""
-    retry = status_pb2.ErrorRetry()
-    retry.retry_delay.FromNanoseconds(round(seconds * 1e9))
-    status = status_pb2.ErrorStatus(code=code, message=words[:1000])
-    status.details.add(type_url=RETRY_INFO, value=retry.SerializeToString())
+def _packed(refusal: Refusal) -> Iterator[Detail]:
+    if refusal.field:
+        words = cut(refusal.field_words, DETAIL_BYTES_MAX)
+        wrong = status_pb2.ErrorFieldViolation(field=refusal.field, description=words)
+        yield BAD_REQUEST, status_pb2.ErrorBadRequest(field_violations=[wrong])
+    if refusal.retry_seconds:
+        retry = status_pb2.ErrorRetry()
+        retry.retry_delay.FromNanoseconds(round(refusal.retry_seconds * 1e9))
+        yield RETRY_INFO, retry
+
+
+def status_with(code: int, words: str, details: Iterable[Detail]) -> bytes:
+    """Return a google.rpc.Status with *details*, as gRPC carries it."""
+    status = status_pb2.ErrorStatus(code=code, message=cut(words, DETAIL_BYTES_MAX))
+    for kind, detail in details:
+        status.details.add(type_url=kind, value=detail.SerializeToString())
     return status.SerializeToString()

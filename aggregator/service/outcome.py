@@ -75,8 +75,7 @@ def check(at: int, one: outcome_pb2.Outcome, now_ns: int) -> None:
     try:
         _check_one(one, now_ns)
     except Invalid as error:
-        field, _, words = str(error).partition(": ")
-        raise Invalid(f"outcomes[{at}].{field}", words) from None
+        raise Invalid(f"outcomes[{at}].{error.field}", error.field_words) from None
 
 
 def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:

@@ -20,7 +20,7 @@ from ..query import trouble
 from ..query.limits import Answered, Place, Question
 from ..query.processes import Cost, QueryProcesses
 from ..query.querylog import Entry, QueryLog
-from ..refusals import Invalid, NotReady, Refusal, TookTooLong, TooMuch
+from ..refusals import ROOM_SECONDS, Invalid, NotReady, Refusal, TookTooLong, TooMuch
 
 #: After so long a place among the queries that run may be free.
 RETRY_SECONDS = 1.0
@@ -221,5 +221,7 @@ def _refusal(error: trouble.QueryError) -> tuple[str, Refusal]:
     if isinstance(error, trouble.TooManyQueries):
         return "busy", TooMuch(words, RETRY_SECONDS)
     if isinstance(error, trouble.QueryCutOff):
-        return ("time", TookTooLong(words)) if error.of_time else ("memory", TooMuch(words))
+        if error.of_time:
+            return "time", TookTooLong(words)
+        return "memory", TooMuch(words, ROOM_SECONDS)
     return "failed", NotReady(words)

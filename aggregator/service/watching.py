@@ -13,7 +13,7 @@ from ...fingerprints.wire import score_pb2
 from ..fleet.arrays import Flags, Indexes, Times
 from ..judgement.columns import Columns
 from ..judgement.judge import Judgement
-from ..refusals import Invalid, TooMuch
+from ..refusals import ROOM_SECONDS, Invalid, TooMuch
 from ..store.scorelog import differs
 from .packed import packed
 
@@ -127,7 +127,8 @@ class Watching:
         at = bookmarked(bookmark)
         snapshot = self._snapshot()
         if self.count >= WATCHERS_MAX:
-            raise TooMuch(f"{WATCHERS_MAX} watch already; end some, or ask ScoreNodes")
+            words = f"{WATCHERS_MAX} watch already; end some, or ask ScoreNodes"
+            raise TooMuch(words, ROOM_SECONDS)
         self.count += 1
         try:
             self._look(snapshot)

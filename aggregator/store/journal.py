@@ -20,7 +20,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from ...fingerprints.wire.telemetry_pb2 import HealthEvent
-from ..refusals import NotReady, TooMuch
+from ..refusals import BEHIND_SECONDS, NotReady, TooMuch
 
 #: Past this nothing is taken until the store has caught up (it then starts anew at zero).
 JOURNAL_BYTES_MAX = 64 << 20
@@ -108,9 +108,10 @@ class EventJournal:
         data = b"".join(encode(event) for event in events)
         with self._lock:
             if self._end + len(data) > JOURNAL_BYTES_MAX:
-                raise TooMuch(
+                words = (
                     f"{self._end} bytes of events wait for the store, at most {JOURNAL_BYTES_MAX}"
                 )
+                raise TooMuch(words, BEHIND_SECONDS)
             try:
                 _write_all(self._descriptor, data, self._end)
                 os.fsync(self._descriptor)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import duckdb
 
 from ..history.views import put_rollup_views_right
-from ..refusals import TooMuch
+from ..refusals import ROOM_SECONDS, TooMuch
 from ..verdicts import Finding
 from . import hostdays, records
 from .folder import sync_folder
@@ -120,7 +120,8 @@ class Writer:
     def hold(self) -> Held:
         """Let no checkpoint change the file until `release`; return where it and its WAL stand."""
         if self._threshold:
-            raise TooMuch("a backup holds the store already; end that one, or wait for it")
+            words = "a backup holds the store already; end that one, or wait for it"
+            raise TooMuch(words, ROOM_SECONDS)
         ((threshold,),) = self._connection.execute(
             "SELECT current_setting('checkpoint_threshold')"
         ).fetchall()

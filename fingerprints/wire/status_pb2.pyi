@@ -25,3 +25,17 @@ class ErrorRetry(_message.Message):
     RETRY_DELAY_FIELD_NUMBER: _ClassVar[int]
     retry_delay: _duration_pb2.Duration
     def __init__(self, retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ErrorFieldViolation(_message.Message):
+    __slots__ = ("field", "description")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    description: str
+    def __init__(self, field: _Optional[str] = ..., description: _Optional[str] = ...) -> None: ...
+
+class ErrorBadRequest(_message.Message):
+    __slots__ = ("field_violations",)
+    FIELD_VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    field_violations: _containers.RepeatedCompositeFieldContainer[ErrorFieldViolation]
+    def __init__(self, field_violations: _Optional[_Iterable[_Union[ErrorFieldViolation, _Mapping]]] = ...) -> None: ...

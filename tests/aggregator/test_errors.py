@@ -12,9 +12,10 @@ import grpc
 import pytest
 
 from gangline.aggregator.health.calls import Calls
-from gangline.aggregator.refusals import Invalid
+from gangline.aggregator.refusals import Invalid, Refusal, StreamRefused, TooMuch
 from gangline.aggregator.service import errors
 from gangline.aggregator.service.errors import translated
+from gangline.fingerprints.wire import status_pb2
 from tests.processes import GUARD_SECONDS
 
 
@@ -73,3 +74,44 @@ def test_a_refused_request_goes_at_once(
     asyncio.run(way())
     assert len(made) == 2
     assert [one() for one in made] == [None, None]
+
+
+def read(refusal: Refusal) -> dict[str, bytes]:
+    """Return the details of *refusal* by kind, as a client finds them."""
+    trailers = dict(errors.details_of(refusal))
+    status = status_pb2.ErrorStatus.FromString(bytes(trailers[errors.DETAILS_KEY]))  # type: ignore[arg-type]
+    assert status.code == errors.STATUS[type(refusal)].value[0]
+    return {one.type_url.rpartition(".")[2]: one.value for one in status.details}
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [Invalid("gangs[3].ttl", "0 s, expected 1 s to 7 days"), StreamRefused("32 in a row")],
+)
+def test_a_wrong_field_is_named_in_the_details(refusal: Refusal) -> None:
+    """An adapter had to take the field out of words, which other versions say otherwise."""
+    assert errors.STATUS[type(refusal)] is grpc.StatusCode.INVALID_ARGUMENT
+    bad = status_pb2.ErrorBadRequest.FromString(read(refusal)["BadRequest"])
+    (wrong,) = bad.field_violations
+    assert (wrong.field, wrong.description) == (refusal.field, refusal.field_words)
+    assert wrong.field and wrong.field in ("gangs[3].ttl", "frame")
+
+
+def test_whoever_is_too_much_is_told_when_to_come_again() -> None:
+    """Of ten limits seven said no time, and clients that keep to RetryInfo gave up, or came again at once."""
+    for code, kind in ((code, kind) for kind, code in errors.STATUS.items()):
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            assert kind is TooMuch
+    retry = status_pb2.ErrorRetry.FromString(read(TooMuch("full", 2.5))["RetryInfo"])
+    assert retry.retry_delay.ToMilliseconds() == 2500
+    assert ("grpc-retry-pushback-ms", "2500") in errors.details_of(TooMuch("full", 2.5))
+    with pytest.raises(TypeError):
+        TooMuch("full")  # type: ignore[call-arg]
+
+
+def test_words_without_end_still_arrive() -> None:
+    """A statement of Chinese characters was cited in full: its trailers were more than a client takes, and it read of those."""
+    words = "\u4e16" * 5000
+    (_, details), *_ = errors.details_of(Invalid("sql", words))
+    assert len(errors.cut(words, errors.MESSAGE_BYTES_MAX).encode()) <= errors.MESSAGE_BYTES_MAX
+    assert 3 * errors.MESSAGE_BYTES_MAX + len(details) * 4 / 3 < 8192

@@ -17,8 +17,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gangline.aggregator.access.caller import Role, caller
 from gangline.aggregator.access.methods import ROLES, roles_of
-from gangline.aggregator.refusals import NotAllowed
-from gangline.aggregator.service.errors import retry_status
+from gangline.aggregator.refusals import NotAllowed, TooMuch
+from gangline.aggregator.service.errors import details_of
 from gangline.fingerprints.wire import permit_pb2, score_pb2, telemetry_pb2
 from tests.aggregator.access.secured import Secured, bearer, permits, scores, status_of, telemetry
 from tests.processes import GUARD_SECONDS
@@ -415,7 +415,7 @@ def test_too_many_calls_are_refused_with_when_to_come_again(
 def test_retry_info_is_as_googles_clients_read_it() -> None:
     """Two messages written by hand: their bytes are those that protobuf's own library makes and reads."""
     words = "x" * 300
-    data = retry_status(8, words, 1.5)
+    (*_, (_, data)) = details_of(TooMuch(words, 1.5))
     delay = Duration(seconds=1, nanos=500_000_000).SerializeToString()
     value = b"\x0a" + bytes([len(delay)]) + delay
     packed = Packed(
