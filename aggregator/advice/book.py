@@ -28,8 +28,8 @@ from ..refusals import (
 )
 from . import rows, whatif
 from .absent import HOSTS_MAX, room_for
-from .advisory import Advisory, State
-from .events import Acked, Event, Publish, PutBack, Refused, TakenOut, Tick
+from .advisory import Advisory, State, takes_out
+from .events import Acked, Event, Probation, Publish, PutBack, Refused, Renew, TakenOut, Tick
 from .feed import Feed
 from .gangs import Gang, Gangs
 from .limits import Limits
@@ -44,6 +44,8 @@ DECISIONS_WAITING_MAX = 50_000
 #: Ids of outcomes that are known: one that is older and told again counts again.
 OUTCOMES_KNOWN_MAX = 100_000
 
+#: Of these something is set on a host, or may be.
+CARRIED_OUT = (State.ACCEPTED, State.DONE, State.FAILED)
 #: Why an answer was refused -> what is raised.
 REFUSALS: dict[str, Callable[[str], Refusal]] = {
     "missing": NotFound,
@@ -105,9 +107,9 @@ class Book:
         self._batch = rows.Batch(memory=self._whole())
         self._writing = asyncio.Lock()
         self._flushing: set[asyncio.Task[None]] = set()
-        self.feed = Feed(now_ns // 1_000_000)
+        self.feed = Feed(now_ns // 1_000_000, standing=self.standing)
         if not shadow:
-            self.feed.standing(list(memory.advisories.values()))
+            self.feed.begin(list(memory.advisories.values()))
 
     @property
     def machine(self) -> Machine:
@@ -144,6 +146,10 @@ class Book:
             self._number += 1
             self._batch.events.append((self._number, event))
             self._batch.decisions += [(self._number, event.now_ns, one) for one in told]
+            names = {one.name for one in told if isinstance(one, Renew | Probation)}
+            self._batch.standing |= {
+                name: self._on_disk[name] for name in names & self._on_disk.keys()
+            }
             if self._number % rows.EVENTS_PER_MEMORY == 0:
                 self._batch.memory = self._whole()
         return told
@@ -180,7 +186,7 @@ class Book:
             name: one for name, one in self._on_disk.items() if one.is_open or name in ended
         }
         if not self.shadow:
-            for one in batch.published:
+            for one in batch.told_of(self._on_disk):
                 self.feed.publish(one)
 
     def remember(self) -> None:
@@ -196,7 +202,7 @@ class Book:
         self._batch = rows.Batch(
             [*batch.events, *after.events], [*batch.decisions, *after.decisions],
             after.memory or batch.memory, [*batch.outcomes, *after.outcomes],
-            batch.gangs | after.gangs,
+            batch.gangs | after.gangs, batch.standing | after.standing,
         )  # fmt: skip
 
     async def answer(self, answer: Acked) -> Advisory:
@@ -297,12 +303,22 @@ class Book:
         return None if self.shadow else self._on_disk.get(name)
 
     def expires_ns(self, one: Advisory) -> int:
-        """Return when *one* ends unless it is answered; once it was accepted, when what it set does unless that is renewed."""
-        hold = self._machine.memory.holds.get(one.host)
-        carried_out = one.state in (State.ACCEPTED, State.DONE)
-        if hold is None or hold.name != one.name or not carried_out:
+        """Return when *one* ends unless it is answered; once it was accepted, when what it set does unless that is renewed,
+        or when that ended."""
+        if one.state not in CARRIED_OUT or not takes_out(one.action):
             return one.expires_ns
-        return hold.until_ns
+        memory = self._machine.memory
+        hold, back = memory.holds.get(one.host), memory.probation.get(one.host)
+        if hold is not None and one.name in (hold.name, hold.earlier):
+            return hold.until_ns
+        if back is not None and back.since_ns >= one.changed_ns:
+            return back.since_ns
+        return one.expires_ns
+
+    def standing(self) -> list[Advisory]:
+        """Return what has ended, and of which something is still set on a host; nothing in shadow mode."""
+        held = (self.known(hold.name) for hold in self._machine.memory.holds.values())
+        return [one for one in held if one is not None and not one.is_open]
 
     def all_known(self) -> list[Advisory]:
         """Return what is open and what has ended a while ago; nothing in shadow mode."""

@@ -253,7 +253,7 @@ class Desk:
         self.memory.probation[hold.host] = Watched(
             until, before.relapses if before else 0, self.now_ns
         )
-        self.say(Probation(hold.host, until, f"back in service: {words}"))
+        self.say(Probation(hold.host, until, f"back in service: {words}", hold.name))
 
     def trip(self, seconds: float, words: str) -> None:
         """Open the breaker: nothing that takes a host out is granted for so long."""

@@ -180,11 +180,12 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Probation:
-    """A host is back, and watched until then."""
+    """A host is back, and watched until then. *name*: the advisory of which nothing is set on it any more."""
 
     host: str
     until_ns: int
     words: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import islice
 from typing import NamedTuple
 
@@ -31,8 +31,14 @@ class Change(NamedTuple):
 class Feed:
     """Of one loop. `begun_ms` tells the feed of one start from that of another."""
 
-    def __init__(self, begun_ms: int, changes_max: int = CHANGES_MAX) -> None:
-        self.begun_ms = begun_ms
+    def __init__(
+        self,
+        begun_ms: int,
+        changes_max: int = CHANGES_MAX,
+        standing: Callable[[], list[Advisory]] = list,
+    ) -> None:
+        """*standing*: returns what has ended, and of which something is still set on a host."""
+        self.begun_ms, self._standing = begun_ms, standing
         self.last = 0
         #: Who watches now.
         self.watchers = 0
@@ -51,7 +57,7 @@ class Feed:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def standing(self, advisories: list[Advisory]) -> None:
+    def begin(self, advisories: list[Advisory]) -> None:
         """Begin with these, after a restart."""
         self._open = {one.name: one for one in advisories}
 
@@ -70,7 +76,7 @@ class Feed:
     async def watch(
         self, number: int | None, bookmark_seconds: float = BOOKMARK_SECONDS
     ) -> AsyncIterator[Change]:
-        """Yield what came after *number*, then what comes; for None, or what is forgotten, first all that is open."""
+        """Yield what came after *number*, then what comes; for None, or what is forgotten, first all that stands."""
         at = number
         while True:
             news = self._news
@@ -88,5 +94,6 @@ class Feed:
                 yield Change(at, None)
 
     def _all(self) -> list[Change]:
-        """Return all that is open, with the bookmark that ends it."""
-        return [*(Change(None, one) for one in self.open), Change(self.last, None)]
+        """Return what is set still by what has ended and all that is open, with the bookmark that ends it."""
+        told = [*self._standing(), *self.open]
+        return [*(Change(None, one) for one in told), Change(self.last, None)]

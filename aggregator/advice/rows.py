@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import duckdb
 from ..store.records import table, time_us
 from .advisory import Advisory
 from .desk import Absent, Memory
-from .events import Back, Event, Instruction, Out, Publish, StillOut
+from .events import Back, Event, Instruction, Out, Probation, Publish, Renew, StillOut
 from .gangs import Gang
 from .limits import HOUR_NS, Limits
 from .machine import Machine
@@ -37,6 +37,8 @@ class Batch:
     outcomes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     #: Gangs that were told of, by workload; None: it has ended.
     gangs: dict[str, Gang | None] = field(default_factory=dict[str, Gang | None])
+    #: Advisories of which something is set for longer, or no more, as they were then: one that ended long ago is forgotten.
+    standing: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
     #: All hosts that somebody says he took out; None: as written before.
     absent: list[tuple[str, str, Absent]] | None = None
 
@@ -56,6 +58,19 @@ class Batch:
     def published(self) -> list[Advisory]:
         """The advisories that changed, in order."""
         return [one.advisory for _, _, one in self.decisions if isinstance(one, Publish)]
+
+    def told_of(self, known: Mapping[str, Advisory]) -> Iterator[Advisory]:
+        """Yield what watchers are told, in order: what changed, and that of which something is set for longer, or no more.
+
+        *known*: by name, as they are on disk by now.
+        """
+        for _, _, one in self.decisions:
+            if isinstance(one, Publish):
+                yield one.advisory
+            elif isinstance(one, Renew | Probation):
+                found = known.get(one.name) or self.standing.get(one.name)
+                if found is not None:
+                    yield found
 
 
 def memory_text(memory: Memory) -> str:

@@ -81,6 +81,8 @@ def _list(stub: Any, options: argparse.Namespace) -> wire.ListAdvisoriesResponse
         whole.advisories.extend(page.advisories)
         whole.held_back.extend(page.held_back)
         whole.held_back_count += page.held_back_count  # with the first page
+        whole.out_by_advice.extend(page.out_by_advice)
+        whole.out_by_advice_count += page.out_by_advice_count
         whole.unavailable_nodes.extend(page.unavailable_nodes)
         whole.unavailable_nodes_count = page.unavailable_nodes_count
         whole.withheld_reason, token = page.withheld_reason, page.next_page_token

@@ -85,7 +85,7 @@ def listed(answer: wire.ListAdvisoriesResponse) -> list[str]:
     """Return lines on the hosts that others took out: they count as those that advice takes out do."""
     if not answer.unavailable_nodes:
         return []
-    count = _hosts_words(answer.unavailable_nodes_count)
+    count = hosts_words(answer.unavailable_nodes_count)
     lines = ["", f"out by others' word: {count}, which limits count"]
     lines += [_line(one) for one in answer.unavailable_nodes[:UNAVAILABLE_TOLD_MAX]]
     if len(answer.unavailable_nodes) > UNAVAILABLE_TOLD_MAX:
@@ -98,7 +98,8 @@ def _line(one: wire.UnavailableNode) -> str:
     return f"{host:<24} until {until:%Y-%m-%d %H:%M} UTC  {one.actor}: {one.reason}"
 
 
-def _hosts_words(count: int) -> str:
+def hosts_words(count: int) -> str:
+    """Return how many hosts, in words."""
     return f"{count} host{'' if count == 1 else 's'}"
 
 
@@ -106,7 +107,7 @@ def told(answer: wire.ReportUnavailableNodesResponse) -> str:
     """Return what came of it, in words."""
     unknown = [node.removeprefix("nodes/") for node in answer.unknown_nodes]
     lines = [
-        f"out by your word in all: {_hosts_words(answer.nodes_count)}; limits of advice count them"
+        f"out by your word in all: {hosts_words(answer.nodes_count)}; limits of advice count them"
     ]
     if unknown:
         lines.insert(0, f"no agent has registered as {', '.join(unknown)}: not counted")

@@ -58,7 +58,25 @@ def _beside(answer: wire.ListAdvisoriesResponse) -> list[str]:
         lines.append(
             "... `gangline sql \"FROM ops.advice_history WHERE kind = 'HeldBack'\"` has all"
         )
-    return [*lines, *advise_out.listed(answer)]
+    return [*lines, *_out_by_advice(answer), *advise_out.listed(answer)]
+
+
+def _out_by_advice(answer: wire.ListAdvisoriesResponse) -> list[str]:
+    """Return lines on hosts that advice which has ended holds out."""
+    if not answer.out_by_advice_count:
+        return []
+    count = advise_out.hosts_words(answer.out_by_advice_count)
+    lines = ["", f"out by advice that has ended: {count}, which limits count"]
+    for one in answer.out_by_advice[: advise_out.UNAVAILABLE_TOLD_MAX]:
+        host, action = one.nodes[0].removeprefix("nodes/"), enum_name(wire.Action, one.action)
+        what = f"{host:<24} until {_at(one.expire_time)}  {_short(one.name)} {action}: {one.state_text}"
+        lines.append(cut(what, width_of(sys.stdout)))
+    if answer.out_by_advice_count > advise_out.UNAVAILABLE_TOLD_MAX:
+        lines.append("... `gangline advise list --all` has all")
+    return [
+        *lines,
+        "each stays out while its fault stands; its return is advised once it was well for a while",
+    ]
 
 
 def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:

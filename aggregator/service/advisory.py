@@ -31,7 +31,7 @@ NAME_CHARACTERS_MAX = 32
 TOKEN_CHARACTERS_MAX = 64
 ETAG_CHARACTERS_MAX = 64
 NOTE_CHARACTERS_MAX = 500
-#: Nodes that others took out: so many are told one by one.
+#: Nodes that others took out, and advice that has ended: so many are told one by one.
 UNAVAILABLE_MAX = 1000
 #: By so much our clock may be behind what was: more is told.
 AHEAD_SECONDS_MAX = 60
@@ -90,6 +90,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         found.sort(key=lambda one: -number_of(one.name))
         page, more = found[:size], len(found) > size
         absent = self._book.machine.memory.absent
+        out = [] if request.page_token else self._out_by_advice(node)
         return advisory_pb2.ListAdvisoriesResponse(
             advisories=map(self._told, page),
             next_page_token=str(number_of(page[-1].name)) if more else "",
@@ -98,7 +99,14 @@ class AdvisoryService(AdvisoryServiceServicer):
             unavailable_nodes_count=int(node in absent) if node else len(absent),
             held_back=[advised.held_back(*one) for one in held_back[:HELD_BACK_MAX]],
             held_back_count=len(held_back),
+            out_by_advice=map(self._told, out[:UNAVAILABLE_MAX]),
+            out_by_advice_count=len(out),
         )
+
+    def _out_by_advice(self, node: str) -> list[Advisory]:
+        """Return what has ended and holds a host out, by host; of *node* where it is named."""
+        found = [one for one in self._book.standing() if node in ("", one.host)]
+        return sorted(found, key=lambda one: one.host)
 
     def _held_back(self, node: str) -> list[tuple[Case, str]]:
         """Return what is called for and not proposed, with why, the gravest first; on *node* where it is named."""

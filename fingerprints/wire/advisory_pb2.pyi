@@ -170,7 +170,7 @@ class ListAdvisoriesRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., show_ended: _Optional[bool] = ..., node: _Optional[str] = ...) -> None: ...
 
 class ListAdvisoriesResponse(_message.Message):
-    __slots__ = ("advisories", "next_page_token", "withheld_reason", "unavailable_nodes", "unavailable_nodes_count", "held_back", "held_back_count")
+    __slots__ = ("advisories", "next_page_token", "withheld_reason", "unavailable_nodes", "unavailable_nodes_count", "held_back", "held_back_count", "out_by_advice", "out_by_advice_count")
     ADVISORIES_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     WITHHELD_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,8 @@ class ListAdvisoriesResponse(_message.Message):
     UNAVAILABLE_NODES_COUNT_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    OUT_BY_ADVICE_FIELD_NUMBER: _ClassVar[int]
+    OUT_BY_ADVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
     advisories: _containers.RepeatedCompositeFieldContainer[Advisory]
     next_page_token: str
     withheld_reason: str
@@ -185,7 +187,9 @@ class ListAdvisoriesResponse(_message.Message):
     unavailable_nodes_count: int
     held_back: _containers.RepeatedCompositeFieldContainer[HeldBack]
     held_back_count: int
-    def __init__(self, advisories: _Optional[_Iterable[_Union[Advisory, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., withheld_reason: _Optional[str] = ..., unavailable_nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., unavailable_nodes_count: _Optional[int] = ..., held_back: _Optional[_Iterable[_Union[HeldBack, _Mapping]]] = ..., held_back_count: _Optional[int] = ...) -> None: ...
+    out_by_advice: _containers.RepeatedCompositeFieldContainer[Advisory]
+    out_by_advice_count: int
+    def __init__(self, advisories: _Optional[_Iterable[_Union[Advisory, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., withheld_reason: _Optional[str] = ..., unavailable_nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., unavailable_nodes_count: _Optional[int] = ..., held_back: _Optional[_Iterable[_Union[HeldBack, _Mapping]]] = ..., held_back_count: _Optional[int] = ..., out_by_advice: _Optional[_Iterable[_Union[Advisory, _Mapping]]] = ..., out_by_advice_count: _Optional[int] = ...) -> None: ...
 
 class HeldBack(_message.Message):
     __slots__ = ("node", "action", "reason_text", "held_back_text")

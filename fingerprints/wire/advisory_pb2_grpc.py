@@ -75,7 +75,8 @@ class AdvisoryServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def WatchAdvisories(self, request, context):
-        """What is open, then each change; with bookmarks. A token that is forgotten begins with what is open.
+        """What is open, or has ended and holds a host out; then each change, also that it holds it for longer or no more;
+        with bookmarks. A token that is forgotten begins as none does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

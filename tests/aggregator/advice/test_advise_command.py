@@ -70,7 +70,13 @@ def test_an_operator_lists_shows_accepts_and_is_refused(
     )
     assert "host h2" in say(), "without a command: list"
     assert "DONE" in say("done", "a1", "--reason", "drained by hand")
-    assert "DONE" in say("list", "--all") and "nothing is advised" in say("list")
+    assert "DONE" in say("list", "--all")
+    left = say("list")
+    assert "nothing is advised" in left and "out by advice that has ended: 1 host, which" in left
+    assert "a1 DRAIN_AT_CHECKPOINT: done by " in left and "drained by hand" in left
+    assert "has ended" in say("list", "--host", "h2") and "has ended" not in say(
+        "list", "--host", "h1"
+    )
     assert "it has ended" in say("reject", "a1", "--reason", "no", code=1)
     assert "a99" in say("show", "a99", code=4)
     replayed = say("what-if", "gpu.xid 95", "--days", "30")

@@ -221,6 +221,52 @@ def test_what_was_set_is_told_to_stand_while_its_fault_does() -> None:
     asyncio.run(run())
 
 
+def test_a_watcher_hears_that_what_was_set_stands_for_longer_and_that_it_ended() -> None:
+    """An executor asked `GetAdvisory` of two hundred hosts each hour, as nothing told it what was renewed; that a host was
+    back by another's word it never heard. One that came back after a day was told nothing of hosts that were out."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Tables()
+        book: Any = book_of(store, world)  # type: ignore[arg-type]
+        observe(book, world)
+        for state in (State.ACCEPTED, State.DONE):
+            await book.answer(Acked(world.now_ns, "a1", state, "slurm"))
+        hold_ns = int(LIMITS.hold_seconds * 1e9)
+        async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):
+            watch = stub.WatchAdvisories(advisory_pb2.WatchAdvisoriesRequest())
+
+            async def told_ns() -> int:
+                one = (await watch.read()).advisory
+                assert (one.name, one.state) == ("advisories/a1", advisory_pb2.DONE)
+                return int(one.expire_time.ToNanoseconds())
+
+            assert await told_ns() == world.now_ns + hold_ns, "it has ended, and holds a host out"
+            assert (await watch.read()).HasField("bookmark")
+            listed = await stub.ListAdvisories(advisory_pb2.ListAdvisoriesRequest(node="nodes/h2"))
+            assert not listed.advisories and listed.out_by_advice_count == 1
+            assert [one.name for one in listed.out_by_advice] == ["advisories/a1"]
+            later_ns = world.now_ns + 2 * 24 * HOUR_NS
+            seen = list[int]()
+            for now_ns in range(world.now_ns, later_ns, HOUR_NS // 2):
+                before = book.feed.last
+                book._give(Tick(now_ns))
+                await book.flush()
+                seen += [await told_ns() for _ in range(book.feed.last - before)]
+            assert seen == sorted(set(seen)) and len(seen) > 40 and seen[-1] > later_ns
+            book.machine.memory.holds["h2"].unsure = True  # it is renewed no more
+            end_ns = later_ns + 3 * HOUR_NS
+            book._give(Tick(end_ns))
+            assert "a1" not in book.machine.memory.ended, "it ended more than a day ago"
+            await book.flush()
+            assert await told_ns() == end_ns
+            again = await stub.ListAdvisories(advisory_pb2.ListAdvisoriesRequest())
+            assert not again.out_by_advice_count
+            watch.cancel()
+        store.close()
+
+    asyncio.run(run())
+
+
 REFUSED: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
     "no such advisory": ({"name": "advisories/a99"}, grpc.StatusCode.NOT_FOUND, "a99"),
     "no name": ({"name": "a1"}, grpc.StatusCode.INVALID_ARGUMENT, "expected advisories/a12"),

@@ -63,7 +63,7 @@ def test_who_breaks_off_in_the_middle_of_what_is_open_begins_anew() -> None:
 
     async def run() -> None:
         feed = Feed(1)
-        feed.standing([advisory(number, State.PROPOSED) for number in range(1, 6)])
+        feed.begin([advisory(number, State.PROPOSED) for number in range(1, 6)])
         changes = feed.watch(None)
         seen = [await anext(changes) for _ in range(3)]
         assert [one.number for one in seen] == [None] * 3
