@@ -8,12 +8,15 @@ from . import budget
 from .advisory import ENDED, SILENCE, TRANSITIONS, Action, Advisory, State, takes_out
 from .desk import Desk, Hold
 from .events import Acked, Act, Clear, Refused
+from .limits import seconds_ns
 from .proposing import verified
 
 #: What may be answered; the other states are ours to say.
 ANSWERS = (State.ACCEPTED, State.REJECTED, State.DEFERRED, State.DONE, State.FAILED)
 ACTOR_CHARACTERS_MAX = 128
 WORDS_CHARACTERS_MAX = 500
+#: By so much the clock of who puts off may be ahead of ours.
+AHEAD_SECONDS_MAX = 600.0
 
 
 def ack(desk: Desk, event: Acked) -> None:
@@ -219,13 +222,24 @@ def _reject(desk: Desk, one: Advisory, event: Acked) -> None:
 
 
 def _defer(desk: Desk, one: Advisory, event: Acked) -> None:
-    latest = desk.after(desk.limits.defer_seconds_max)
-    until = min(event.until_ns or desk.after(desk.limits.defer_seconds), latest)
-    if until <= desk.now_ns:
-        desk.say(Refused(one.name, "field", "defer_until_time: a moment that is still to come"))
+    until = event.until_ns or desk.after(desk.limits.defer_seconds)
+    if wrong := _moment(desk, until):
+        desk.say(Refused(one.name, "field", f"defer_until_time: {wrong}"))
         return
+    until = min(until, desk.after(desk.limits.defer_seconds_max))
     words = f"put off by {event.actor}" + (f": {event.words}" if event.words else "")
     desk.put_off(one, words, until)
+
+
+def _moment(desk: Desk, until_ns: int) -> str:
+    """Return what is wrong with the end of a deferral; "" for nothing."""
+    most = desk.limits.defer_seconds_max
+    if until_ns <= desk.now_ns:
+        return "a moment that is still to come"
+    if until_ns > desk.after(most + AHEAD_SECONDS_MAX):
+        days = (until_ns - desk.now_ns) / seconds_ns(86_400)
+        return f"{days:,.1f} days ahead, at most {most / 86_400:g}: put it off again then"
+    return ""
 
 
 def again_seconds(desk: Desk, one: Advisory) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from ..access.caller import Caller
@@ -31,6 +34,17 @@ def time_ns_of(field: str, time: Timestamp) -> int:
 def actor_with_login(who: Caller, actor: str) -> str:
     """Return *actor* with the login that it came by: another login does not end what it began."""
     return f"{who.role} {who.name}/{actor}"[:ACTOR_CHARACTERS_MAX] if who.known else actor
+
+
+def told_once(field: str, ones: Iterable[Message], key: str) -> None:
+    """Raise Invalid where two of *ones*, which stand in *field*, have one *key* and are not the same."""
+    first: dict[str, tuple[int, Message]] = {}
+    for at, one in enumerate(ones):
+        name: str = getattr(one, key)
+        before, known = first.setdefault(name, (at, one))
+        if known != one:
+            words = f"{name[:100]!r} is told of in {field}[{before}], otherwise; tell it once"
+            raise Invalid(f"{field}[{at}].{key}", words)
 
 
 def node_of(name: str, field: str = "name") -> str:

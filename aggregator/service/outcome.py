@@ -15,7 +15,7 @@ from ..advice.rows import Happened
 from ..refusals import Invalid
 from ..store.records import time_us
 from .advisory import name_of
-from .fields import actor_with_login, bounded, node_of, time_ns_of
+from .fields import actor_with_login, bounded, node_of, time_ns_of, told_once
 
 OUTCOMES_MAX = 1000
 NODES_MAX = 4096
@@ -49,6 +49,7 @@ class OutcomeService(OutcomeServiceServicer):
             )
         for at, one in enumerate(told):
             check(at, one, self._wall_ns())
+        told_once("outcomes", told, "outcome_id")
         spans = [(at, host, *_span(one)) for at, one in enumerate(told) for host in _hosts(one)]
         expected = await self._book.expected(spans)
         reporter = actor_with_login(caller(context), "scheduler")

@@ -13,7 +13,7 @@ from ..advice.events import Member, PutBack, TakenOut
 from ..advice.gangs import Gang
 from ..advice.limits import HOUR_NS, SECOND_NS
 from ..refusals import Invalid
-from .fields import ACTOR_CHARACTERS_MAX, bounded, node_of, timestamp
+from .fields import ACTOR_CHARACTERS_MAX, bounded, node_of, timestamp, told_once
 
 GANGS_MAX, ENDED_MAX, NODES_MAX, NODES_OF_ALL_MAX = 1000, 10_000, 10_000, 100_000
 WORKLOAD_CHARACTERS_MAX, REASON_CHARACTERS_MAX = 256, 500
@@ -53,6 +53,9 @@ def gangs_of(
     if sum(len(one.nodes) for one in request.gangs) > NODES_OF_ALL_MAX:
         raise Invalid("gangs", f"more than {NODES_OF_ALL_MAX} nodes in all; tell them in parts")
     found = [_gang(f"gangs[{at}]", one, by, now_ns) for at, one in enumerate(request.gangs)]
+    told_once("gangs", request.gangs, "workload")
+    if both := {one.workload for one in found} & set(request.ended_workloads):
+        raise Invalid("ended_workloads", f"{min(both)!r} is told to run, and to have ended")
     unknown = _unknown((host for gang in found for host in gang.hosts), members)
     return found, unknown
 
@@ -80,6 +83,7 @@ def out_of(
     """Return who is out, and who is back, by *request*. Raises Invalid."""
     _counted("nodes", len(request.nodes), NODES_MAX)
     _counted("returned_nodes", len(request.returned_nodes), NODES_MAX)
+    told_once("nodes", request.nodes, "node")
     told: dict[str, tuple[str, int]] = {}
     for at, one in enumerate(request.nodes):
         field = f"nodes[{at}]"

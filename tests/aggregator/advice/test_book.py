@@ -277,6 +277,16 @@ REFUSED: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
     "no state": ({"new_state": 0}, grpc.StatusCode.INVALID_ARGUMENT, "ACCEPTED"),
     "a state of ours": ({"new_state": 8}, grpc.StatusCode.INVALID_ARGUMENT, "WITHDRAWN"),
     "no reason": ({"new_state": 5}, grpc.StatusCode.INVALID_ARGUMENT, "says why"),
+    "put off until the past": (
+        {"new_state": 6, "defer_until_time": {"seconds": 5}},
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "defer_until_time: a moment that is still to come",
+    ),
+    "put off for a month": (
+        {"new_state": 6, "defer_until_time": {"seconds": START_NS // 10**9 + 30 * 86_400}},
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "days ahead, at most 7: put it off again then",
+    ),
     "done by nobody": ({"new_state": 3}, grpc.StatusCode.FAILED_PRECONDITION, "PROPOSED"),
 }
 

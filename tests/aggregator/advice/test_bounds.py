@@ -306,7 +306,14 @@ def test_what_an_outcome_may_not_be() -> None:
                 assert words in (told.value.details() or ""), what
             one = outcome(world)
             one.nodes.append(one.nodes[0])  # a host that is named twice is one
-            await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[one]))
+            other = outcome_pb2.Outcome()
+            other.CopyFrom(one)
+            other.interrupted = True
+            with pytest.raises(
+                grpc.aio.AioRpcError, match="'job-1' is told of in outcomes.0., other"
+            ):
+                await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[one, other]))
+            await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[one, one]))
         rows = store.connection.execute("SELECT hosts, host_hours FROM outcomes").fetchall()
         assert rows == [
             (["h2"], (one.end_time.ToNanoseconds() - one.start_time.ToNanoseconds()) / HOUR_NS)

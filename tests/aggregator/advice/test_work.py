@@ -216,6 +216,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"gangs": [{"workload": "a", "nodes": ["nodes/h1"], "checkpoint_interval": {"nanos": 5}}]},
         "gangs[0].checkpoint_interval: 5e-09 s, expected 1 s to 7 days",
     ),
+    "a gang twice": (
+        "gangs",
+        {"gangs": [{"workload": "a", "nodes": ["nodes/h1"]}, {"workload": "a", "nodes": ["nodes/h0"]}]},
+        "gangs[1].workload: 'a' is told of in gangs[0], otherwise; tell it once",
+    ),
+    "runs and has ended": (
+        "gangs",
+        {"gangs": [{"workload": "a", "nodes": ["nodes/h1"]}], "ended_workloads": ["b", "a"]},
+        "ended_workloads: 'a' is told to run, and to have ended",
+    ),
+    "out twice": (
+        "out", {"nodes": [NODE, {**NODE, "reason": "kernel"}]},
+        "nodes[1].node: 'nodes/h1' is told of in nodes[0], otherwise; tell it once",
+    ),
     "many ended": ("gangs", {"ended_workloads": ["a"] * 10_001}, "ended_workloads: 10001, at most"),
 }  # fmt: skip
 
