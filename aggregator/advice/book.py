@@ -39,8 +39,9 @@ from .observing import Observer
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-#: Decisions that wait for the disk; from then on nothing is decided, which is advice withheld, not lost.
-DECISIONS_WAITING_MAX = 50_000
+#: Events, decisions and reports that wait for the disk, and hosts that these name; from then on nothing is decided or
+#: taken, which is advice withheld, not lost.
+ROWS_WAITING_MAX, HOSTS_WAITING_MAX = 100_000, 200_000
 #: Ids of outcomes that are known: one that is older and told again counts again.
 OUTCOMES_KNOWN_MAX = 100_000
 
@@ -122,9 +123,7 @@ class Book:
     @property
     def _is_full(self) -> bool:
         """Whether so much waits for the disk that no more is taken."""
-        waiting = self._batch
-        many = len(waiting.decisions) + len(waiting.outcomes) + len(waiting.gangs)
-        return many > DECISIONS_WAITING_MAX
+        return self._batch.rows > ROWS_WAITING_MAX or self._batch.hosts > HOSTS_WAITING_MAX
 
     def _check_room(self) -> None:
         if self._is_full:
@@ -146,6 +145,7 @@ class Book:
             self._number += 1
             self._batch.events.append((self._number, event))
             self._batch.decisions += [(self._number, event.now_ns, one) for one in told]
+            self._batch.hosts += sum(map(rows.hosts_in, (event, *told)))
             names = {one.name for one in told if isinstance(one, Renew | Probation)}
             self._batch.standing |= {
                 name: self._on_disk[name] for name in names & self._on_disk.keys()
@@ -203,6 +203,7 @@ class Book:
             [*batch.events, *after.events], [*batch.decisions, *after.decisions],
             after.memory or batch.memory, [*batch.outcomes, *after.outcomes],
             batch.gangs | after.gangs, batch.standing | after.standing,
+            batch.hosts + after.hosts,
         )  # fmt: skip
 
     async def answer(self, answer: Acked) -> Advisory:
@@ -242,6 +243,7 @@ class Book:
         for one in told:
             self.gangs.tell(one)
             self._batch.gangs[one.workload] = one
+            self._batch.hosts += len(one.hosts)
         for workload in ended:
             if self.gangs.end(workload):
                 self._batch.gangs[workload] = None
@@ -278,6 +280,7 @@ class Book:
             if len(self._outcomes) > OUTCOMES_KNOWN_MAX:
                 del self._outcomes[next(iter(self._outcomes))]
             self._batch.outcomes.append(one.row)
+            self._batch.hosts += one.hosts
             new += 1
             if one.expected is not None:
                 interruptions, expected = self.outcomes

@@ -12,7 +12,18 @@ import duckdb
 from ..store.records import table, time_us
 from .advisory import Advisory
 from .desk import Absent, Memory
-from .events import Back, Event, Instruction, Out, Probation, Publish, Renew, StillOut
+from .events import (
+    Back,
+    Event,
+    Instruction,
+    Out,
+    Probation,
+    Publish,
+    PutBack,
+    Renew,
+    StillOut,
+    TakenOut,
+)
 from .gangs import Gang
 from .limits import HOUR_NS, Limits
 from .machine import Machine
@@ -39,6 +50,8 @@ class Batch:
     gangs: dict[str, Gang | None] = field(default_factory=dict[str, Gang | None])
     #: Advisories of which something is set for longer, or no more, as they were then: one that ended long ago is forgotten.
     standing: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
+    #: How often hosts are named in it: one event may be about ten thousand.
+    hosts: int = 0
     #: All hosts that somebody says he took out; None: as written before.
     absent: list[tuple[str, str, Absent]] | None = None
 
@@ -46,6 +59,11 @@ class Batch:
     def empty(self) -> bool:
         """Whether there is nothing to write."""
         return not (self.events or self.memory or self.outcomes or self.gangs)
+
+    @property
+    def rows(self) -> int:
+        """How much waits to be written."""
+        return len(self.events) + len(self.decisions) + len(self.outcomes) + len(self.gangs)
 
     def see_absent(self, memory: Memory) -> None:
         """Take from *memory* who is out by others' word, if that is to be written anew."""
@@ -71,6 +89,19 @@ class Batch:
                 found = known.get(one.name) or self.standing.get(one.name)
                 if found is not None:
                     yield found
+
+
+def hosts_in(one: Event | Instruction) -> int:
+    """Return how many hosts *one* names, where that may be many."""
+    match one:
+        case TakenOut():
+            return len(one.members)
+        case PutBack() | StillOut():
+            return len(one.hosts)
+        case Publish():
+            return len(one.advisory.hosts)
+        case _:
+            return 0
 
 
 def memory_text(memory: Memory) -> str:
@@ -193,12 +224,13 @@ def _advisories(published: Sequence[Advisory], shadow: bool) -> Any:
 
 
 class Happened(NamedTuple):
-    """An outcome: its id, whether a job was interrupted, how many were expected (None: unknown), its row."""
+    """An outcome: its id, whether a job was interrupted, how many were expected (None: unknown), its row, its hosts."""
 
     outcome: str
     interrupted: bool
     expected: float | None
     row: tuple[Any, ...]
+    hosts: int
 
 
 OUTCOME_COLUMNS = (

@@ -68,7 +68,7 @@ class OutcomeService(OutcomeServiceServicer):
             blamed, one.end_reason, one.advice_followed, one.lost_gpu_hours,
             (ended - begun) / HOUR_NS * len(hosts), expected, known.reason if known else "",
         )  # fmt: skip
-        return Happened(one.outcome_id, one.interrupted, expected, row)
+        return Happened(one.outcome_id, one.interrupted, expected, row, len(hosts))
 
 
 def check(at: int, one: outcome_pb2.Outcome, now_ns: int) -> None:

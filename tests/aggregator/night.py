@@ -389,7 +389,7 @@ def _advise(store: Store, one: Night) -> None:
         now_us, "job-7/1", first.name, "slurm", "job-7", [*first.hosts], now_us - 3_600_000_000, now_us, True,
         first.hosts[0], "node failed", False, 12.0, 1.0, 0.02, first.reason,
     )  # fmt: skip
-    asyncio.run(book.take_outcomes([Happened("job-7/1", True, 0.02, row)]))
+    asyncio.run(book.take_outcomes([Happened("job-7/1", True, 0.02, row, 1)]))
 
 
 @contextmanager

@@ -90,7 +90,7 @@ class Full(Tables):
 
 def test_a_disk_that_takes_nothing_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight executors tried again each second, for a night."""
-    monkeypatch.setattr(books, "DECISIONS_WAITING_MAX", 3)
+    monkeypatch.setattr(books, "ROWS_WAITING_MAX", 6)
 
     async def run() -> None:
         world, store = dead_gpu(), Full()
@@ -134,6 +134,37 @@ def test_nothing_is_told_before_it_is_on_disk() -> None:
         with pytest.raises(NotReady):
             await book.answer(Acked(world.now_ns, "a1", State.ACCEPTED, "slurm"))
         assert book.known("a1") == one
+
+    asyncio.run(run())
+
+
+def test_a_fleet_told_again_and_again_to_a_full_disk_does_not_fill_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scheduler said each minute of ten thousand nodes that they were still out: one row each, and a megabyte."""
+    monkeypatch.setattr(books, "HOSTS_WAITING_MAX", 20)
+
+    async def run() -> None:
+        world, store = dead_gpu(), Full()
+        book = book_of(store, world)  # type: ignore[arg-type]
+        store.full = True
+        async with served(book, world) as (stub, _):
+            nodes = [advisory_pb2.UnavailableNode(node=f"nodes/h{n}", reason="x") for n in range(4)]
+            request = advisory_pb2.ReportUnavailableNodesRequest(actor="slurm", nodes=nodes)
+            words = set[str]()
+            for _ in range(50):
+                with pytest.raises(grpc.aio.AioRpcError) as told:
+                    await stub.ReportUnavailableNodes(request)
+                assert told.value.code() is grpc.StatusCode.UNAVAILABLE
+                words.add(told.value.details() or "")
+            assert any("no more can wait" in one for one in words)
+            assert book._batch.hosts <= 28 and len(book._batch.events) < 10
+            store.full = False
+            await book.flush()
+            assert (
+                book._batch.hosts == 0 and (await stub.ReportUnavailableNodes(request)).nodes_count
+            )
+        store.close()
 
     asyncio.run(run())
 
