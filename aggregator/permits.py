@@ -71,13 +71,17 @@ class Permits:
 
     def grant(self, seconds: int, reason: str) -> None:
         """Grant it from now on. Raises Invalid, OSError where it cannot be kept."""
+        self.check(seconds, reason)
+        now_ns = self._wall_ns()
+        self._keep(Grant(now_ns, now_ns + seconds * SECOND_NS, reason))
+        log.warning("hosts may enforce for %d s: %s", seconds, reason)
+
+    def check(self, seconds: int, reason: str) -> None:
+        """Raise Invalid where it may not be granted so."""
         if not 0 < seconds <= GRANT_SECONDS_MAX:
             raise Invalid("seconds", f"expected 1 to {GRANT_SECONDS_MAX}, which is seven days")
         if not 0 < len(reason) <= REASON_CHARACTERS_MAX or not reason.isprintable():
             raise Invalid("reason", f"who and why, in 1 to {REASON_CHARACTERS_MAX} characters")
-        now_ns = self._wall_ns()
-        self._keep(Grant(now_ns, now_ns + seconds * SECOND_NS, reason))
-        log.warning("hosts may enforce for %d s: %s", seconds, reason)
 
     def revoke(self, reason: str) -> None:
         """Take it back, also where that cannot be kept on disk: then until we are started again."""

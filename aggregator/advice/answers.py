@@ -39,6 +39,19 @@ def ack(desk: Desk, event: Acked) -> None:
             _defer(desk, one, event)
 
 
+def would(desk: Desk, event: Acked) -> Advisory | Refused:
+    """Return how the advisory would stand after *event*, or why that would change nothing. Does nothing."""
+    one = desk.known(event.name)
+    why, words = _against(desk, one, event)
+    if one is None or why:
+        return Refused(event.name, why, words)
+    state, words = event.to, f"{event.actor} would have it so: nothing was done"
+    if state is State.ACCEPTED and one.state is not State.ACCEPTED and takes_out(one.action):
+        full = budget.refusal(desk, (one.host, one.place, one.job), one.name, granting=True)
+        state, words = (State.DEFERRED, full) if full else (state, words)
+    return replace(one, state=state, state_words=words)
+
+
 def _against(desk: Desk, one: Advisory | None, event: Acked) -> tuple[str, str]:
     """Return (kind, words) of what is against the answer; ("", "") for nothing."""
     if one is None:
@@ -53,6 +66,8 @@ def _against(desk: Desk, one: Advisory | None, event: Acked) -> tuple[str, str]:
             "it has ended and nothing more comes of it" if one.state in ENDED else "not from there"
         )
         return "state", f"{one.name} is {one.state.name} ({one.state_words}): {ended}"
+    if event.to is State.DEFERRED and (wrong := _moment(desk, event.until_ns)):
+        return "field", f"defer_until_time: {wrong}"
     owned = renews or event.to in (State.DONE, State.FAILED)
     if owned and event.actor != one.owner:
         return "owner", f"{one.name} is {one.owner!r}'s to carry out until its lease ends"
@@ -223,18 +238,15 @@ def _reject(desk: Desk, one: Advisory, event: Acked) -> None:
 
 def _defer(desk: Desk, one: Advisory, event: Acked) -> None:
     until = event.until_ns or desk.after(desk.limits.defer_seconds)
-    if wrong := _moment(desk, until):
-        desk.say(Refused(one.name, "field", f"defer_until_time: {wrong}"))
-        return
     until = min(until, desk.after(desk.limits.defer_seconds_max))
     words = f"put off by {event.actor}" + (f": {event.words}" if event.words else "")
     desk.put_off(one, words, until)
 
 
 def _moment(desk: Desk, until_ns: int) -> str:
-    """Return what is wrong with the end of a deferral; "" for nothing."""
+    """Return what is wrong with the end of a deferral; "" for nothing. 0: none is named."""
     most = desk.limits.defer_seconds_max
-    if until_ns <= desk.now_ns:
+    if until_ns and until_ns <= desk.now_ns:
         return "a moment that is still to come"
     if until_ns > desk.after(most + AHEAD_SECONDS_MAX):
         days = (until_ns - desk.now_ns) / seconds_ns(86_400)

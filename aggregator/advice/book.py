@@ -125,7 +125,8 @@ class Book:
         """Whether so much waits for the disk that no more is taken."""
         return self._batch.rows > ROWS_WAITING_MAX or self._batch.hosts > HOSTS_WAITING_MAX
 
-    def _check_room(self) -> None:
+    def check_room(self) -> None:
+        """Raise NotReady where so much waits for the disk that nothing is taken."""
         if self._is_full:
             raise NotReady("the disk takes nothing, and no more can wait for it; try again later")
 
@@ -208,38 +209,61 @@ class Book:
 
     async def answer(self, answer: Acked) -> Advisory:
         """Take an answer, and return the advisory as it then is. Raises a Refusal; NotReady where the disk fails."""
+        answered = self.decide(answer)
+        await self.flushed()
+        return answered
+
+    def would(self, answer: Acked) -> Advisory:
+        """Return how the advisory would then be. Raises a Refusal."""
+        self._check_answers()
+        found = self._machine.would(answer)
+        if isinstance(found, Refused):
+            raise _refusal(found)
+        return found
+
+    def _check_answers(self) -> None:
         if self.shadow:
             raise OutOfDate(
                 "advice is in shadow mode (advice_shadow): nothing of it is to be answered"
             )
-        self._check_room()
+        self.check_room()
+
+    def decide(self, answer: Acked) -> Advisory:
+        """Take an answer, to be on disk with `flushed`, and return the advisory as it then is. Raises a Refusal."""
+        self._check_answers()
         told = self._give(answer)
         for one in told:
             if isinstance(one, Refused):
                 raise _refusal(one)
-        await self._flushed()
         return next(
             one.advisory for one in reversed(told)
             if isinstance(one, Publish) and one.advisory.name == answer.name
         )  # fmt: skip
 
-    async def told_out(self, out: Sequence[TakenOut], back: PutBack) -> None:
-        """Count hosts as out, or in service again, as somebody tells. Raises TooMuch, NotReady."""
-        self._check_room()
-        if not room_for(self._machine.memory, out):
-            words = f"at most {HOSTS_MAX} hosts are told to be out, one for each who tells"
-            raise TooMuch(words, ROOM_SECONDS)
+    def take_out(self, out: Sequence[TakenOut], back: PutBack) -> None:
+        """Count hosts as out, or in service again, as somebody tells, to be on disk with `flushed`. Raises TooMuch, NotReady."""
+        self.check_out(out)
         for event in out:
             self._give(event)
         self._give(back)
-        await self._flushed()
 
-    async def told_gangs(self, told: Sequence[Gang], ended: Sequence[str]) -> None:
-        """Keep what runs where, as a scheduler tells. Raises TooMuch, NotReady."""
-        self._check_room()
+    def check_out(self, out: Sequence[TakenOut]) -> None:
+        """Raise TooMuch or NotReady where *out* may not be told."""
+        self.check_room()
+        if not room_for(self._machine.memory, out):
+            words = f"at most {HOSTS_MAX} hosts are told to be out, one for each who tells"
+            raise TooMuch(words, ROOM_SECONDS)
+
+    def check_gangs(self, told: Sequence[Gang]) -> None:
+        """Raise TooMuch or NotReady where *told* may not be told."""
+        self.check_room()
         if not self.gangs.room_for(told):
             words = "that is more gangs, or hosts of gangs, than are kept at once"
             raise TooMuch(words, ROOM_SECONDS)
+
+    def take_gangs(self, told: Sequence[Gang], ended: Sequence[str]) -> None:
+        """Keep what runs where, as a scheduler tells, to be on disk with `flushed`. Raises TooMuch, NotReady."""
+        self.check_gangs(told)
         for one in told:
             self.gangs.tell(one)
             self._batch.gangs[one.workload] = one
@@ -247,7 +271,6 @@ class Book:
         for workload in ended:
             if self.gangs.end(workload):
                 self._batch.gangs[workload] = None
-        await self._flushed()
 
     @property
     def experience(self) -> Experience:
@@ -269,9 +292,14 @@ class Book:
 
         return await asyncio.to_thread(read)
 
-    async def take_outcomes(self, told: Iterable[rows.Happened]) -> int:
-        """Keep what happened; of each id the first. Returns how many were new. Raises NotReady."""
-        self._check_room()
+    def unknown_outcomes(self, names: Iterable[str]) -> int:
+        """Return how many of *names* nobody has told of. Raises NotReady where none can be taken."""
+        self.check_room()
+        return len(set(names) - self._outcomes.keys())
+
+    def take_outcomes(self, told: Iterable[rows.Happened]) -> int:
+        """Keep what happened, to be on disk with `flushed`; of each id the first. Returns how many were new. Raises NotReady."""
+        self.check_room()
         new = 0
         for one in told:
             if one.outcome in self._outcomes:
@@ -285,10 +313,10 @@ class Book:
             if one.expected is not None:
                 interruptions, expected = self.outcomes
                 self.outcomes = Outcomes(interruptions + one.interrupted, expected + one.expected)
-        await self._flushed()
         return new
 
-    async def _flushed(self) -> None:
+    async def flushed(self) -> None:
+        """Return once all that was taken is on disk. Raises NotReady where that fails: it counts once it is written."""
         try:
             await self.flush()
         except Exception as error:

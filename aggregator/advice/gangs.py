@@ -42,6 +42,10 @@ class Gangs:
         hosts += sum(len(one.hosts) for one in new.values())
         return len(self._gangs.keys() | new.keys()) <= GANGS_MAX and hosts <= HOSTS_OF_ALL_MAX
 
+    def count_with(self, told: Iterable[Gang], ended: Iterable[str]) -> int:
+        """Return how many there would be with *told*, and without *ended*."""
+        return len((self._gangs.keys() | {one.workload for one in told}) - set(ended))
+
     def tell(self, one: Gang) -> None:
         """Keep *one*, in place of what was told of its workload."""
         self.end(one.workload)

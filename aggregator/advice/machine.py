@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .absent import put_back, taken_out
-from .advisory import Case, lawful
-from .answers import ack
+from .advisory import Advisory, Case, lawful
+from .answers import ack, would
 from .composing import material
 from .desk import Desk, Memory, Standing, Taken
 from .events import (
@@ -31,6 +31,7 @@ from .events import (
     Frozen,
     Instruction,
     PutBack,
+    Refused,
     TakenOut,
     Tick,
     Unavailable,
@@ -63,6 +64,10 @@ class Machine:
         """Go on after a restart. No event tells of it: the memory is to be stored whole behind it."""
         self.memory.now_ns = max(now_ns, self.memory.now_ns)
         resume(self._desk)
+
+    def would(self, answer: Acked) -> Advisory | Refused:
+        """Return what would come of *answer*, without any effect."""
+        return would(self._desk, answer)
 
     def step(self, event: Event) -> list[Instruction]:
         """Take *event* and return what is to be done. Raises nothing of what *event* says."""

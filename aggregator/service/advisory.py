@@ -26,6 +26,7 @@ from .fields import (
     time_ns_of,
     timestamp,
 )
+from .repeated import Answers
 
 NAME_CHARACTERS_MAX = 32
 TOKEN_CHARACTERS_MAX = 64
@@ -44,6 +45,7 @@ class AdvisoryService(AdvisoryServiceServicer):
 
     def __init__(self, book: Book, wall_ns: Callable[[], int], members: reports.Members) -> None:
         self._book, self._wall_ns, self._members = book, wall_ns, members
+        self._answers = Answers()
         self._evaluating: asyncio.Task[advisory_pb2.EvaluateRuleResponse] | None = None
 
     async def WatchAdvisories(
@@ -143,36 +145,52 @@ class AdvisoryService(AdvisoryServiceServicer):
         """Return one. Raises Invalid, NotFound."""
         return self._told(self._known(request.name))
 
-    async def AckAdvisory(
-        self, request: advisory_pb2.AckAdvisoryRequest, context: Any
-    ) -> advisory_pb2.Advisory:
+    async def AckAdvisory(self, request: advisory_pb2.AckAdvisoryRequest, context: Any) -> bytes:
         """Take an answer. Raises Invalid, NotFound, Changed, OutOfDate, NotAllowed, NotReady."""
-        actor = actor_with_login(caller(context), request.actor)
-        answered = await self._book.answer(acked_of(request, actor, self._wall_ns()))
-        return self._told(answered)
+        actor, book = actor_with_login(caller(context), request.actor), self._book
+        answer = acked_of(request, actor, self._wall_ns())
+        return await self._answers.once(
+            request, context, lambda: self._told(book.decide(answer)), book.flushed,
+            would=lambda: self._told(book.would(answer)),
+        )  # fmt: skip
 
-    async def ReportGangs(
-        self, request: advisory_pb2.ReportGangsRequest, context: Any
-    ) -> advisory_pb2.ReportGangsResponse:
+    async def ReportGangs(self, request: advisory_pb2.ReportGangsRequest, context: Any) -> bytes:
         """Keep what runs where. Raises Invalid, TooMuch, NotReady."""
-        by = actor_with_login(caller(context), reports.actor_of(request.actor))
+        by, book = actor_with_login(caller(context), reports.actor_of(request.actor)), self._book
         gangs, unknown = reports.gangs_of(request, by, self._members, self._wall_ns())
-        await self._book.told_gangs(gangs, request.ended_workloads)
-        return advisory_pb2.ReportGangsResponse(
-            gangs_count=len(self._book.gangs), unknown_nodes=unknown
-        )
+
+        def said(check: Callable[[], None]) -> advisory_pb2.ReportGangsResponse:
+            count = book.gangs.count_with(gangs, request.ended_workloads)
+            check()
+            return advisory_pb2.ReportGangsResponse(gangs_count=count, unknown_nodes=unknown)
+
+        return await self._answers.once(
+            request, context, lambda: said(lambda: book.take_gangs(gangs, request.ended_workloads)),
+            book.flushed, would=lambda: said(lambda: book.check_gangs(gangs)),
+        )  # fmt: skip
 
     async def ReportUnavailableNodes(
         self, request: advisory_pb2.ReportUnavailableNodesRequest, context: Any
-    ) -> advisory_pb2.ReportUnavailableNodesResponse:
+    ) -> bytes:
         """Count nodes as out, or in service again. Raises Invalid, TooMuch, NotReady."""
-        by = actor_with_login(caller(context), reports.actor_of(request.actor))
-        out = reports.out_of(request, by, self._members, self._wall_ns())
-        await self._book.told_out(out.taken, out.back)
-        absent = self._book.machine.memory.absent
-        return advisory_pb2.ReportUnavailableNodesResponse(
-            nodes_count=sum(by in told for told in absent.values()), unknown_nodes=out.unknown
-        )
+        by, book = actor_with_login(caller(context), reports.actor_of(request.actor)), self._book
+        memory = book.machine.memory
+        # By a clock that was set back it would have ended at once.
+        now_ns = max(self._wall_ns(), memory.now_ns)
+        out = reports.out_of(request, by, self._members, now_ns)
+
+        def said(check: Callable[[], None]) -> advisory_pb2.ReportUnavailableNodesResponse:
+            before = {host for host, told in memory.absent.items() if by in told}
+            check()
+            new = {member.host for one in out.taken for member in one.members}
+            return advisory_pb2.ReportUnavailableNodesResponse(
+                nodes_count=len((before | new) - set(out.back.hosts)), unknown_nodes=out.unknown
+            )
+
+        return await self._answers.once(
+            request, context, lambda: said(lambda: book.take_out(out.taken, out.back)),
+            book.flushed, would=lambda: said(lambda: book.check_out(out.taken)),
+        )  # fmt: skip
 
     async def EvaluateRule(
         self, request: advisory_pb2.EvaluateRuleRequest, context: Any

@@ -16,6 +16,7 @@ from ..refusals import Invalid
 from ..store.records import time_us
 from .advisory import name_of
 from .fields import actor_with_login, bounded, node_of, time_ns_of, told_once
+from .repeated import Answers
 
 OUTCOMES_MAX = 1000
 NODES_MAX = 4096
@@ -35,10 +36,11 @@ class OutcomeService(OutcomeServiceServicer):
 
     def __init__(self, book: Book, wall_ns: Callable[[], int]) -> None:
         self._book, self._wall_ns = book, wall_ns
+        self._answers = Answers()
 
     async def ReportOutcomes(
         self, request: outcome_pb2.ReportOutcomesRequest, context: Any
-    ) -> outcome_pb2.ReportOutcomesResponse:
+    ) -> bytes:
         """Keep them, all or none. Raises Invalid, NotReady."""
         told = request.outcomes
         if not 1 <= len(told) <= OUTCOMES_MAX:
@@ -54,8 +56,17 @@ class OutcomeService(OutcomeServiceServicer):
         expected = await self._book.expected(spans)
         reporter = actor_with_login(caller(context), "scheduler")
         rows = [self._row(one, expected.get(at), reporter) for at, one in enumerate(told)]
-        new = await self._book.take_outcomes(rows)
-        return outcome_pb2.ReportOutcomesResponse(accepted_count=new, known_count=len(rows) - new)
+
+        def said(new: int) -> outcome_pb2.ReportOutcomesResponse:
+            return outcome_pb2.ReportOutcomesResponse(
+                accepted_count=new, known_count=len(rows) - new
+            )
+
+        names = [one.outcome_id for one in told]
+        return await self._answers.once(
+            request, context, lambda: said(self._book.take_outcomes(rows)), self._book.flushed,
+            would=lambda: said(self._book.unknown_outcomes(names)),
+        )  # fmt: skip
 
     def _row(self, one: outcome_pb2.Outcome, expected: float | None, reporter: str) -> Happened:
         advisory = name_of(one.advisory) if one.advisory else ""

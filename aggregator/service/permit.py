@@ -9,13 +9,14 @@ from ...fingerprints.wire.permit_pb2_grpc import PermitServiceServicer
 from ..access.caller import Caller, caller
 from ..permits import Permits
 from ..refusals import NotReady
+from .repeated import Answers
 
 
 class PermitService(PermitServiceServicer):
     """Three calls of grpc.aio. A `Refusal` becomes its status at the edge."""
 
     def __init__(self, permits: Permits) -> None:
-        self._permits = permits
+        self._permits, self._answers = permits, Answers()
 
     async def GetPermit(
         self, request: permit_pb2.GetPermitRequest, context: Any
@@ -23,15 +24,25 @@ class PermitService(PermitServiceServicer):
         """Say what is granted, and whether hosts are given it."""
         return self._shown()
 
-    async def GrantPermit(
-        self, request: permit_pb2.GrantPermitRequest, context: Any
-    ) -> permit_pb2.FleetPermit:
+    async def GrantPermit(self, request: permit_pb2.GrantPermitRequest, context: Any) -> bytes:
         """Grant it. Raises Invalid, NotReady. Who may is `access/methods.py`'s to say."""
+        seconds, reason = request.seconds, reason_with_login(caller(context), request.reason)
+        return await self._answers.once(
+            request, context, lambda: self._granted(seconds, reason), _at_once,
+            would=lambda: self._would_be(seconds, reason),
+        )  # fmt: skip
+
+    def _granted(self, seconds: int, reason: str) -> permit_pb2.FleetPermit:
         try:
-            self._permits.grant(request.seconds, reason_with_login(caller(context), request.reason))
+            self._permits.grant(seconds, reason)
         except OSError as error:
             raise NotReady(f"the grant cannot be kept: {error.strerror}") from error
         return self._shown()
+
+    def _would_be(self, seconds: int, reason: str) -> permit_pb2.FleetPermit:
+        self._permits.check(seconds, reason)
+        withheld = self._permits.withheld()
+        return permit_pb2.FleetPermit(seconds_left=seconds, reason=reason, withheld_reason=withheld)
 
     async def RevokePermit(
         self, request: permit_pb2.RevokePermitRequest, context: Any
@@ -54,6 +65,10 @@ class PermitService(PermitServiceServicer):
             withheld_reason=permits.withheld() if seconds else "",
             granted_wall_time_ns=permits.grant_now.granted_ns,
         )
+
+
+async def _at_once() -> None:
+    """A grant is on disk before it is granted."""
 
 
 def reason_with_login(who: Caller, reason: str) -> str:

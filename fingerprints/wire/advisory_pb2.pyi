@@ -258,20 +258,24 @@ class RuleEpisode(_message.Message):
     def __init__(self, node: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., action: _Optional[_Union[Action, str]] = ..., advised: _Optional[bool] = ..., followed_by_fault: _Optional[bool] = ..., words: _Optional[str] = ...) -> None: ...
 
 class AckAdvisoryRequest(_message.Message):
-    __slots__ = ("name", "etag", "new_state", "actor", "note", "defer_until_time")
+    __slots__ = ("name", "etag", "new_state", "actor", "note", "defer_until_time", "request_id", "validate_only")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     NEW_STATE_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     DEFER_UNTIL_TIME_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
     name: str
     etag: str
     new_state: AdvisoryState
     actor: str
     note: str
     defer_until_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., new_state: _Optional[_Union[AdvisoryState, str]] = ..., actor: _Optional[str] = ..., note: _Optional[str] = ..., defer_until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    request_id: str
+    validate_only: bool
+    def __init__(self, name: _Optional[str] = ..., etag: _Optional[str] = ..., new_state: _Optional[_Union[AdvisoryState, str]] = ..., actor: _Optional[str] = ..., note: _Optional[str] = ..., defer_until_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
 
 class Gang(_message.Message):
     __slots__ = ("workload", "nodes", "gpus_count", "checkpoint_interval", "ttl")
@@ -288,14 +292,18 @@ class Gang(_message.Message):
     def __init__(self, workload: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., gpus_count: _Optional[int] = ..., checkpoint_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ReportGangsRequest(_message.Message):
-    __slots__ = ("actor", "gangs", "ended_workloads")
+    __slots__ = ("actor", "gangs", "ended_workloads", "request_id", "validate_only")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     GANGS_FIELD_NUMBER: _ClassVar[int]
     ENDED_WORKLOADS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
     actor: str
     gangs: _containers.RepeatedCompositeFieldContainer[Gang]
     ended_workloads: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, actor: _Optional[str] = ..., gangs: _Optional[_Iterable[_Union[Gang, _Mapping]]] = ..., ended_workloads: _Optional[_Iterable[str]] = ...) -> None: ...
+    request_id: str
+    validate_only: bool
+    def __init__(self, actor: _Optional[str] = ..., gangs: _Optional[_Iterable[_Union[Gang, _Mapping]]] = ..., ended_workloads: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
 
 class ReportGangsResponse(_message.Message):
     __slots__ = ("gangs_count", "unknown_nodes")
@@ -322,14 +330,18 @@ class UnavailableNode(_message.Message):
     def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., actor: _Optional[str] = ..., since_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ReportUnavailableNodesRequest(_message.Message):
-    __slots__ = ("actor", "nodes", "returned_nodes")
+    __slots__ = ("actor", "nodes", "returned_nodes", "request_id", "validate_only")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     RETURNED_NODES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
     actor: str
     nodes: _containers.RepeatedCompositeFieldContainer[UnavailableNode]
     returned_nodes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, actor: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., returned_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    request_id: str
+    validate_only: bool
+    def __init__(self, actor: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[UnavailableNode, _Mapping]]] = ..., returned_nodes: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
 
 class ReportUnavailableNodesResponse(_message.Message):
     __slots__ = ("nodes_count", "unknown_nodes")

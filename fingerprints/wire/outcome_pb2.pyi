@@ -36,10 +36,14 @@ class Outcome(_message.Message):
     def __init__(self, outcome_id: _Optional[str] = ..., advisory: _Optional[str] = ..., workload: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., interrupted: _Optional[bool] = ..., blamed_node: _Optional[str] = ..., end_reason: _Optional[str] = ..., advice_followed: _Optional[bool] = ..., lost_gpu_hours: _Optional[float] = ...) -> None: ...
 
 class ReportOutcomesRequest(_message.Message):
-    __slots__ = ("outcomes",)
+    __slots__ = ("outcomes", "request_id", "validate_only")
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
     outcomes: _containers.RepeatedCompositeFieldContainer[Outcome]
-    def __init__(self, outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ...) -> None: ...
+    request_id: str
+    validate_only: bool
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
 
 class ReportOutcomesResponse(_message.Message):
     __slots__ = ("accepted_count", "known_count")

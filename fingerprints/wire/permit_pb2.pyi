@@ -9,12 +9,16 @@ class GetPermitRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GrantPermitRequest(_message.Message):
-    __slots__ = ("seconds", "reason")
+    __slots__ = ("seconds", "reason", "request_id", "validate_only")
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
     seconds: int
     reason: str
-    def __init__(self, seconds: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    request_id: str
+    validate_only: bool
+    def __init__(self, seconds: _Optional[int] = ..., reason: _Optional[str] = ..., request_id: _Optional[str] = ..., validate_only: _Optional[bool] = ...) -> None: ...
 
 class RevokePermitRequest(_message.Message):
     __slots__ = ("reason",)

@@ -374,11 +374,11 @@ def _advise(store: Store, one: Night) -> None:
     book = Book(store, limits, observer, one.now_ns, shadow=True, gangs=gangs)
     until_ns = one.now_ns + 3600 * SECOND_NS
     gang = Gang("123", tuple(one.fleet.names), 64, 1800.0, until_ns, "slurm", one.now_ns)
-    asyncio.run(book.told_gangs([gang], []))
+    book.take_gangs([gang], [])
     member = works.member("sim-007")
     assert member is not None
     out = TakenOut(one.now_ns, "slurm", "burn-in after a new NIC", until_ns, (member,))
-    asyncio.run(book.told_out([out], PutBack(one.now_ns, "slurm", ())))
+    book.take_out([out], PutBack(one.now_ns, "slurm", ()))
     for seconds in (0, 5):  # a case waits a moment for others of the same cause
         later = replace(one.seen, computed_ns=one.now_ns + seconds * SECOND_NS)
         book.observe(later, one.fleet.gpus)
@@ -389,7 +389,8 @@ def _advise(store: Store, one: Night) -> None:
         now_us, "job-7/1", first.name, "slurm", "job-7", [*first.hosts], now_us - 3_600_000_000, now_us, True,
         first.hosts[0], "node failed", False, 12.0, 1.0, 0.02, first.reason,
     )  # fmt: skip
-    asyncio.run(book.take_outcomes([Happened("job-7/1", True, 0.02, row, 1)]))
+    book.take_outcomes([Happened("job-7/1", True, 0.02, row, 1)])
+    asyncio.run(book.flushed())
 
 
 @contextmanager

@@ -204,7 +204,14 @@ def test_the_wire_carries_it_and_takes_it_back(lab: Any) -> None:
             stub: Any = PermitServiceStub(agent.channel)  # type: ignore[no-untyped-call]
             assert not (await agent.register()).HasField("permit")
             request = permit_pb2.GrantPermitRequest(seconds=600, reason="ops: trial")
+            checked = permit_pb2.GrantPermitRequest(
+                seconds=600, reason="ops: trial", validate_only=True
+            )
+            assert (await stub.GrantPermit(checked)).seconds_left == 600
+            assert not (await stub.GetPermit(permit_pb2.GetPermitRequest())).seconds_left
+            request.request_id = "one"
             granted = await stub.GrantPermit(request)
+            assert await stub.GrantPermit(request) == granted, "it does not begin anew"
             assert 0 < granted.seconds_left <= 600 and granted.reason == "ops: trial"
             aggregator._permits.withheld = lambda: ""  # a host of seconds ago is judged UNKNOWN
             assert (await agent.register()).permit.seconds == LEASE_SECONDS

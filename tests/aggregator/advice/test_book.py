@@ -365,3 +365,105 @@ def test_what_is_expected_is_what_scores_said_without_outcomes(store: Store) -> 
     hour = (0, "h0", world.now_ns - 3600 * 10**9, world.now_ns)
     found = store.in_transaction(lambda connection: rows.expected(connection, [hour]))
     assert found == {0: pytest.approx(plain.hosts[0].hazard_per_hour)}
+
+
+async def once(call: Any, request: Any, **ids: Any) -> Any:
+    """Return the answer to *request* with *ids*."""
+    copy = type(request)()
+    copy.CopyFrom(request)
+    for name, value in ids.items():
+        setattr(copy, name, value)
+    return await call(copy)
+
+
+def test_a_request_that_is_sent_again_is_answered_as_before() -> None:
+    """The answer to an acceptance was lost on the way; asked again with its etag, the executor was told ABORTED, and gave up
+    a host that it had."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Tables()
+        book = book_of(store, world)  # type: ignore[arg-type]
+        observe(book, world)
+        await book.flush()
+        async with served(book, world) as (stub, outcomes):
+            etag = book.feed.open[0].etag
+            accept = advisory_pb2.AckAdvisoryRequest(
+                name="advisories/a1", etag=etag, new_state=advisory_pb2.ACCEPTED, actor="slurm"
+            )
+            first = await once(stub.AckAdvisory, accept, request_id="one")
+            assert await once(stub.AckAdvisory, accept, request_id="one") == first
+            with pytest.raises(grpc.aio.AioRpcError) as told:
+                await once(stub.AckAdvisory, accept, request_id="two")
+            assert told.value.code() is grpc.StatusCode.ABORTED
+            with pytest.raises(
+                grpc.aio.AioRpcError, match="request_id: 'one' was another request's"
+            ):
+                await once(stub.AckAdvisory, accept, request_id="one", note="x")
+            with pytest.raises(grpc.aio.AioRpcError, match="request_id: 65 characters"):
+                await once(stub.AckAdvisory, accept, request_id="x" * 65)
+            assert book.machine.memory.token == 1
+            out = advisory_pb2.ReportUnavailableNodesRequest(actor="slurm", nodes=[
+                advisory_pb2.UnavailableNode(node="nodes/h1", reason="x")
+            ])  # fmt: skip
+            await once(stub.ReportUnavailableNodes, out, request_id="one")
+            back = advisory_pb2.ReportUnavailableNodesRequest(
+                actor="slurm", returned_nodes=["nodes/h1"]
+            )
+            await stub.ReportUnavailableNodes(back)
+            await once(stub.ReportUnavailableNodes, out, request_id="one")
+            assert not book.machine.memory.absent, "it came again, late"
+            happened = outcome_of(world)
+            for _ in range(2):
+                told_once = await once(outcomes.ReportOutcomes, happened, request_id="one")
+                assert told_once.accepted_count == 1
+        store.close()
+
+    asyncio.run(run())
+
+
+def outcome_of(world: Any) -> outcome_pb2.ReportOutcomesRequest:
+    one = outcome_pb2.Outcome(outcome_id="job-7", workload="w", nodes=["nodes/h2"])
+    one.start_time.FromSeconds(world.now_ns // 10**9 - 7200)
+    one.end_time.FromSeconds(world.now_ns // 10**9)
+    return outcome_pb2.ReportOutcomesRequest(outcomes=[one])
+
+
+def test_what_is_to_be_checked_only_changes_nothing() -> None:
+    """An adapter's author tried his drains on the fleet at work: there was no other way."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Tables()
+        book = book_of(store, world)  # type: ignore[arg-type]
+        observe(book, world)
+        await book.flush()
+        number = book._number
+        async with served(book, world) as (stub, outcomes):
+
+            async def would(call: Any, request: Any) -> Any:
+                return await once(call, request, validate_only=True, request_id="one")
+
+            ack: dict[str, Any] = {"name": "advisories/a1", "actor": "slurm"}
+            accept = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.ACCEPTED, **ack)
+            told = await would(stub.AckAdvisory, accept)
+            assert told.state == advisory_pb2.ACCEPTED and "nothing was done" in told.state_text
+            done = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.DONE, **ack)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await would(stub.AckAdvisory, done)
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            node = advisory_pb2.UnavailableNode(node="nodes/h1", reason="x")
+            out = advisory_pb2.ReportUnavailableNodesRequest(actor="slurm", nodes=[node])
+            assert (await would(stub.ReportUnavailableNodes, out)).nodes_count == 1
+            gang = advisory_pb2.Gang(workload="w", nodes=["nodes/h1"])
+            gangs = advisory_pb2.ReportGangsRequest(actor="slurm", gangs=[gang])
+            assert (await would(stub.ReportGangs, gangs)).gangs_count == 2
+            assert (await would(outcomes.ReportOutcomes, outcome_of(world))).accepted_count == 1
+            assert book._number == number and book._batch.empty and len(book.gangs) == 1
+            await stub.ReportUnavailableNodes(out)
+            full = await would(stub.AckAdvisory, accept)
+            assert full.state == advisory_pb2.DEFERRED and "as may be at once" in full.state_text
+            assert (
+                await stub.GetAdvisory(advisory_pb2.GetAdvisoryRequest(name=accept.name))
+            ).state == 1
+        store.close()
+
+    asyncio.run(run())

@@ -305,6 +305,24 @@ def test_a_clock_that_was_set_back_is_told() -> None:
     store.close()
 
 
+def test_who_is_out_counts_also_while_our_clock_is_set_back() -> None:
+    """What ends in an hour by a clock that was five hours behind had ended: the scheduler's word counted nothing."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Tables()
+        book = book_of(store, world)  # type: ignore[arg-type]
+        observe(book, world)
+        world.now_ns -= 5 * HOUR_NS
+        async with served(book, world) as (stub, _):
+            node = advisory_pb2.UnavailableNode(node="nodes/h1", reason="x")
+            request = advisory_pb2.ReportUnavailableNodesRequest(actor="slurm", nodes=[node])
+            assert (await stub.ReportUnavailableNodes(request)).nodes_count == 1
+        assert book.machine.memory.absent.keys() == {"h1"}
+        store.close()
+
+    asyncio.run(run())
+
+
 OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
     "a node": ({"nodes": ["h1"]}, "outcomes[0].nodes: 'h1', expected nodes/NODE"),
     "a node of two lines": (
@@ -341,7 +359,7 @@ def test_what_an_outcome_may_not_be() -> None:
             other.CopyFrom(one)
             other.interrupted = True
             with pytest.raises(
-                grpc.aio.AioRpcError, match="'job-1' is told of in outcomes.0., other"
+                grpc.aio.AioRpcError, match=r"'job-1' is told of in outcomes\[0\], other"
             ):
                 await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[one, other]))
             await stub.ReportOutcomes(outcome_pb2.ReportOutcomesRequest(outcomes=[one, one]))
