@@ -28,8 +28,8 @@ class Telling:
         try:
             self._book.observe(judged, gpus)
         except Exception:
+            # What was decided before it failed is remembered, and so is to be written.
             log.exception("advice failed; what was advised before stands")
-            return
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._flush())
 

@@ -10,7 +10,7 @@ from typing import Any
 from ...fingerprints.wire import admin_pb2
 from ...fingerprints.wire.admin_pb2_grpc import AdminServiceServicer
 from ..hazard.events import EventsError
-from ..hazard.models import Models
+from ..hazard.models import Models, Trained
 from ..refusals import ROOM_SECONDS, NotReady, TooLittle, TooMuch
 from ..store.store import Store
 from ..store.storefile import StoreError
@@ -31,6 +31,7 @@ class AdminService(AdminServiceServicer):
         """*hold_bytes_max*: a backup is ended once so much came in while it copied."""
         self._store, self._hold_bytes_max, self._models = store, hold_bytes_max, models
         self._compacting = False
+        self._training: asyncio.Future[Trained] | None = None
 
     async def HoldStore(self, request: admin_pb2.HoldStoreRequest, context: Any) -> None:
         """Hold the store until the caller hangs up. Raises NotReady, TooMuch."""
@@ -66,11 +67,16 @@ class AdminService(AdminServiceServicer):
     async def TrainHazard(
         self, request: admin_pb2.TrainHazardRequest, context: Any
     ) -> admin_pb2.TrainedHazard:
-        """Train on what is on record. Raises TooLittle, NotReady."""
+        """Train on what is on record. Raises TooLittle, TooMuch, NotReady."""
+        if self._training is not None and not self._training.done():
+            raise TooMuch("a model is being trained already; wait for that to end", ROOM_SECONDS)
+        # Who hangs up does not end it: those who ask again would fill the threads that advice is written by, too.
+        self._training = asyncio.get_running_loop().run_in_executor(
+            None, lambda: self._models.train(simulated=request.simulated)
+        )
+        self._training.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            done = await asyncio.get_running_loop().run_in_executor(
-                None, lambda: self._models.train(simulated=request.simulated)
-            )
+            done = await asyncio.shield(self._training)
         except EventsError as error:
             raise TooLittle(str(error)) from error
         except StoreError as error:

@@ -20,6 +20,7 @@ from gangline.aggregator.advice.feed import Feed
 from gangline.aggregator.advice.gangs import Gangs
 from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS
 from gangline.aggregator.advice.observing import Observer
+from gangline.aggregator.advice.telling import Telling
 from gangline.aggregator.refusals import NotReady
 from gangline.aggregator.service.advisory import AdvisoryService
 from gangline.fingerprints.wire import advisory_pb2, outcome_pb2
@@ -167,6 +168,28 @@ def test_a_fleet_told_again_and_again_to_a_full_disk_does_not_fill_memory(
         store.close()
 
     asyncio.run(run())
+
+
+def test_what_was_decided_before_a_turn_failed_is_written() -> None:
+    """A slip of ours in each turn: what had been proposed before it in the same one stood in memory, and was never told."""
+    world, store = dead_gpu(), Tables()
+    book: Any = book_of(store, world)  # type: ignore[arg-type]
+
+    def observe_then_fail(*given: Any) -> None:
+        books.Book.observe(book, *given)
+        raise ZeroDivisionError
+
+    book.observe = observe_then_fail
+
+    async def run() -> None:
+        telling = Telling(book)
+        telling.observe(world.snapshot, world.fleet.gpus)  # type: ignore[arg-type]
+        assert telling._task is not None
+        await telling._task
+
+    asyncio.run(run())
+    assert [one.name for one in book.feed.open] == ["a1"]
+    store.close()
 
 
 class Slow(Tables):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,9 +29,13 @@ from gangline.aggregator.hazard.model import HazardModel, prior
 from gangline.aggregator.hazard.models import Models, compared
 from gangline.aggregator.hazard.recorded import DAY_US, incidents_of, recorded
 from gangline.aggregator.judgement.faults import Faults
+from gangline.aggregator.refusals import TooLittle, TooMuch
+from gangline.aggregator.service.admin import AdminService
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.verdicts import Finding
+from gangline.fingerprints.wire import admin_pb2
 from tests.aggregator.hazard.fleets import DAYS, NODES, days_of, planted, recording
+from tests.processes import GUARD_SECONDS
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")
 
@@ -322,5 +327,37 @@ def test_a_running_aggregator_takes_the_new_model_over(
             assert await asyncio.to_thread(cli.main, command) == cli.OK
             assert "in use from now on: log loss of the last 28 days" in capsys.readouterr().out
             assert not one.models.in_use.is_prior
+
+    asyncio.run(way())
+
+
+def test_who_hangs_up_does_not_have_two_models_trained_at_once() -> None:
+    """A deadline shorter than a training, in a loop: each went on in a thread of those that advice is written by, until none was left."""
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow:
+        def train(self, *, simulated: bool) -> Any:
+            begun.set()
+            assert go.wait(GUARD_SECONDS)
+            raise EventsError("no fault is on record")
+
+    async def way() -> None:
+        service, request = AdminService(None, 0, Slow()), admin_pb2.TrainHazardRequest()  # type: ignore[arg-type]
+        asking = asyncio.create_task(service.TrainHazard(request, None))
+        await asyncio.to_thread(begun.wait, GUARD_SECONDS)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        with pytest.raises(TooMuch, match="trained already"):
+            await service.TrainHazard(request, None)
+        go.set()
+        async with asyncio.timeout(GUARD_SECONDS):
+            while True:
+                try:
+                    await service.TrainHazard(request, None)
+                except TooMuch:
+                    await asyncio.sleep(0)
+                except TooLittle:
+                    break
 
     asyncio.run(way())
