@@ -100,7 +100,9 @@ class AdminService(AdminServiceServicer):
             done = await running
         except (CopyError, StoreError) as error:
             raise NotReady(str(error)) from error
-        except asyncio.CancelledError:
+        except (
+            BaseException
+        ):  # who asked hung up, or his connection broke: no other begins beside it
             stop.set()
             await asyncio.wait([running])
             running.exception()

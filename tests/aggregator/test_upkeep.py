@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from gangline import cli
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.history.segments import RAW, Segment, record
+from gangline.aggregator.service import admin as service
 from gangline.aggregator.store.hours import HOUR_NS
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.storefile import COMPACTED, FILE, HOLDS, StoreError, migrations
@@ -35,6 +36,7 @@ from gangline.aggregator.store.upkeep.copying import CopyError
 from gangline.aggregator.store.upkeep.hold import holding
 from gangline.aggregator.store.upkeep.restore import restore
 from gangline.aggregator.store.upkeep.still import MovedError, stopped, unmoved
+from gangline.fingerprints.wire import admin_pb2
 from tests.aggregator.test_opening import event, put
 from tests.processes import GUARD_SECONDS
 
@@ -630,3 +632,34 @@ def test_segments_stay_for_the_copy(data: Path) -> None:
         (data / name).unlink()
         assert (stage / name).exists() and not (stage / "segments/gone.parquet").exists()
     assert not stage.exists()
+
+
+def test_a_connection_that_breaks_ends_its_compaction_before_another_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What could not be told how far it was went on copying, and the next one wrote into the same file."""
+    running = list[bool]()
+
+    def compacting(store: object, told: object, stopped: Any) -> None:
+        running.append(True)
+        while not stopped():
+            pass
+        running.clear()
+        raise StoreError("ended")
+
+    class Broken:
+        async def write(self, message: object) -> None:
+            assert running
+            raise RuntimeError("the connection broke")
+
+    monkeypatch.setattr(service, "compact", compacting)
+    monkeypatch.setattr(service, "LOOK_SECONDS", 0.01)
+
+    async def run() -> None:
+        admins = service.AdminService(None, 0, None)  # type: ignore[arg-type]
+        async with asyncio.timeout(GUARD_SECONDS):
+            with pytest.raises(RuntimeError, match="broke"):
+                await admins.CompactStore(admin_pb2.CompactStoreRequest(), Broken())
+        assert not running
+
+    asyncio.run(run())
