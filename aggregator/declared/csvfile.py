@@ -20,32 +20,64 @@ _LIKE = 0.75
 
 def parse_csv(text: str, file: str, content: Content, problems: Problems) -> None:
     """Put the places of *text* into *content*, and what is wrong with it into *problems*. Never raises."""
-    first = text.partition("\n")[0]
-    delimiter = ";" if first.count(";") > first.count(",") else ","
+    delimiter = _delimiter(text)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     columns: dict[str, int] | None = None
+    width, has_hosts, where = 0, False, Where(file, 1)
     try:
         for row in rows:
-            where = Where(file, rows.line_num)
-            if not any(cell.strip() for cell in row) or row[0].lstrip().startswith("#"):
+            here, where = where, Where(file, rows.line_num + 1)  # a value in quotes may have lines
+            if _is_nothing(row):
                 continue
             if columns is None:
-                columns = _columns(row, where, problems)
+                columns, width = _columns(row, here, problems), len(row)
                 if not columns:
                     return
-            elif problems.cut():
+                continue
+            has_hosts = True
+            if problems.cut():
                 return
-            elif len(content.places) >= HOSTS_MAX:
-                problems.add(where, f"with this one there are more than {HOSTS_MAX} hosts")
+            if len(content.places) >= HOSTS_MAX:
+                problems.add(here, f"with this one there are more than {HOSTS_MAX} hosts")
                 return
+            if any(cell.strip() for cell in row[width:]):
+                problems.add(here, _shifted(len(row), width, delimiter))
             else:
-                _take(row, columns, where, content, problems)
+                _take(row, columns, here, content, problems)
     except (csv.Error, UnicodeError) as error:
-        problems.add(Where(file, rows.line_num), f"not CSV: {error}")
+        problems.add(where, f"not CSV: {_of_csv(error)}")
+        return
     if columns is None:
-        problems.add(
-            Where(file), f"empty: expected a first line as host,{','.join(PLACE_FIELDS[:4])}"
-        )
+        first = f"host,{','.join(PLACE_FIELDS[:4])}"
+        problems.add(Where(file), f"empty: expected a first line as {first}")
+    elif not has_hosts:  # of an export that failed, more likely
+        problems.add(Where(file), "no host below the first line: if that is so, take the file away")
+
+
+def _delimiter(text: str) -> str:
+    """Return what sets values off in the first line that is one."""
+    lines = (
+        line for line in io.StringIO(text) if line.strip() and not line.lstrip().startswith("#")
+    )
+    first = next(lines, "")
+    return ";" if first.count(";") > first.count(",") else ","
+
+
+def _is_nothing(row: list[str]) -> bool:
+    return not any(cell.strip() for cell in row) or row[0].lstrip().startswith("#")
+
+
+def _shifted(count: int, width: int, delimiter: str) -> str:
+    return (
+        f"{count} values for {width} columns: what has a {delimiter} in it stands in quotes, "
+        f'as "hall 2{delimiter} row 7"'
+    )
+
+
+def _of_csv(error: Exception) -> str:
+    """Return what is wrong; of a quote that swallows the rest of the file the library says where that ended."""
+    unclosed = "unexpected end of data" in str(error)
+    return "a quote begins here and does not end" if unclosed else str(error)
 
 
 def _columns(row: list[str], where: Where, problems: Problems) -> dict[str, int]:
@@ -68,10 +100,18 @@ def _columns(row: list[str], where: Where, problems: Problems) -> dict[str, int]
     found = {name: names.index(name) for name in known if name in names}
     if "host" not in found or len(found) < 2:
         problems.add(
-            where, f"expected a first line of names: host, and any of {', '.join(PLACE_FIELDS)}"
+            where,
+            "expected a first line of names set off by commas or semicolons: host, and any of "
+            + ", ".join(PLACE_FIELDS),
         )
         return {}
     return found
+
+
+def _rail(text: str) -> str:
+    if "," in text or ";" in text:
+        raise ValueError("expected names with spaces between them, as leaf1-rail0 leaf1-rail1")
+    return one_line(text)
 
 
 def _take(
@@ -82,7 +122,7 @@ def _take(
         cell = row[column].strip() if column < len(row) else ""
         try:
             if name == "rails":
-                rails = tuple(map(one_line, cell.split()))
+                rails = tuple(map(_rail, cell.split()))
                 if len(rails) > RAILS_MAX:
                     raise ValueError(f"{len(rails)} of them, at most {RAILS_MAX}")
                 values[name] = rails

@@ -155,9 +155,9 @@ def bounded(value: object, low: float, high: float, *, whole: bool = False) -> f
     """Return a number. Raises ValueError with what would be right."""
     good = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not good or not math.isfinite(_float(value)) or not low <= _float(value) <= high:
-        raise ValueError(
-            f"expected a {'whole ' if whole else ''}number from {low:,.10g} to {high:,.10g}"
-        )
+        kind = f"{'whole ' if whole else ''}number"
+        quoted = " without quotes," if isinstance(value, str) else ""
+        raise ValueError(f"expected a {kind}{quoted} from {low:,.10g} to {high:,.10g}")
     return _float(value)
 
 

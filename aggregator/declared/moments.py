@@ -7,6 +7,7 @@ from functools import lru_cache
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 _WHEN = "expected a time with its offset, as 2026-11-23T22:00:00+01:00, or a time_zone beside it"
+_QUOTED = "expected a time without quotes, as 2026-11-23T22:00:00+01:00, or a day as 2026-11-23"
 #: No year beyond is meant.
 YEARS = (2000, 2200)
 
@@ -29,8 +30,10 @@ def moment_ns(value: object, zone_name: str, *, is_end: bool) -> int:
     A date alone is its whole day: as an end, until midnight after it. Without an offset it is of
     *zone_name*; a time that this zone has not, or has twice, is refused.
     """
+    if isinstance(value, str):
+        raise ValueError(_QUOTED)  # noqa: TRY004 - what a file holds is a value
     if not isinstance(value, date):  # a datetime is one
-        raise ValueError(_WHEN)  # noqa: TRY004 - what a file holds is a value
+        raise ValueError(_WHEN)  # noqa: TRY004
     if not YEARS[0] <= value.year < YEARS[1]:
         raise ValueError(f"the year {value.year}: expected {YEARS[0]} to {YEARS[1] - 1}")
     if isinstance(value, datetime):

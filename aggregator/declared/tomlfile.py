@@ -50,7 +50,8 @@ def parse_toml(
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        problems.add(Where(file), f"not TOML: {str(error)[:200]}")
+        hint = "; a text stands in quotes" if "Invalid value" in str(error) else ""
+        problems.add(Where(file), f"not TOML: {str(error)[:200]}{hint}")
         return
     _Reader(document, Lines(text), file, content, problems, now_ns, rules).read()
 
@@ -234,7 +235,8 @@ class _Reader:
             try:
                 wanted, rollout = _staged(number, row)
             except ValueError as error:
-                self.problems.add(where, f"{name}: {shown(number)}: {error} ({row.unit})")
+                unit = f" ({row.unit})" if row.unit != "1" else ""
+                self.problems.add(where, f"{name}: {shown(number)}: {error}{unit}")
                 continue
             if rollout is not None:
                 self.content.rollouts[name] = rollout

@@ -14,7 +14,7 @@ from .model import Place
 from .problems import Problems, Where, shown
 from .told import NAMES, place_of
 
-LABELS_MAX = 256
+LABELS_MAX, LAYERS_MAX = 256, 16
 _FORM = '{"instances": [{"id": "node-1", "network_layers": ["leaf-a", "spine-a"], "labels": {}}]}'
 
 
@@ -34,28 +34,47 @@ def parse_topograph(text: str, file: str, content: Content, problems: Problems) 
     if len(instances) > HOSTS_MAX:
         problems.add(where, f"{len(instances)} instances, at most {HOSTS_MAX}")
         return
+    if not instances:
+        problems.add(where, "no instances: if that is so, take the file away")
     for number, instance in enumerate(instances):
+        here = Where(f"{file}: instances[{number}]")
         try:
-            content.places.append((*_host(instance), where))
+            content.places.append((*_host(instance), here))
         except ValueError as error:
             name = instance.get("id") if isinstance(instance, dict) else None
-            problems.add(where, f"instances[{number}] (id {shown(name)}): {error}")
+            problems.add(here, f"id {shown(name)}: {error}")
 
 
 def _host(instance: Any) -> tuple[str, Place]:
     """Return a host and its place. Raises ValueError with words."""
     if not isinstance(instance, dict):
         raise ValueError(f"expected an object, as {_FORM}")  # noqa: TRY004 - what a file holds is a value
-    host = one_line(instance.get("id"))
+    host = _text("id", instance.get("id"))
     if not parse_pattern(host).is_name:
         raise ValueError("id: expected one host's name")
     labels = instance.get("labels") or {}
     if not isinstance(labels, dict) or len(labels) > LABELS_MAX:
         raise ValueError(f"labels: expected an object of at most {LABELS_MAX} texts")
-    told = place_of({key: one_line(labels[key]) for key in NAMES & labels.keys()})
-    layers = instance.get("network_layers") or []
-    named = [one_line(one) for one in listed(layers, 16)] if layers else []
+    told = place_of(
+        {key: _text(f"labels: {key}", labels[key]) for key in sorted(NAMES & labels.keys())}
+    )
+    named = _layers(instance.get("network_layers") or [])
     leaf, spine, core = (*named, "", "", "")[:3]  # what is further out is not asked for
     return host, replace(
         told, leaf=leaf or told.leaf, spine=spine or told.spine, core=core or told.core
     )
+
+
+def _layers(layers: Any) -> list[str]:
+    """Return the switches above a host, the nearest first. Raises ValueError with words."""
+    try:
+        return [one_line(one) for one in listed(layers, LAYERS_MAX)] if layers else []
+    except ValueError as error:
+        raise ValueError(f"network_layers: {error}") from error
+
+
+def _text(name: str, value: Any) -> str:
+    try:
+        return one_line(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error

@@ -92,6 +92,7 @@ def test_a_good_file_is_taken_as_written() -> None:
     expected = found.expected("NVIDIA H100 80GB HBM3")
     assert expected is not None and expected.items == {"gpus": 8}
     assert found.expected("NVIDIA A100") is None and found.notes == ()
+    assert found.expected("", "gpu-001") is None, "nobody says that it has any"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,8 @@ def test_a_good_file_is_taken_as_written() -> None:
         ("end = 2026-11-22\n", "", "a.toml:12: end is missing: expected when it ends"),
         ("end = 2026-11-22\n", "end = 2026-11-19\n", "a.toml:15: end: expected after begin"),
         ("end = 2026-11-22\n", "end = 2036-11-22\n", "a.toml:15: end: expected after begin, at most 366 days"),
-        ("end = 2026-11-22\n", 'end = "2026-11-22"\n', "a.toml:15: end: '2026-11-22': expected a time"),
+        ("end = 2026-11-22\n", 'end = "2026-11-22"\n', "a.toml:15: end: '2026-11-22': expected a time without quotes, as 2026-"),
+        ("end = 2026-11-22\n", "end = 22:00:00\n", "a.toml:15: end: 22:00:00: expected a time with its offset"),
         ('time_zone = "Europe/Berlin"\n', "", "a.toml:13: begin: 2026-11-20T22:00:00: expected a time with its offset"),
         ("Europe/Berlin", "Europe/Berln", "a.toml:1: time_zone: 'Europe/Berln': no time zone"),
         ('why = "new power feed"\n', "", "a.toml:12: why is missing: expected the reason"),
@@ -120,11 +122,13 @@ def test_a_good_file_is_taken_as_written() -> None:
         ("xid = [63, 92]", "", "a.toml:19: what is noise?"),
         ("xid = [63, 92]", 'rule = "host.cpu_presure"', "a.toml:21: rule: 'host.cpu_presure': no rule has this name; did you mean host.cpu_pressure?"),
         ("0.8", "1.8", "a.toml:27: gpu.slow_below_ratio: 1.8: expected a number from 0.5 to 0.99"),
+        ("0.8", '"0.8"', "a.toml:27: gpu.slow_below_ratio: '0.8': expected a number without quotes, from 0.5 to 0.99"),
         ("0.3", "nan", "a.toml:28: host.cpu_steal_ratio: nan: expected a number"),
         ("gpu.slow_below", "gpu.slow_bellow", "a.toml:27: no threshold 'gpu.slow_bellow_ratio'; did you mean gpu.slow_below_ratio?"),
         ("[[maintenance]]", "[maintenance]", "expected [[maintenance]] before each, with two brackets"),
         ("[[override]]", "[[overide]]", "a.toml:19: 'overide' is unknown; there are [[place]]"),
         ("[thresholds]", "[thresholds", "a.toml: not TOML: "),
+        ('rack = "r1"', "rack = r1", "a.toml: not TOML: Invalid value (at line 5, column 8); a text stands in quotes"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_with_its_line(old: str, new: str, told: str) -> None:
@@ -189,7 +193,15 @@ def test_two_files_that_disagree_are_both_wrong() -> None:
     ("text", "told"),
     [
         ("", "a.csv: empty: expected a first line as host,rack"),
-        ("gpu-001,r1\n", "a.csv:1: expected a first line of names"),
+        ("gpu-001,r1\n", "a.csv:1: expected a first line of names set off by commas or semicolons"),
+        (
+            "host,rack\n\n# none\n",
+            "a.csv: no host below the first line: if that is so, take the file",
+        ),
+        (
+            "host,rails\ngpu-001,l0;l1\n",
+            "a.csv:2: rails: 'l0;l1': expected names with spaces between them",
+        ),
         ("host,rak\ngpu-001,r1\n", "a.csv:1: column 'rak' is unknown: did you mean rack?"),
         ("host,rack,rack\ngpu-001,r1,r2\n", "a.csv:1: column rack is there 2 times"),
         (
@@ -197,7 +209,16 @@ def test_two_files_that_disagree_are_both_wrong() -> None:
             "a.csv:2: host: 'gpu-[1-2]': expected one host's name a line",
         ),
         ("host,rack\n,r1\n", "a.csv:2: host: '': expected a host name"),
-        ('host,rack\ngpu-001,"r1\n', "not CSV: "),
+        (
+            'host,rack\ngpu-001,"r1\ngpu-002,r2\ngpu-003,r3\n',
+            "a.csv:2: not CSV: a quote begins here and does not end",
+        ),
+        ('host,rack\n"gpu-001"x,r1\n', "a.csv:2: not CSV: ',' expected after"),
+        ('host,rack\ngpu-001,"r\n1"\ngpu-002,r2\n', "a.csv:2: rack: 'r\\n1': expected one line"),
+        (
+            "host,rack,power_domain\ngpu-001,hall 2, row 7,pdu-a\n",
+            'a.csv:2: 4 values for 3 columns: what has a , in it stands in quotes, as "hall 2, row 7"',
+        ),
         ("host,rack\ngpu-001," + "r" * 129 + "\n", "a.csv:2: rack: "),
     ],
 )
@@ -208,11 +229,11 @@ def test_a_wrong_csv_is_told(text: str, told: str) -> None:
 
 def test_csv_as_spreadsheets_write_it() -> None:
     """Semicolons, a byte order mark, columns of others, empty cells and lines, comments."""
-    text = "\ufeffHost;Rack;Asset;rails\r\n# spare\r\ngpu-001;r1;A17;l0 l1\r\n\r\ngpu-002;;;\r\n"
+    text = "\ufeff# of the wiki\r\nHost;Rack;Asset;rails\r\n# spare\r\ngpu-001;r1;A17;l0 l1\r\n\r\ngpu-002;;;;;\r\n"
     found = declared(a_csv=text)
     assert found.place("gpu-001") == Place(rack="r1", rails=("l0", "l1"))
     assert found.place("gpu-002") == Place()
-    assert found.notes == ("a.csv:1: column 'asset' is not read",)
+    assert found.notes == ("a.csv:2: column 'asset' is not read",)
 
 
 def test_topograph_nvl72() -> None:
@@ -240,12 +261,15 @@ def test_topograph_nvl72() -> None:
     [
         ("{", "a.json:1: not JSON: "),
         ("[]", "a.json: expected Topograph's graph, as "),
-        ('{"instances": [{}]}', "a.json: instances[0] (id None): expected a text"),
-        ('{"instances": [1]}', "instances[0] (id None): expected an object"),
-        ('{"instances": [{"id": "a b"}]}', "instances[0] (id 'a b'): expected a host name"),
-        ('{"instances": [{"id": "a", "network_layers": "leaf"}]}', "expected a list"),
-        ('{"instances": [{"id": "a", "labels": []}, {"id": "b", "labels": [1]}]}', "instances[1] (id 'b'): labels: expected an object"),
-        ('{"instances": [{"id": "a", "labels": {"accelerator.topograph.run/domain": "n\\u0007"}}]}', "instances[0] (id 'a'): expected one line"),
+        ('{"instances": [{}]}', "a.json: instances[0]: id None: id: expected a text"),
+        ('{"instances": [1]}', "instances[0]: id None: expected an object"),
+        ('{"instances": [{"id": "a b"}]}', "instances[0]: id 'a b': expected a host name"),
+        ('{"instances": [{"id": "a", "network_layers": "leaf"}]}', "id 'a': network_layers: expected a list"),
+        ('{"instances": [{"id": "a", "network_layers": ["leaf", ""]}]}', "id 'a': network_layers: expected one line"),
+        ('{"instances": [{"id": "a", "labels": []}, {"id": "b", "labels": [1]}]}', "instances[1]: id 'b': labels: expected an object"),
+        ('{"instances": [{"id": "a", "labels": {"accelerator.topograph.run/domain": "n\\u0007"}}]}', "instances[0]: id 'a': labels: accelerator.topograph.run/domain: expected one line"),
+        ('{"instances": []}', "a.json: no instances: if that is so, take the file away"),
+        ('{"instances": [{"id": "a", "network_layers": ["l"]}, {"id": "a", "network_layers": ["m"]}]}', "a.json: instances[1]: a: leaf is m here and l at a.json: instances[0]"),
         ("[" * 100_000, "not JSON"),
     ],
 )  # fmt: skip

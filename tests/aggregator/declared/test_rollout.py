@@ -102,9 +102,12 @@ def test_an_override_is_noise_on_its_share_and_says_so_on_the_rest() -> None:
     [
         ("{ value = 0.2 }", "expected a number, or { value = 0.2, rollout = 0.01 }"),
         ("{ value = 0.2, rollout = 0.1, until = 3 }", "expected a number, or"),
-        ("{ value = 7, rollout = 0.1 }", "expected a number from 0.005 to 1 (1)"),
+        ("{ value = 7, rollout = 0.1 }", "expected a number from 0.005 to 1"),
         ("{ value = 0.2, rollout = 10 }", "rollout: expected a number from 0 to 1, the share"),
-        ('{ value = 0.2, rollout = 0.1, before = "x" }', "expected a number from 0.005 to 1"),
+        (
+            '{ value = 0.2, rollout = 0.1, before = "x" }',
+            "expected a number without quotes, from 0.005 to 1",
+        ),
     ],
 )
 def test_what_a_roll_out_may_not_be(value: str, told: str) -> None:
