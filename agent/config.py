@@ -8,6 +8,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..fingerprints import place
 from ..fingerprints.settings import SettingsError, setting
 from .hardware.roots import Roots
 from .local.folder import choose
@@ -61,12 +62,21 @@ def check_listen(where: str) -> None:
 
 
 def check_labels(labels: tuple[str, ...]) -> None:
-    """Raise ValueError unless each is NAME=VALUE, and no name is there twice."""
+    """Raise ValueError unless each is NAME=VALUE, no name is there twice, and those of ours are known."""
     names = [one.partition("=")[0] for one in labels]
     if len(labels) > LABELS_MAX or len({*names}) < len(names) or not all(map(_is_label, labels)):
         raise ValueError(
             f"up to {LABELS_MAX} of NAME=VALUE, each name once, as gangline.rack=r12 "
             f"(values of 1 to {LABEL_CHARACTERS_MAX} printable characters)"
+        )
+    ours = (
+        name.removeprefix(place.LABEL_PREFIX)
+        for name in names
+        if name.startswith(place.LABEL_PREFIX)
+    )
+    if strange := next((name for name in ours if name not in place.FIELDS), None):
+        raise ValueError(
+            f"for {place.LABEL_PREFIX}{strange} one of {place.LABEL_PREFIX}{', .'.join(place.FIELDS)}"
         )
 
 
@@ -93,7 +103,7 @@ class AgentConfig:
         (),
         check=check_labels,
         says="NAME=VALUE that this host registers with; gangline.rack, .power_domain, .cooling_domain, .leaf, "
-        ".spine, .nvlink_domain, .rails say where it stands",
+        ".spine, .core, .nvlink_domain, .nvlink_subdomain, .rails say where it stands",
     )
     spool_folder: Path = setting(  # noqa: RUF009 - a Path is immutable
         Path("var/agent/spool"), says="frames wait here until the aggregator has them for good"

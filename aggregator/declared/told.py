@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from ...fingerprints.place import FIELDS, LABEL_PREFIX
 from ..messages import DeviceLike
 from .limits import NAME_CHARACTERS_MAX, RAILS_MAX
 from .model import NOWHERE, PLACE_FIELDS, Place, Said
@@ -13,7 +14,7 @@ from .model import NOWHERE, PLACE_FIELDS, Place, Said
 #: Field of a place -> the labels that tell it, whose word counts most first: ours, Topograph's, and those
 #: that Topograph gave before.
 LABELS: dict[str, tuple[str, ...]] = {
-    name: (f"gangline.{name}", *others)
+    name: (f"{LABEL_PREFIX}{name}", *others)
     for name, others in {
         "rack": (),
         "power_domain": (),
@@ -166,4 +167,4 @@ class Told:
 
 
 _UNKNOWN = Hardware()
-assert set(LABELS) == set(PLACE_FIELDS)
+assert set(LABELS) == set(PLACE_FIELDS) == set(FIELDS)

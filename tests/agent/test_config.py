@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.agent.config import AgentConfig, check_address, check_host
+from gangline.fingerprints import place
 from gangline.fingerprints.settings import SettingsError, load
 
 
@@ -100,3 +101,13 @@ def test_labels_are_names_with_values() -> None:
     for wrong in ("r12", "=r12", "gangline.rack=", "a b=c", "a=1,a=2", "a=" + "x" * 513, "a=b\tc"):
         with pytest.raises(SettingsError, match="NAME=VALUE"):
             load(AgentConfig, None, [f"labels={wrong}"])
+
+
+def test_a_label_of_ours_that_says_nothing_is_refused() -> None:
+    """A thousand hosts registered with `gangline.rak`, and stood nowhere: a dark rack was a dozen dark hosts."""
+    with pytest.raises(
+        SettingsError, match=r"expected for gangline\.rak one of gangline\.rack, \.power_d"
+    ):
+        load(AgentConfig, None, ["labels=site=a,gangline.rak=r12"])
+    every = [f"{place.LABEL_PREFIX}{name}=x" for name in place.FIELDS]
+    assert load(AgentConfig, None, ["labels=" + ",".join(every)]).labels == tuple(every)
