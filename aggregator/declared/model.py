@@ -112,8 +112,10 @@ class Expected:
     where: Where
 
     def fits(self, model: str) -> bool:
-        """Say whether it is for GPUs of *model*."""
-        return not self.model or bool(model and fits(model, self.model))
+        """Say whether it is for a host whose most GPUs are of *model*; "": none is seen, and a host that is named lacks them."""
+        if not self.model:
+            return True
+        return fits(model, self.model) if model else self.selection is not None
 
     @property
     def pieces(self) -> int:

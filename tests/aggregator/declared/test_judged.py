@@ -295,6 +295,18 @@ def test_each_difference_is_a_finding_that_ends_when_it_is_gone() -> None:
     assert sorted(unexpected(world)) == ["h2"], "the others have 8 GPUs, for less than a minute"
 
 
+def test_a_named_host_that_comes_up_without_a_gpu_lacks_all_of_them() -> None:
+    """After a reboot its driver had not loaded: without a model its entry was not for it any more, and nobody was told."""
+    world = World()
+    furnish(world)
+    for host in world.hosts[:2]:
+        node = wire.Device(kind="numa", key="node0")
+        world.fleet.register(host.name, simulated=False, boot_id=host.boot_id, devices=[node])
+    declare(world, EXPECTED.replace("gpus =", 'hosts = ["h0"]\ngpus ='))
+    world.run(90)
+    assert unexpected(world) == {"h0": ["0 GPUs, 8 expected (8 x H100, a.toml:1)"]}
+
+
 def test_a_gpu_that_was_replaced_is_none_of_its_hosts() -> None:
     """Its host had nine from then on: one nobody read, eighteen NVLinks too few, and its NVSwitch was never seen to be reset."""
     world = World()
