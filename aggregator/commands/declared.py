@@ -24,6 +24,8 @@ from ..judgement.declared import rule_names
 
 #: Where `gangline aggregator` stores unless it is told otherwise, and what it writes for readers.
 DATA, OPS_FILE = Path("var/aggregator"), "operators.duckdb"
+#: Hosts that are named in a line; the others are counted.
+NAMED_MAX = 6
 
 
 def main(arguments: list[str]) -> int:
@@ -47,7 +49,10 @@ def main(arguments: list[str]) -> int:
     except (DeclaredError, duckdb.Error) as error:
         print(f"gangline declared: nothing to compare with: {error}", file=sys.stderr)
         return USAGE
-    for line in _effects(after.with_told(before.told), now_ns, before.hosts):
+    for line in (
+        *_strangers(after, before.hosts),
+        *_effects(after.with_told(before.told), now_ns, before.hosts),
+    ):
         print(line)
     changes = list(lines(before.rows, rows_of(after)))
     print(f"against {before.words}: {'it would change' if changes else 'nothing would change'}")
@@ -93,6 +98,15 @@ def _summary(declared: Declared) -> str:
         f"{one[0]} {one[1] if one[0] == 1 else one[-1] + 's' * (len(one) == 2)}" for one in counts
     ]
     return f"good: {', '.join(said)}; hash {declared.hash}"
+
+
+def _strangers(declared: Declared, hosts: Sequence[str]) -> Iterator[str]:
+    """Yield a word on hosts that have a place and no agent: mistyped, called otherwise there, or not there yet."""
+    strange = sorted(declared.given.keys() - {*hosts})
+    if hosts and strange:
+        names = ", ".join(strange[:NAMED_MAX]) + (", ..." if len(strange) > NAMED_MAX else "")
+        count = f"{len(strange)} of {len(declared.given)} hosts with a place"
+        yield f"note: no agent has registered as {names}: {count}"
 
 
 def _effects(declared: Declared, now_ns: int, hosts: Sequence[str]) -> Iterator[str]:

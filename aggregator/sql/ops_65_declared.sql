@@ -64,6 +64,14 @@ FROM main.declared_places ORDER BY host, field, counts DESC;
 COMMENT ON VIEW ops.place_sources IS
     'who says where a host stands (a file, Topograph, its labels, its hardware), whose word counts, and where they disagree: FROM ops.place_sources WHERE disputed';
 
+CREATE OR REPLACE VIEW ops.unregistered AS
+SELECT host, list_sort(list(DISTINCT said_at)) AS said_at
+FROM main.declared_places
+WHERE source IN ('file', 'topograph') AND host NOT IN (SELECT host FROM main.hosts)
+GROUP BY host ORDER BY host;
+COMMENT ON VIEW ops.unregistered IS
+    'hosts that a file gives a place and no agent has registered as: mistyped, called otherwise, or without an agent: FROM ops.unregistered';
+
 CREATE OR REPLACE VIEW ops.rollout AS
 SELECT e.host, e.signal, e.device, e.words, e.time
 FROM main.evidence AS e JOIN ops.scores_now USING (host, time, version)

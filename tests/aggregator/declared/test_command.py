@@ -108,6 +108,7 @@ def test_against_what_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "a.toml").write_text(BEFORE)
     assert cli.main(["declared", "check", "a.toml", "--data", "."]) == cli.OK
     assert capsys.readouterr().out.splitlines()[1:] == [
+        "note: no agent has registered as gpu-002, gpu-003: 2 of 3 hosts with a place",
         "maintenance now: gpu-001: 1 of 5 known hosts (a.toml:4)",
         "against version 7, in force in .: nothing would change",
     ]
