@@ -18,7 +18,7 @@ from ..verdicts import OURSELVES, Finding
 from . import record
 from .model import NOTHING, Declared
 from .problems import DeclaredError
-from .reading import File, files_in, hash_of, parse, read
+from .reading import ENDINGS, File, files_in, hash_of, parse, read
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,8 @@ class Live:
         self._unwritten: deque[tuple[Declared, tuple[File, ...], int]] = deque(maxlen=UNWRITTEN_MAX)
         self._task: asyncio.Task[None] | None = None
         self._problems: tuple[str, ...] = ()
+        #: The version in force is of files: none at all any more is a mount that is away, not somebody's word.
+        self._had_files = False
         #: What is wrong with the files, in words; "" when nothing is.
         self.trouble = ""
 
@@ -79,6 +81,7 @@ class Live:
         """Take the files, or, when they are not right, what was in force before our restart. Blocks for the disk."""
         kept = self._kept()
         self._fleet.declared = replace(NOTHING, number=kept.number if kept else 0)
+        self._had_files = bool(kept and kept.files)
         look = self._look(now_ns, now=True)
         if look.declared is not None and kept is not None and look.declared.hash == kept.hash:
             look = replace(look, declared=replace(look.declared, number=kept.number))
@@ -143,6 +146,8 @@ class Live:
             if not is_new or not at_rest:
                 return Look(self._seen, problems=self._problems)
             files = tuple(read([] if self._path is None else [self._path]))
+            if self._path is not None and self._had_files and not files:
+                raise DeclaredError([_gone(self._path)])
             if _stamps(self._path) != stamps:  # somebody writes while we read
                 return Look(self._seen, problems=self._problems)
             before = self._fleet.declared
@@ -165,6 +170,7 @@ class Live:
             after = replace(look.declared, places_version=before.places_version + 1)
             self._fleet.declared = after.with_told(self._fleet.told.settle())
             self._unwritten.append((self._fleet.declared, look.files, now_ns))
+            self._had_files = bool(look.files)
             if after.files or before.files:
                 names = ", ".join(after.files) or "no files"
                 log.info("declared: version %d is in force (%s)", after.number, names)
@@ -211,6 +217,13 @@ class Live:
         self._unwritten.clear()
         self._wrote_places_ns = now_ns
         self._places_version = self._fleet.declared.places_version
+
+
+def _gone(path: Path) -> str:
+    return (
+        f"{path}: no file there ends in {', '.join(ENDINGS)} any more: a mount that is away? "
+        "To declare nothing, leave an empty .toml there"
+    )
 
 
 def _stamps(path: Path | None) -> Stamps:

@@ -238,6 +238,33 @@ def test_a_folder_that_is_gone_changes_nothing_until_it_is_back(
     assert running.finding == "" and running.fleet.declared.number == 1
 
 
+def test_a_folder_that_is_empty_changes_nothing_until_its_files_are_back(
+    running: Running, folder: Path
+) -> None:
+    """A mount that is away leaves the folder it was mounted on, which is empty: all windows ended, and people were woken."""
+    running.step()
+    (folder / "a.toml").rename(folder / ".away")
+    running.step(2)
+    assert running.fleet.declared.place("h1") == Place(rack="r1") and "version 1" in running.finding
+    assert ".json any more: a mount that is away?" in running.finding
+    again = Running(running.store, folder)
+    assert again.fleet.declared.place("h1") == Place(rack="r1") and again.finding, "nor is a boot"
+    (folder / "a.toml").touch()
+    running.step(2)
+    assert running.fleet.declared.place("h1") == Place() and running.finding == "", "as it is asked"
+    (folder / "a.toml").unlink()
+    running.step(2)
+    assert "any more" in running.finding
+
+
+def test_a_folder_that_never_had_a_file_is_no_trouble(tmp_path: Path) -> None:
+    """The packages make it, and leave it empty."""
+    with closing(Tables()) as tables:
+        running = Running(tables, tmp_path)
+        running.step(2)
+        assert Running(tables, tmp_path).finding == running.finding == ""
+
+
 def test_after_a_restart_with_a_bad_file_the_last_good_one_is_in_force(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
