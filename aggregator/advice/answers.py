@@ -87,7 +87,7 @@ def _field(event: Acked) -> str:
         return f"actor: who answers, in 1 to {ACTOR_CHARACTERS_MAX} characters"
     if len(event.words) > WORDS_CHARACTERS_MAX or not (event.words or "-").isprintable():
         return f"note: one line of at most {WORDS_CHARACTERS_MAX} characters"
-    if event.to is State.REJECTED and not event.words:
+    if event.to is State.REJECTED and not event.words.strip():
         return "note: a rejection says why; the next advisory is better for it"
     return ""
 

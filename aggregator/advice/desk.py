@@ -212,10 +212,13 @@ class Desk:
         self.touched = True
 
     def is_muted(self, subject: str, action: Action) -> bool:
+        return self.muted_until_ns(subject, action) > 0
+
+    def muted_until_ns(self, subject: str, action: Action) -> int:
+        """Return until when nothing as grave as *action* is proposed of *subject*; 0: it may be."""
         grave = gravity(action)
-        return any(
-            one.until_ns > self.now_ns and grave <= one.gravity for one in self._mutes(subject)
-        )
+        ends = [one.until_ns for one in self._mutes(subject) if grave <= one.gravity]
+        return max((end for end in ends if end > self.now_ns), default=0)
 
     def _mutes(self, subject: str) -> list[Mute]:
         first = self.memory.muted.get(subject)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from . import budget
 from .advisory import SILENCE, Action, Advisory, Basis, Case, Scope, State, gravity, takes_out
 from .composing import composed, lead
 from .desk import SILENT, Desk, Hold, Standing
-from .limits import seconds_ns
+from .limits import SECOND_NS, seconds_ns
 from .sharing import share
 
 RELAPSES_COUNTED_MAX = 4
@@ -119,8 +120,12 @@ def _covering(desk: Desk, host: str, before: Sequence[Advisory]) -> tuple[str, A
 def _against(desk: Desk, host: str, first: Case, now: Advisory | None) -> str:
     """Return why *first* is not proposed; "" if it is to be."""
     taken = desk.memory.taken.get(host)
-    if desk.is_muted(f"host {host}", first.action):
-        return "the same was rejected, withdrawn, done or expired a short while ago"
+    if until_ns := desk.muted_until_ns(f"host {host}", first.action):
+        until = f"{datetime.fromtimestamp(until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
+        return (
+            f"the same was rejected, withdrawn, done or expired: not again before {until} "
+            "(`gangline advise list --all` has it)"
+        )
     if taken is not None and taken.by != SILENT:
         return f"the host is out already: {taken.by}"
     if host in desk.memory.absent and host not in desk.memory.holds:

@@ -71,7 +71,7 @@ def _list(stub: Any, options: argparse.Namespace) -> wire.ListAdvisoriesResponse
     """Return all pages as one."""
     whole, token = wire.ListAdvisoriesResponse(), ""
     while True:
-        node = f"nodes/{options.host}" if options.host else ""
+        node = f"nodes/{options.host.removeprefix('nodes/')}" if options.host else ""
         page = stub.ListAdvisories(
             wire.ListAdvisoriesRequest(
                 page_size=PAGE_SIZE, page_token=token, show_ended=options.all, node=node

@@ -138,7 +138,7 @@ def replayed(answer: wire.EvaluateRuleResponse) -> str:
             "of the policy as gpu_thermal, a reason, a signal)"
         )
     limits = (
-        f"{answer.held_back_count} cases held back by limits, at most {answer.nodes_at_once_max} hosts "
+        f"{answer.held_back_count} cases held back by limits or price, at most {answer.nodes_at_once_max} hosts "
         "out at once"
     )
     price = (

@@ -101,7 +101,7 @@ def test_hosts_out_and_back_by_name_and_range(
     )
     listed = say("list")
     assert "out by others' word: 2 hosts" in listed and ": burn-in" in listed
-    assert "out by others' word: 1 host, which" in say("list", "--host", "h0")
+    assert "out by others' word: 1 host, which" in say("list", "--host", "nodes/h0")
     assert "by your word in all: 1 host;" in say("back", "h0")
     assert "by your word in all: 0 hosts;" in say("back", "h1") and "burn-in" not in say("list")
     assert "no agent has registered as h9" in say("back", "h9", code=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -306,11 +307,16 @@ def test_nothing_comes_of_what_was_rejected() -> None:
     world = World()
     world.see("h1")
     world.later(3)
-    assert told(world.answer("a1", State.REJECTED, "alice"), Refused)[0].why == "field"
+    for nothing in ("", "   "):
+        assert told(world.answer("a1", State.REJECTED, "alice", words=nothing), Refused)
     world.answer("a1", State.REJECTED, "alice", words="it is in a burn-in")
     (refused,) = world.answer("a1", State.ACCEPTED)
     assert isinstance(refused, Refused) and refused.why == "state" and "burn-in" in refused.words
-    assert told(world.later(3600), Publish) == []  # nor is it proposed again at once
+    ends = datetime.fromtimestamp(world.now_ns // SECOND_NS + 86_400, UTC)
+    later = world.later(3600)
+    assert told(later, Publish) == []  # nor is it proposed again at once
+    (held,) = told(later, HeldBack)
+    assert f"not again before {ends:%Y-%m-%d %H:%M} UTC" in held.words, "who looks at night knows"
 
 
 def test_what_was_rejected_stays_so_though_something_graver_came_and_went() -> None:
