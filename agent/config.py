@@ -69,15 +69,9 @@ def check_labels(labels: tuple[str, ...]) -> None:
             f"up to {LABELS_MAX} of NAME=VALUE, each name once, as gangline.rack=r12 "
             f"(values of 1 to {LABEL_CHARACTERS_MAX} printable characters)"
         )
-    ours = (
-        name.removeprefix(place.LABEL_PREFIX)
-        for name in names
-        if name.startswith(place.LABEL_PREFIX)
-    )
-    if strange := next((name for name in ours if name not in place.FIELDS), None):
-        raise ValueError(
-            f"for {place.LABEL_PREFIX}{strange} one of {place.LABEL_PREFIX}{', .'.join(place.FIELDS)}"
-        )
+    known = [place.LABEL_PREFIX + field for field in place.FIELDS]
+    if strange := [n for n in names if n.startswith(place.LABEL_PREFIX) and n not in known]:
+        raise ValueError(f"for {strange[0]} one of {', '.join(known)}")
 
 
 def _is_label(text: str) -> bool:
