@@ -211,7 +211,11 @@ class AdvisoryService(AdvisoryServiceServicer):
     def _known(self, name: str) -> Advisory:
         found = self._book.known(name_of(name))
         if found is None:
-            raise NotFound(f"no advisory {name!r} is known, or it ended more than a day ago")
+            shadow = (
+                "; advice_shadow is on: FROM ops.advice has all of it" if self._book.shadow else ""
+            )
+            words = f"no advisory {name!r} is known, or it ended more than a day ago"
+            raise NotFound(words + shadow)
         return found
 
 

@@ -152,6 +152,16 @@ def test_in_shadow_mode_all_is_kept_and_nobody_is_told(store: Store) -> None:
         ("DRAIN_AT_CHECKPOINT", "XID_FATAL", 1)
     ]
 
+    async def shown() -> str:
+        async with served(book, world) as (stub, _):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.GetAdvisory(advisory_pb2.GetAdvisoryRequest(name="advisories/a1"))
+            return str(refused.value.details())
+
+    assert "advice_shadow is on" in asyncio.run(shown()), (
+        "SQL shows an a1: who asks for it is told where"
+    )
+
 
 def test_watch_list_and_answer(store: Store) -> None:
     """A scheduler's whole way: it watches, reads the etag, accepts, and somebody with an older one is told."""
