@@ -98,7 +98,7 @@ CLOCKS = [
 ]
 
 
-#: What the operators of this fleet declared. One host's own label disagrees with it, and it lacks a memory module.
+#: What the operators of this fleet declared. One host's own label disagrees with it, and it lacks a memory module; one has no agent.
 MOVED, MEMORY_BYTES = "sim-002", 2 << 40
 DECLARED = File(
     "fleet.toml",
@@ -146,6 +146,9 @@ why = "modules are on order"
 rollout = 0.2
 [thresholds]
 "host.cpu_steal_ratio" = 0.2
+[[place]]
+hosts = ["spare-01"]
+rack = "r3"
 """,
 )
 
