@@ -2,7 +2,8 @@
 
 To start Python and import the aggregator costs a second of a processor, to fork a hundredth. Who forks has no DuckDB
 open and no thread. What a start finds after a kill is what was on disk, byte by byte; so of steps in a row between which
-no byte changed, a kill at the first shows what a kill at each would (`worth_killing`).
+no byte changed, a kill at the first shows what a kill at each would (`worth_killing`), and one life that keeps a copy of
+what is on disk before each of these shows what as many lives would that were killed there.
 """
 
 from __future__ import annotations
@@ -57,6 +58,13 @@ def again(before: Path, work: Path, act: Callable[[], Any]) -> Any:
     return life(act)
 
 
+def as_killed(kept: Path, at: int, work: Path) -> int:
+    """Make *work* what was on disk before step *at*, as a life kept it in *kept*; it is had once. Returns a kill's signal."""
+    shutil.rmtree(work, ignore_errors=True)
+    (kept / str(at)).rename(work)
+    return signal.SIGKILL
+
+
 def on_disk(folder: Path) -> int:
     """Return a checksum of the names and bytes of all files under *folder*."""
     found = 0
@@ -68,18 +76,27 @@ def on_disk(folder: Path) -> int:
 
 
 class Killer:
-    """Is told each step; kills this process at step *at*, and says of each before what was on disk in *folder*."""
+    """Is told each step; kills this process at step *at*, or says of each what was on disk in *folder* before it.
 
-    def __init__(self, folder: Path, at: int = -1) -> None:
-        self.folder, self.at = folder, at
+    What was there and had changed since the step before it keeps in *kept*, a folder for each (`as_killed`).
+    """
+
+    def __init__(self, folder: Path, at: int = -1, kept: Path | None = None) -> None:
+        self.folder, self.at, self._kept = folder, at, kept
         self.steps, self.states = list[str](), list[int]()
 
     def __call__(self, name: str) -> None:
         if self.at < 0:
-            self.states.append(on_disk(self.folder))
+            self._look()
         self.steps.append(name)
         if len(self.steps) - 1 == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _look(self) -> None:
+        state = on_disk(self.folder)
+        if self._kept and (not self.states or state != self.states[-1]):
+            shutil.copytree(self.folder, self._kept / str(len(self.states)))
+        self.states.append(state)
 
 
 def worth_killing(states: Sequence[int]) -> list[int]:

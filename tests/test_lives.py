@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lives import Killer, LifeError, again, life, worth_killing
+from tests.lives import Killer, LifeError, again, as_killed, life, on_disk, worth_killing
 
 
 def test_a_life_is_another_process_and_says_what_it_found() -> None:
@@ -27,9 +27,9 @@ def test_what_it_raises_is_raised_here() -> None:
         life(act)
 
 
-def writes(work: Path, at: int) -> list[object]:
+def writes(work: Path, at: int, kept: Path | None = None) -> list[object]:
     """Five steps; before two of them something was written that was not there."""
-    killer = Killer(work, at)
+    killer = Killer(work, at, kept)
     killer("begin")
     (work / "a").write_bytes(b"1")
     killer("written")
@@ -54,6 +54,21 @@ def test_it_is_killed_where_something_has_changed_and_nowhere_else(tmp_path: Pat
         left[steps[at]] = (work / "a").read_text() if (work / "a").exists() else ""
     assert left == {"begin": "", "written": "1", "synced": "1", "again": "2", "end": "2"}
     assert list(before.iterdir()) == []
+
+
+def test_what_is_kept_is_what_a_kill_leaves(tmp_path: Path) -> None:
+    """One life in the place of many that are killed: each must leave the same, to the byte."""
+    before, work, kept = tmp_path / "before", tmp_path / "work", tmp_path / "kept"
+    before.mkdir()
+    (before / "from before").mkdir()
+    _, states = again(before, work, lambda: writes(work, -1, kept))
+    assert sorted(path.name for path in kept.iterdir()) == ["0", "1", "3"]
+    for at in worth_killing(states):
+        assert again(before, work, lambda at=at: writes(work, at)) == signal.SIGKILL  # type: ignore[misc]
+        killed = on_disk(work)
+        as_killed(kept, at, work)
+        assert on_disk(work) == killed
+    assert list(kept.iterdir()) == []
 
 
 @pytest.mark.parametrize("change", ["a name", "an empty folder", "a file that went"])

@@ -2,9 +2,9 @@
 
     python -m tests.upgrade.kept_stores FOLDER WORK [all]
 
-opens copies of the store in FOLDER (none: an empty one) in WORK again and again, killed before each statement before
-which something changed on disk (`all`: before each there is); after each kill it is opened by another process, and what
-that finds is printed, a line each, and last what it finds after no kill.
+opens a copy of the store in FOLDER (none: an empty one) in WORK, and opens in another process what was on disk before
+each statement before which something had changed, as a kill there leaves it (`all`: again and again, killed before each
+statement there is). What that finds is printed, a line each, and first what it finds after no kill.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import duckdb
 
 from gangline.aggregator.store import storefile
-from tests.lives import Killer, again, dying, life, worth_killing
+from tests.lives import Killer, again, as_killed, dying, life, worth_killing
 
 STORES = Path(__file__).parent / "kept_stores"
 #: Frames times GPUs times hosts, as `keep_store.py` has them; and what else is in each.
@@ -32,9 +32,9 @@ def unpack(archive: Path, folder: Path) -> Path:
     return folder
 
 
-def opened(path: Path, at: int = -1) -> list[list[Any]]:
-    """Open the store, killed before statement *at*; return the statements, and what was on disk before each."""
-    killer = Killer(path.parent, at)
+def opened(path: Path, at: int = -1, kept: Path | None = None) -> list[list[Any]]:
+    """Open the store, killed before statement *at*; return the statements, and what was on disk before each (`Killer`)."""
+    killer = Killer(path.parent, at, kept)
     duckdb.__dict__["connect"] = dying(duckdb.connect, killer)
     storefile.open_store(path).close()
     return [killer.steps, killer.states]
@@ -59,16 +59,17 @@ def found(path: Path) -> str:
 def main() -> None:
     """Entry point."""
     source, work = Path(sys.argv[1]), Path(sys.argv[2])
-    path = work / storefile.FILE
-    steps, states = again(source, work, lambda: opened(path))
+    path, kept = work / storefile.FILE, work.with_name("kept")
+    steps, states = again(source, work, lambda: opened(path, kept=kept))
+    print(life(lambda: found(path)), flush=True)
     every = "all" in sys.argv
-    kills = range(len(steps)) if every else worth_killing(states)
-    for at in kills:
-        killed = again(source, work, lambda at=at: opened(path, at))  # type: ignore[misc]
+    for at in range(len(steps)) if every else worth_killing(states):
+        if every:
+            killed = again(source, work, lambda at=at: opened(path, at))  # type: ignore[misc]
+        else:
+            killed = as_killed(kept, at, work)
         assert killed == signal.SIGKILL, f"at statement {at}, {steps[at]}: {killed}"
         print(life(lambda: found(path)), flush=True)
-    again(source, work, lambda: opened(path))
-    print(life(lambda: found(path)))
 
 
 if __name__ == "__main__":

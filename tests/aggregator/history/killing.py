@@ -1,10 +1,11 @@
-"""A program of `test_killed.py`: kills itself (SIGKILL) at each step of a scenario, and looks at what is left.
+"""A program of `test_killed.py`: looks at what a kill (SIGKILL) at each step of a scenario leaves.
 
     python -m tests.aggregator.history.killing SCENARIO FOLDER [all]
 
-Without `all` steps before which nothing changed on disk are let live, and of a second merge, whose steps are those of
-the first, all. Each life is a process of its own (`tests/lives.py`). Prints a JSON object: the steps, which were killed
-at, and per step what was wrong after it (nothing, if all is well).
+With `all` a life is killed at each step. Without, one life keeps a copy of what is on disk wherever that has changed, and
+of a second merge, whose steps are those of the first, nothing is looked at. Each life is a process of its own
+(`tests/lives.py`). Prints a JSON object: the steps, which were killed at, and per step what was wrong after it (nothing,
+if all is well).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import duckdb
 from gangline.aggregator.store import storefile
 from gangline.aggregator.store.opsfile import OpsFile
 from tests.aggregator.history.conftest import Past
-from tests.lives import Killer, LifeError, again, dying, life, worth_killing
+from tests.lives import Killer, LifeError, again, as_killed, dying, life, worth_killing
 
 READINGS = "SELECT host, device, time, power_watts FROM readings.gpu_1s ORDER BY ALL"
 SUMS = (
@@ -110,8 +111,8 @@ def run(scenario: Exporting, base: Path) -> dict[str, Any]:
         past.step = killer
         return past.open()
 
-    def act(at: int) -> Any:
-        killer = Killer(work, at)
+    def act(at: int, kept: Path | None) -> Any:
+        killer = Killer(work, at, kept)
         scenario.act(begin(killer))
         return killer.steps, killer.states
 
@@ -127,18 +128,25 @@ def run(scenario: Exporting, base: Path) -> dict[str, Any]:
 def killed(
     before: Path,
     work: Path,
-    act: Callable[[int], Any],
+    act: Callable[[int, Path | None], Any],
     look: Callable[[], list[str]],
     times_max: int = 1000,
 ) -> dict[str, Any]:
     """Kill what *act* does at every step that is worth it, *times_max* times one of the same name, and *look* after each."""
-    steps, states = again(before, work, lambda: act(-1))
-    at_all: Sequence[int] = range(len(steps))
-    if "all" not in sys.argv:
-        at_all = [at for at in worth_killing(states) if steps[:at].count(steps[at]) < times_max]
+    kept, every = work.with_name("kept"), "all" in sys.argv
+    steps, states = again(before, work, lambda: act(-1, kept))
+    worth = [at for at in worth_killing(states) if steps[:at].count(steps[at]) < times_max]
+
+    def leave(at: int) -> Any:
+        """Make *work* what a kill at step *at* leaves."""
+        if every:
+            return again(before, work, lambda: act(at, None))
+        return as_killed(kept, at, work)
+
     wrong = {}
+    at_all: Sequence[int] = range(len(steps)) if every else worth
     for at in at_all:
-        end = again(before, work, lambda at=at: act(at))  # type: ignore[misc]
+        end = leave(at)
         try:
             words = life(look) if end == signal.SIGKILL else [f"lived: {end}"]
         except LifeError as error:
@@ -166,8 +174,8 @@ def migrate(base: Path) -> dict[str, Any]:
                            "('a', 'G', '2026-11-20 09:00:01', 1, 7.0)")  # fmt: skip
         connection.close()
 
-    def act(at: int) -> Any:
-        killer = Killer(work, at)
+    def act(at: int, kept: Path | None) -> Any:
+        killer = Killer(work, at, kept)
         duckdb.__dict__["connect"] = dying(duckdb.connect, killer)
         storefile.open_store(work / "gangline.duckdb")
         return killer.steps, killer.states
