@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import faulthandler
+import gc
 import os
 import secrets
 import shutil
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest first; with `--no-loadscope-reorder` they are handed out in this order."""
     at = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: at.get(item.path.name, len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    """What stays until the end is no garbage: to look through thousands of tests, again and again, costs each of them."""
+    gc.collect()
+    gc.freeze()
 
 
 def _guard(item: pytest.Item) -> None:
