@@ -21,12 +21,11 @@ from gangline.aggregator.server import Aggregator
 from gangline.aggregator.service.query import QueryService
 from gangline.aggregator.store import storefile
 from gangline.aggregator.store.opsfile import OpsFile
-from gangline.aggregator.store.writer import Writer
 from gangline.fingerprints import frames
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.wire import telemetry_pb2 as wire
 from gangline.fingerprints.wire.telemetry_pb2_grpc import TelemetryServiceStub
-from tests.processes import GUARD_SECONDS
+from tests.processes import GUARD_SECONDS, made_store
 
 
 @dataclass
@@ -211,20 +210,13 @@ def with_snapshots(without_snapshots: None, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(OpsFile, "write", _WRITE)
 
 
-@pytest.fixture(scope="session")
-def made_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new store with all views and macros, before anything else has been done to it."""
-    path = tmp_path_factory.mktemp("made") / storefile.FILE
-    Writer(path, retention_hours=24, history_days=30).close()
-    return path
-
-
 @pytest.fixture(scope="module", autouse=True)
-def stores_are_copied(made_store: Path) -> Iterator[None]:
+def stores_are_copied() -> Iterator[None]:
     """A new store is a copy of one that was made: all migrations, each on disk before the next, and all views for each of
     hundreds are another's test (`test_opening.py`, `test_store.py` and `tests/upgrade`, where they are made)."""
+    made = made_store()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storefile, "_make", lambda path: shutil.copyfile(made_store, path))
+        patch.setattr(storefile, "_make", lambda path: shutil.copyfile(made, path))
         yield
 
 

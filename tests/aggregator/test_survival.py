@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from gangline.aggregator.store.storefile import migrations
-from tests.processes import until
+from tests.processes import until, with_store
 
 
 class Process:
@@ -22,7 +22,7 @@ class Process:
     def __init__(
         self, folder: Path, *more: str, program: tuple[str, ...] = ("-m", "gangline.cli")
     ) -> None:
-        command = [sys.executable, *program, "aggregator", "--data", str(folder)]
+        command = [sys.executable, *program, "aggregator", "--data", str(with_store(folder))]
         self.child = subprocess.Popen(
             [*command, "--listen", "127.0.0.1:0", *more], stdout=subprocess.PIPE, text=True
         )
