@@ -14,6 +14,8 @@ from gangline.aggregator.store.upkeep.backup import Backup
 from gangline.aggregator.store.upkeep.restore import restore
 from gangline.aggregator.store.upkeep.still import stopped
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 QUESTIONS = (
     "SELECT host, device, time, power_watts FROM readings.gpu_1s ORDER BY ALL",
     "SELECT sum(readings_count), sum(violation_power_nanoseconds_increase) FROM rollups.gpu_1s_1m",
@@ -125,6 +127,7 @@ def test_a_compacted_store_keeps_its_past(past: Any, monkeypatch: pytest.MonkeyP
     assert past.again().ask(QUESTIONS[0]) == expected[0]
 
 
+@pytest.mark.usefixtures("with_snapshots")
 def test_a_rollup_that_rots_does_not_stop_the_operators_file(past: Any) -> None:
     """One bad block in a year of rollups: SQL over the snapshot told of yesterday until somebody looked."""
     fill(past)
