@@ -19,6 +19,8 @@ from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
 from tests.aggregator.test_rules_gang import in_job, pass_steps
 from tests.aggregator.world import SECOND_NS, World, gpu_of
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 PARTS = [
     ("identities of devices", lambda fleet: fleet.identity, "advance"),
     ("counters of gpu_1s", lambda fleet: fleet.tables["gpu_1s"], "advance"),

@@ -27,6 +27,8 @@ from gangline.aggregator.verdicts import (
 )
 from tests.aggregator.world import SECOND_NS, World, gpu_of
 
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
 HOSTS = 10_000
 #: Of every ten hosts one was ill.
 ILL = 10
