@@ -23,6 +23,7 @@ _ADDRESS = re.compile(
 _PORTS = range(1, 65536)
 #: What a host says of itself beside its inventory.
 LABELS_MAX, LABEL_CHARACTERS_MAX = 16, 512
+_RAILS = f"{place.LABEL_PREFIX}rails"
 _LABEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 #: sun_path of unix(7), less the zero that ends it.
 UNIX_PATH_BYTES_MAX = 107
@@ -72,6 +73,19 @@ def check_labels(labels: tuple[str, ...]) -> None:
     known = [place.LABEL_PREFIX + field for field in place.FIELDS]
     if strange := [n for n in names if n.startswith(place.LABEL_PREFIX) and n not in known]:
         raise ValueError(f"for {strange[0]} one of {', '.join(known)}")
+    if long := [one for one in labels if one.startswith(tuple(known)) and not _is_place(one)]:
+        raise ValueError(
+            f"for {long[0].partition('=')[0]} at most {place.NAME_CHARACTERS_MAX} characters "
+            f"(of {_RAILS} up to {place.RAILS_MAX} such names)"
+        )
+
+
+def _is_place(label: str) -> bool:
+    """Say whether an aggregator takes the whole of it."""
+    name, _, value = label.partition("=")
+    names = value.split() if name == _RAILS else [value]
+    fit = (len(one) <= place.NAME_CHARACTERS_MAX for one in names)
+    return len(names) <= place.RAILS_MAX and all(fit)
 
 
 def _is_label(text: str) -> bool:

@@ -138,7 +138,7 @@ def replayed(answer: wire.EvaluateRuleResponse) -> str:
             "of the policy as gpu_thermal, a reason, a signal)"
         )
     limits = (
-        f"{answer.held_back_count} cases held back by limits or price, at most {answer.nodes_at_once_max} hosts "
+        f"{_some(answer.held_back_count, 'case')} held back by limits or price, at most {answer.nodes_at_once_max} hosts "
         "out at once"
     )
     price = (
@@ -147,8 +147,8 @@ def replayed(answer: wire.EvaluateRuleResponse) -> str:
     )
     since = f"since {_at(answer.from_time)}: " if answer.HasField("from_time") else ""
     lines = [
-        f"{since}{answer.episodes_count} episodes; {answer.advised_count} advisories, {limits}",
-        f"after {answer.followed_count} of {answer.episodes_count} episodes the host was UNHEALTHY within 7 days",
+        f"{since}{_some(answer.episodes_count, 'episode')}; {_some(answer.advised_count, 'advisory', 'advisories')}, {limits}",
+        f"after {answer.followed_count} of {_some(answer.episodes_count, 'episode')} the host was UNHEALTHY within 7 days",
         price,
         "",
     ]
@@ -182,6 +182,10 @@ def _lease(one: wire.Advisory) -> str:
 
 def _short(name: str) -> str:
     return name.removeprefix("advisories/")
+
+
+def _some(count: int, one: str, more: str = "") -> str:
+    return f"{count} {one if count == 1 else more or one + 's'}"
 
 
 def _yes(value: bool) -> str:

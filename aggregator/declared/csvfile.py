@@ -7,10 +7,11 @@ import difflib
 import io
 from typing import Any
 
+from ...fingerprints.place import RAILS_MAX
 from .content import Content
 from .fields import one_line
 from .hostset import parse_pattern
-from .limits import COLUMNS_MAX, HOSTS_MAX, RAILS_MAX
+from .limits import COLUMNS_MAX, HOSTS_MAX
 from .model import PLACE_FIELDS, Place
 from .problems import Problems, Where, shown
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+from ...fingerprints.place import NAME_CHARACTERS_MAX
 from .hostset import BY_PLACE, Pattern, Selection, parse_pattern
-from .limits import NAME_CHARACTERS_MAX, NAMES_MAX
+from .limits import NAMES_MAX
 from .moments import moment_ns, zone
 from .problems import Problems, Where, shown
 

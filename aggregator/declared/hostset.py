@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from .limits import NAME_CHARACTERS_MAX
+from ...fingerprints.place import NAME_CHARACTERS_MAX
 
 #: `*` and brackets of one pattern: more make it slow to match, and nobody reads them.
 PARTS_MAX = 4

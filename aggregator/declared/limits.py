@@ -20,12 +20,9 @@ NAMES_MAX = 512
 #: `*`, `?` and ranges, of all files, that names are matched by one after another: in patterns of hosts that cannot be
 #: written out, of rules, devices, models and versions. Each is asked of each host, once for each version of the files.
 PIECES_MAX = 256
-#: Of one name or pattern, of who, and of why.
-NAME_CHARACTERS_MAX = 128
+#: Of who, and of why; of one name or pattern: `fingerprints/place.py`.
 WHO_CHARACTERS_MAX = 128
 WHY_CHARACTERS_MAX = 512
-#: Leaf switches of one host.
-RAILS_MAX = 64
 #: A window and an override last no longer: what is to last is declared anew, by somebody who looked.
 MAINTENANCE_DAYS_MAX = 366
 OVERRIDE_DAYS_MAX = 366

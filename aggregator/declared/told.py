@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ...fingerprints.place import FIELDS, LABEL_PREFIX
+from ...fingerprints.place import FIELDS, LABEL_PREFIX, NAME_CHARACTERS_MAX, RAILS_MAX
 from ..messages import DeviceLike
-from .limits import NAME_CHARACTERS_MAX, RAILS_MAX
 from .model import NOWHERE, PLACE_FIELDS, Place, Said
 
 #: Field of a place -> the labels that tell it, whose word counts most first: ours, Topograph's, and those

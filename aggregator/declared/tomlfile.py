@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ...fingerprints.place import RAILS_MAX
 from .content import Content
 from .expected import ITEMS, TEXTS
 from .fields import Entry, bounded, near
@@ -18,7 +19,6 @@ from .limits import (
     HOSTS_MAX,
     MAINTENANCE_DAYS_MAX,
     OVERRIDE_DAYS_MAX,
-    RAILS_MAX,
     WHO_CHARACTERS_MAX,
     WHY_CHARACTERS_MAX,
 )

@@ -104,8 +104,8 @@ def _evidence(present: Present, culprit: _Culprit, count: int) -> Evidence:
     elif symptom.speed < 1.0:
         told = f"goes no faster than {name} of its {job}"
     else:
-        told = f"may stand still with {name} of its {job}"
-    more = f", and for {count - 1} more of it" if count > 1 else ""
+        told = f"may be held up by {name} of its {job}"
+    more = f"; {count - 1} more of that job would hold it up, too" if count > 1 else ""
     return Evidence(
         signal=WAITS_FOR,
         device=name,
@@ -116,7 +116,7 @@ def _evidence(present: Present, culprit: _Culprit, count: int) -> Evidence:
         relative_speed_factor=1.0,
         score_delta=0.0,
         reason=Reason.NONE,
-        words=f"{told}{more} ({name}: {symptom.words}); no fault of this host",
+        words=f"{told} ({name}: {symptom.words}){more}; no fault of this host",
         observed_ns=culprit.worst.seen_ns,
         sql=symptom.sql,
     )

@@ -104,6 +104,8 @@ def _check_one(one: outcome_pb2.Outcome, now_ns: int) -> None:
         node_of(node, "nodes")
     if one.blamed_node:
         node_of(one.blamed_node, "blamed_node")
+        if one.blamed_node not in one.nodes:
+            raise Invalid("blamed_node", f"{one.blamed_node!r} is none of its nodes")
     if one.advisory:
         name_of(one.advisory, "advisory")
     _, ended = _span(one)

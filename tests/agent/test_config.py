@@ -109,5 +109,16 @@ def test_a_label_of_ours_that_says_nothing_is_refused() -> None:
         told = rf"expected for {re.escape(wrong)} one of gangline\.rack, gangline\.power_domain, "
         with pytest.raises(SettingsError, match=told):
             load(AgentConfig, None, [f"labels=site=a,{wrong}=r12"])
+    for long in (
+        "rack=" + "x" * 129,
+        "rails=" + "x" * 129,
+        "rails=" + " ".join("x" * 65),
+    ):
+        with pytest.raises(
+            SettingsError, match=r"at most 128 characters \(of gangline\.rails up to 64"
+        ):
+            load(AgentConfig, None, [f"labels={place.LABEL_PREFIX}{long}"])
+    rails = f"{place.LABEL_PREFIX}rails=" + " ".join(["x" * 128] * 3)
+    assert load(AgentConfig, None, [f"labels={rails}"]).labels == (rails,)
     every = [f"{place.LABEL_PREFIX}{name}=x" for name in place.FIELDS]
     assert load(AgentConfig, None, ["labels=" + ",".join(every)]).labels == tuple(every)

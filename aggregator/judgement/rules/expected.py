@@ -102,16 +102,16 @@ def _links(present: Present) -> Found:
 
 def _slots(present: Present) -> Found:
     """The PCIe link that GPU and slot could have."""
-    for item, column, noun in (
-        ("gpu_pcie_width_lanes", "pcie_width_max_lanes", "PCIe lanes"),
-        ("gpu_pcie_generation", "pcie_generation_max_number", "as PCIe generation"),
+    for item, column, form in (
+        ("gpu_pcie_width_lanes", "pcie_width_max_lanes", "{:g} PCIe lanes"),
+        ("gpu_pcie_generation", "pcie_generation_max_number", "PCIe generation {:g}"),
     ):
         if not _is_asked(present, item):
             continue
         wanted = present.fleet.expecting.wanted(item)
         has = _least(present, "gpu_10s", present.gauge("gpu_10s", column))
         for host in np.flatnonzero(has < wanted).tolist():
-            words = f"a GPU has {has[host]:g} {noun} at best, {wanted[host]:g} expected"
+            words = f"a GPU has {form.format(has[host])} at best, {wanted[host]:g} expected"
             sql = (
                 f"SELECT device, {column}, time FROM latest.gpu_10s "
                 f"WHERE host = {quoted(present.fleet.names[host])} ORDER BY {column}, device"
