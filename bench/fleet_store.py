@@ -86,14 +86,21 @@ def _make_records(connection: Any) -> None:
             f"{attributes} FROM range({HOSTS * each}) t(i)"
         )
     connection.execute(
-        f"INSERT INTO scores SELECT {last} - to_seconds(300 * k + h % 300), format('gpu-{{:05d}}', h), h, false, "
-        "1000 - k, 0.9 + random() / 10, 0.9, 1, if(random() < 0.01, 'SUSPECT', 'HEALTHY'), 0.0002, 0.99, 'NONE', "
-        f"'', '', {last}, 28800 FROM range({HOSTS}) a(h), range(12) b(k)"
+        f"INSERT INTO scores BY NAME SELECT {last} - to_seconds(300 * k + h % 300) AS time, "
+        "format('gpu-{:05d}', h) AS host, h AS node_index, false AS simulated, 1000 - k AS version, "
+        "0.9 + random() / 10 AS score, 0.9 AS score_lower, 1 AS score_upper, "
+        "if(random() < 0.01, 'SUSPECT', 'HEALTHY') AS state, 0.0002 AS hazard_per_hour, 0.99 AS relative_speed, "
+        f"'NONE' AS reason, '' AS reason_words, '' AS clears_when, {last} AS heard, 28800 AS horizon_seconds, "
+        "3 AS hazard_spread, ln(0.000181) AS log_hazard_base, 0.99 AS measured_speed, 0.01 AS speed_error "
+        f"FROM range({HOSTS}) a(h), range(12) b(k)"
     )
     connection.execute(
-        "INSERT INTO evidence SELECT time, host, version, 'gpu.sm_clock_hertz', '', 1.4e9, 'hertz', '', 0.5, 0.9, "
-        "-0.01, 'STRAGGLER', 'words of a usual length that tell what is wrong', time, "
-        "'SELECT * FROM readings.gpu_1s ORDER BY time' FROM scores WHERE node_index % 5 = 0"
+        "INSERT INTO evidence BY NAME SELECT time, host, version, 'gpu.sm_clock_hertz' AS signal, "
+        f"{_DEVICE} AS device, 1.4e9 AS value, 'hertz' AS unit, '' AS normal, 0.5 AS log_hazard_delta, "
+        "0.9 AS relative_speed_factor, -0.01 AS score_delta, 'STRAGGLER' AS reason, "
+        "'words of a usual length that tell what is wrong' AS words, time AS observed, "
+        "'SELECT * FROM readings.gpu_1s ORDER BY time' AS sql, 'DEGRADED' AS state "
+        "FROM (SELECT *, node_index::BIGINT * 8 AS i FROM scores) WHERE node_index % 5 = 0"
     )
 
 

@@ -19,7 +19,7 @@ import duckdb
 
 from gangline.aggregator.store.layout import LAYOUTS
 
-from .fleet_store import HOSTS, LAST_S, MINUTES_GPUS_MAX, make_store
+from .fleet_store import GPUS, HOSTS, LAST_S, MINUTES_GPUS_MAX, make_store
 from .measure import HEADING, Result
 from .operators_file import CONFIG, write_file
 
@@ -70,6 +70,25 @@ WHERE NOT (h.simulated AND date_diff('second', greatest(s.heard, heard.time), ta
 ORDER BY list_position(['UNHEALTHY', 'SUSPECT', 'DEGRADED', 'STALE', 'WATCH', 'PROBATION', 'UNKNOWN',
     'MAINTENANCE', 'HEALTHY'], state), score, host LIMIT 20
 """
+_GPU_SCORES_BY_HAND = """
+WITH last AS (SELECT host, max(time) AS time FROM scores GROUP BY host),
+told AS (
+    SELECT host, device, exp(sum(log_hazard_delta)) AS factor, min(relative_speed_factor) AS speed,
+        any_value(state) AS state, any_value(reason) AS reason, any_value(words) AS words, count(*) AS n
+    FROM evidence JOIN last USING (host, time) GROUP BY host, device
+)
+SELECT host, device, coalesce(t.state, 'HEALTHY') AS state, exp(-8 * hazard), exp(-8 * 3 * hazard), exp(-8 / 3 * hazard),
+    hazard, hazard / 3, hazard * 3, speed, speed - 1.645 * speed_error, speed + 1.645 * speed_error, t.reason, t.words,
+    coalesce(t.n, 0), g.time, s.time, simulated
+FROM (
+    SELECT d.host, d.device, s.time, s.simulated, s.speed_error, t,
+        exp(log_hazard_base) * (2.2e-5 / (8 * 2.2e-5 + 5e-6) + coalesce(t.factor, 1) - 1) AS hazard, t.speed
+    FROM devices AS d JOIN (SELECT scores.* FROM scores JOIN last USING (host, time)) AS s USING (host)
+    LEFT JOIN told AS t USING (host, device) WHERE d.kind = 'gpu'
+) AS s LEFT JOIN latest.gpu_1s AS g USING (host, device)
+ORDER BY list_position(['UNHEALTHY', 'SUSPECT', 'DEGRADED', 'STALE', 'WATCH', 'PROBATION', 'UNKNOWN',
+    'MAINTENANCE', 'HEALTHY'], coalesce(t.state, 'HEALTHY')), hazard DESC, host, device
+"""
 
 
 def _questions(folder: Path, device: str) -> list[Asked]:
@@ -99,6 +118,7 @@ def _questions(folder: Path, device: str) -> list[Asked]:
             "USING (host, device, time)",
             "after the service has ended; of the last second alone it would be a scan of one tick",
         ),
+        Asked("every GPU's score", "operators.duckdb", "FROM ops.gpu_scores", _GPU_SCORES_BY_HAND, f"{GPUS:,} GPUs"),
         Asked("worst twenty", "operators.duckdb", "FROM ops.worst(n := 20)", _WORST_BY_HAND, f"{HOSTS:,} hosts"),
         Asked(
             "one GPU's last day, by minute", "gangline.duckdb", f"FROM ops.gpu_minutes('{device}')",

@@ -132,7 +132,7 @@ def _last_score(row: dict[str, Any]) -> LastScore:
         score=row["score"],
         score_lower=row["score_lower"],
         score_upper=row["score_upper"],
-        state=State.__members__.get(row["state"], State.UNKNOWN),
+        state=_state(row["state"]),
         hazard_per_hour=row["hazard_per_hour"],
         relative_speed=_number(row["relative_speed"]),
         reason=_reason(row["reason"]),
@@ -162,11 +162,17 @@ def evidence_of(row: dict[str, Any]) -> Evidence:
     """Return what `evidence` was given, from a row of it."""
     own = {key: row[key] for key in Evidence.__slots__ if key in row}
     own |= {"value": _number(row["value"]), "reason": _reason(row["reason"])}
+    own["state"] = _state(row["state"]) if row["state"] else None
     return Evidence(**own, observed_ns=time_ns(row["observed"]))
 
 
 def _number(value: float | None) -> float:
     return nan if value is None else value
+
+
+def _state(name: str) -> State:
+    """Return the state of that name; UNKNOWN for one that only a newer version knows."""
+    return State.__members__.get(name, State.UNKNOWN)
 
 
 def _reason(name: str) -> Reason:

@@ -112,9 +112,10 @@ class Queue:
 
     def submit_scores(self, snapshot: Snapshot, changed: Sequence[HostScore]) -> None:
         """Queue judgements with their evidence."""
+        told = records.of_snapshot(snapshot, changed)
         with self._change:
             scores = self._pending.scores
-            scores += records.of_snapshot(snapshot, changed)
+            scores += told
             over = len(scores) - SCORES_WAITING_MAX
             if over > 0:
                 del scores[:over]

@@ -13,6 +13,7 @@ from ...ext.intake import TIME_NS_MAX
 from ...fingerprints.catalogue import SIGNALS
 from ..judgement.features import NAMES
 from ..verdicts import Finding, HostScore, Snapshot
+from .gpustates import with_gpu_states
 from .journal import StoredEvent
 from .rows import Foreign
 
@@ -158,7 +159,7 @@ def of_snapshot(snapshot: Snapshot, chosen: Iterable[HostScore]) -> list[ScoreOf
     """Return *chosen* with what is stored of their snapshot, and no more: while a disk is full they wait, and
     each second's judgement of a whole fleet would wait with them (6 MB of 10,000 hosts)."""
     head = Snapshot(snapshot.version, snapshot.computed_ns, snapshot.horizon_seconds, ())
-    return [(head, one) for one in chosen]
+    return [(head, with_gpu_states(snapshot, one)) for one in chosen]
 
 
 def scores(judged: Iterable[ScoreOf]) -> Any:
@@ -202,12 +203,13 @@ def evidence(judged: Iterable[ScoreOf]) -> Any:
     return table(
         "time:time host:str version:int signal:str device:str value:float unit:str normal:str "
         "log_hazard_delta:float relative_speed_factor:float score_delta:float reason:str words:str "
-        "observed:time sql:str",
+        "observed:time sql:str state:str",
         [
             (
                 time_us(s.computed_ns), h.host, s.version, e.signal, e.device, e.value, e.unit,
                 e.normal, e.log_hazard_delta, e.relative_speed_factor, e.score_delta,
                 e.reason.name, e.words, time_us(e.observed_ns), e.sql,
+                e.state.name if e.state else None,
             )
             for s, h in judged
             for e in h.evidence

@@ -1,0 +1,74 @@
+-- What `aggregator/judgement/gpus.py` says of each GPU, from what is stored of its host: its share of the hazard that the
+-- host has before any symptom (2.2e-5 of 2.2e-5 for each GPU and 5e-6 for the host, `scoring.py`), and all that its own
+-- symptoms add. A GPU is not read that was not in the 15 s before its host's last reading.
+CREATE OR REPLACE MACRO ops.gpu_scores_at(moment, hours := 8) AS TABLE
+WITH judged AS (
+    SELECT
+        host, time, version, simulated, hazard_per_hour, hazard_spread, log_hazard_base, measured_speed, speed_error
+    FROM main.scores JOIN (
+        SELECT host, max(time) AS time, arg_max(version, time) AS version
+        FROM main.scores WHERE time <= moment GROUP BY host
+    ) USING (host, time, version)
+),
+told AS (
+    SELECT
+        host, signal, device, log_hazard_delta, relative_speed_factor, score_delta, ops.severity(state) AS severity,
+        {'state': state, 'reason': reason, 'words': words} AS says
+    FROM main.evidence SEMI JOIN judged USING (host, time, version)
+),
+gpus AS (
+    SELECT host, device AS gpu, has, read
+    FROM (SELECT host, device, true AS has FROM main.devices WHERE kind = 'gpu')
+    FULL JOIN (SELECT host, device, time AS read FROM latest.gpu_1s) USING (host, device)
+),
+alone AS (
+    SELECT
+        j.*, exp(log_hazard_base + coalesce(added, 0)) AS own, 2.2e-5 / (2.2e-5 * gpus_count + 5e-6) AS share,
+        least(moment, greatest(last_of_host, last_of_gpus)) - INTERVAL 15 SECOND AS since
+    FROM judged AS j
+    JOIN (
+        SELECT host, greatest(count(has), count(read)) AS gpus_count, max(read) AS last_of_gpus FROM gpus GROUP BY host
+    ) USING (host)
+    LEFT JOIN (SELECT host, max(time) AS last_of_host FROM latest.host_1s GROUP BY host) USING (host)
+    LEFT JOIN (
+        SELECT host, sum(log_hazard_delta) AS added FROM told WHERE starts_with(signal, 'hazard.') GROUP BY host
+    ) USING (host)
+),
+symptoms AS (
+    SELECT
+        host, split_part(device, '/', 1) AS gpu, count(*) AS evidence_count, exp(sum(log_hazard_delta)) AS factor,
+        min(relative_speed_factor) FILTER (relative_speed_factor < 1) AS speed, min(severity) AS severity,
+        arg_min(says, (severity, score_delta)) AS worst
+    FROM told GROUP BY ALL
+),
+scored AS (
+    SELECT
+        host, gpu, coalesce(evidence_count, 0) AS evidence_count, read, a.time AS judged, simulated,
+        least(own * (share + coalesce(factor, 1) - 1), hazard_per_hour) AS hazard, hazard_spread AS spread,
+        speed, 1.645 * coalesce(speed_error, 0.02) AS reach,
+        hazard_spread > 3 OR measured_speed IS NULL AS unmeasured,
+        CASE WHEN hazard_spread > 3 THEN 'STALE' WHEN read >= since THEN 'HEALTHY' ELSE 'UNKNOWN' END AS calm,
+        CASE
+            WHEN evidence_count > 0 AND severity IS NULL AND read IS NOT NULL THEN NULL
+            WHEN severity < ops.severity(calm) THEN worst
+            ELSE {'state': calm, 'reason': 'NONE', 'words': ''}
+        END AS says
+    FROM alone AS a JOIN gpus USING (host) LEFT JOIN symptoms USING (host, gpu)
+)
+SELECT
+    host, gpu, says.state AS state, exp(-hazard * hours) AS score, exp(-hazard * spread * hours) AS score_lower,
+    exp(-hazard / spread * hours) AS score_upper, hazard AS hazard_per_hour, hazard / spread AS hazard_lower,
+    hazard * spread AS hazard_upper, speed AS relative_speed,
+    CASE WHEN speed < 1 THEN greatest(speed - reach, 0.05) WHEN unmeasured THEN 0.05 END AS relative_speed_lower,
+    CASE WHEN speed < 1 THEN speed + reach WHEN unmeasured THEN 1.1 END AS relative_speed_upper,
+    says.reason AS reason, says.words AS words, evidence_count, read, judged, simulated
+FROM scored ORDER BY ops.severity(says.state), hazard DESC, host, gpu;
+COMMENT ON MACRO TABLE ops.gpu_scores_at IS
+    'ops.gpu_scores as they were at a time, over so many hours: SELECT host, left(gpu, 12) AS gpu, state, score FROM ops.gpu_scores_at(TIMESTAMP ''2023-11-14 22:16:00'', hours := 24) LIMIT 3';
+
+CREATE OR REPLACE VIEW ops.gpu_scores AS FROM ops.gpu_scores_at('infinity'::TIMESTAMP);
+COMMENT ON VIEW ops.gpu_scores IS
+    'each GPU with state, score over 8 hours, hazard and strongest evidence, of its host''s last score, worst first: SELECT host, left(gpu, 12) AS gpu, state, score, relative_speed, reason FROM ops.gpu_scores LIMIT 3';
+COMMENT ON COLUMN ops.gpu_scores.state IS 'NULL: of evidence that was stored before version 12';
+COMMENT ON COLUMN ops.gpu_scores.relative_speed IS
+    'what its evidence says of it; NULL without: of a GPU that nothing is wrong with it is not stored (ScoreNodes has it), only that of its host''s slowest (ops.hosts)';

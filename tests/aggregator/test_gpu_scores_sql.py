@@ -1,0 +1,200 @@
+"""`ops.gpu_scores`: each GPU's score in SQL, computed from stored rows, is what the API says of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, isnan
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from gangline.aggregator.judgement.experience import NOTHING, Experience, Outcomes
+from gangline.aggregator.judgement.judge import Judgement, judge
+from gangline.aggregator.query import fences
+from gangline.aggregator.service.score import ScoreService
+from gangline.aggregator.verdicts import Reason, State
+from gangline.fingerprints.wire import score_pb2
+from tests.aggregator.query.asking import rows_of
+from tests.aggregator.test_evidence_sql import GPUS, StoredWorld
+from tests.aggregator.test_recompute import MEASURING
+from tests.aggregator.world import Host, gpu_of, throttle
+
+Key = tuple[str, str]
+Row = dict[str, Any]
+WELL, HOT, BROKEN, SILENT, UNREAD, NEVER, LINKED, HUSHED = range(8)
+HOSTS = 9
+#: As of when all were well.
+BEFORE = "TIMESTAMP '2023-11-14 22:13:45'"
+
+
+@dataclass
+class Holder:
+    snapshot: Judgement | None
+
+
+class Played:
+    """A fleet with troubles of GPUs, its store and its operators' file."""
+
+    def __init__(self, folder: Path, model: Any, experience: Experience) -> None:
+        self.folder, world = folder, StoredWorld(HOSTS, folder)
+        assert world.store
+        try:
+            link = f"{gpu_of(world.hosts[LINKED], 0)}/link4"
+            world.hosts[LINKED].set("nvlink_10s_changes", link, crc_errors=5.0)
+            world.store.submit_scores(first := world.run(20), list(first.hosts))
+            self._befall(world)
+            world.run(40)
+            world.hosts[SILENT].silent = world.hosts[HUSHED].silent = True
+            world.run(40)
+            self.judged = judge(
+                world.fleet, world.now_ns, world.snapshot, model=model, experience=experience
+            )
+            world.store.submit_scores(self.judged, list(self.judged.hosts))
+        finally:
+            world.store.close()  # commits all, and writes the operators' file
+
+    def _befall(self, world: StoredWorld) -> None:
+        throttle(world.hosts[HOT], 1)
+        for host in (BROKEN, HUSHED):
+            world.event(world.hosts[host], 79, gpu_of(world.hosts[host], 0))
+        world.hosts[BROKEN].set(
+            "gpu_10s_changes", gpu_of(world.hosts[BROKEN], 0), remap_pending_state=1
+        )
+        world.hosts[BROKEN].set(
+            "gpu_10s_changes", gpu_of(world.hosts[BROKEN], 1), remap_pending_state=1
+        )
+        del world.hosts[UNREAD].readings["gpu_1s", gpu_of(world.hosts[UNREAD], 1)]
+        world.hosts[UNREAD].growth.clear()
+        world.register(world.hosts[NEVER], GPUS + 1)
+        world.keep_host(world.hosts[NEVER], NEVER, GPUS + 1)
+        link = f"{gpu_of(world.hosts[LINKED], 0)}/link4"
+        world.hosts[LINKED].grow("nvlink_10s_changes", link, crc_errors=30.0)
+
+    def told(self) -> dict[Key, Any]:
+        """Return what the API says of each GPU."""
+        service = ScoreService(Holder(self.judged))
+        request = score_pb2.ListNodeScoresRequest(view=score_pb2.FULL)
+        reply = asyncio.run(service.ListNodeScores(request, None))
+        return {
+            (node.node.removeprefix("nodes/"), gpu.gpu): gpu
+            for node in reply.node_scores
+            for gpu in node.gpus
+        }
+
+    def asked(self, query: str) -> dict[Key, Row]:
+        with fences.opened(self.folder / "operators.duckdb") as connection:
+            names, rows = rows_of(connection, query)
+        found = [dict(zip(names, row, strict=True)) for row in rows]
+        return {(row["host"], row["gpu"]): row for row in found}
+
+
+SEEN = Experience(outcomes=Outcomes(5, 1.4))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(None, NOTHING), (MEASURING, SEEN)],
+    ids=["the prior", "a trained model"],
+)
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    return Played(tmp_path_factory.mktemp("gpus"), *request.param)
+
+
+def states(rows: Mapping[Key, Row], host: int) -> list[str]:
+    return [row["state"] for (name, _), row in sorted(rows.items()) if name == f"h{host}"]
+
+
+def test_the_view_says_of_each_gpu_what_the_api_says(played: Played) -> None:
+    """A scheduler was told that one GPU would break, and the operator's SQL knew of hosts only."""
+    told, rows = played.told(), played.asked("FROM ops.gpu_scores")
+    never = ("h5", gpu_of(Host("h5"), GPUS))
+    assert rows.keys() - told.keys() == {never} and told.keys() <= rows.keys()
+    assert len({gpu.state for gpu in told.values()}) >= 5
+    for key, gpu in told.items():
+        row = rows[key]
+        assert (row["state"], row["reason"]) == (State(gpu.state).name, Reason(gpu.reason).name), (
+            key
+        )
+        hazards = [row[name] for name in ("hazard_per_hour", "hazard_lower", "hazard_upper")]
+        wanted = [gpu.hazard_per_hour, gpu.hazard_lower, gpu.hazard_upper]
+        assert hazards == pytest.approx(wanted, rel=1e-6), key
+        scores = [row[name] for name in ("score", "score_upper", "score_lower")]
+        assert scores == pytest.approx([exp(-8 * hazard) for hazard in wanted]), key
+    assert rows[never]["state"] == "UNKNOWN" and rows[never]["read"] is None
+    # That it was never seen is evidence: the API says it of its host alone.
+    assert rows[never]["evidence_count"] == 1 and rows[never]["hazard_per_hour"] > 1e-4
+
+
+def test_the_pace_of_a_gpu_is_that_of_its_evidence(played: Played) -> None:
+    """A pace that nobody stored must be NULL, not 1.00; one that is told has its interval."""
+    told, rows = played.told(), played.asked("FROM ops.gpu_scores")
+    slow = "h1", gpu_of(Host("h1"), 1)
+    for key, gpu in told.items():
+        row = rows[key]
+        interval = [row["relative_speed_lower"], row["relative_speed_upper"]]
+        wanted = [gpu.relative_speed_lower, gpu.relative_speed_upper]
+        if key == slow:
+            assert (
+                row["relative_speed"] == pytest.approx(gpu.relative_speed)
+                and gpu.relative_speed < 0.8
+            )
+        else:
+            assert row["relative_speed"] is None
+        if key == slow or isnan(gpu.relative_speed):
+            assert interval == pytest.approx(wanted) or interval == [None, None] != wanted
+        else:
+            assert interval == [None, None], key
+    assert rows[slow]["relative_speed_upper"] < 0.8
+
+
+def test_its_strongest_evidence_is_told(played: Played) -> None:
+    """Of a GPU that fell off the bus and waits for a remap too, the page begins with the first."""
+    rows = played.asked("FROM ops.gpu_scores")
+    broken = rows["h2", gpu_of(Host("h2"), 0)]
+    assert broken["state"] == "UNHEALTHY" and broken["evidence_count"] == 2
+    assert "XID 79" in broken["words"]
+    assert next(iter(rows.values()))["state"] == "UNHEALTHY"
+    assert states(rows, HOT) == ["HEALTHY", "DEGRADED"]
+    assert states(rows, SILENT) == ["STALE", "STALE"]
+    assert states(rows, HUSHED) == ["UNHEALTHY", "STALE"]
+    assert states(rows, UNREAD)[0] == "HEALTHY" != states(rows, UNREAD)[1]
+    assert states(rows, WELL) == ["HEALTHY", "HEALTHY"]
+
+
+def test_a_moment_and_a_horizon(played: Played) -> None:
+    """Was it so when the job began, and what of a day?"""
+    now = played.asked("FROM ops.gpu_scores_at(TIMESTAMP '2099-01-01', hours := 24)")
+    then = played.asked(f"FROM ops.gpu_scores_at({BEFORE})")
+    for row in now.values():
+        assert row["score"] == pytest.approx(exp(-24 * row["hazard_per_hour"]))
+    assert states(now, HOT) == ["HEALTHY", "DEGRADED"] and states(then, HOT) == ["HEALTHY"] * 2
+    assert states(then, BROKEN) == ["HEALTHY"] * 2
+    assert {row["judged"] for row in then.values()}.isdisjoint(
+        row["judged"] for row in now.values()
+    )
+
+
+def test_both_files_answer_the_same(played: Played) -> None:
+    """In the post mortem the store itself answers, days later: its GPUs did not go unread since."""
+    query = "SELECT host, gpu, state, reason, hazard_per_hour, score FROM ops.gpu_scores"
+    found = []
+    for name in ("gangline.duckdb", "operators.duckdb"):
+        with duckdb.connect(str(played.folder / name), read_only=True) as connection:
+            found.append(connection.execute(query).fetchall())
+    assert found[0] == found[1]
+
+
+def test_evidence_of_before_says_no_state(played: Played, tmp_path: Path) -> None:
+    """A GPU that had broken before the upgrade must not be HEALTHY after it."""
+    copy = tmp_path / "operators.duckdb"
+    copy.write_bytes((played.folder / "operators.duckdb").read_bytes())
+    with duckdb.connect(str(copy)) as connection:
+        connection.execute("UPDATE evidence SET state = NULL")
+        found = connection.execute(
+            "SELECT gpu, state FROM ops.gpu_scores WHERE host = 'h2' ORDER BY gpu"
+        ).fetchall()
+    assert found == [(gpu_of(Host("h2"), 0), None), (gpu_of(Host("h2"), 1), None)]
