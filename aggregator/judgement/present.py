@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,11 @@ from ..fleet.peers import Speeds, relative_speeds
 from ..fleet.tables import FAST_SECONDS, SLOW_SECONDS
 from ..sql import quoted
 from ..verdicts import SIMULATED_SILENT_SECONDS_MAX
+from . import queries
+from .queries import KEYFRAME_SECONDS_MAX
 
 #: A host that said nothing for longer is STALE.
 SILENT_SECONDS_MAX = 15.0
-#: An on-change table comes whole every 60 s.
-KEYFRAME_SECONDS_MAX = 150.0
 #: A reading is of now for this many periods of its table.
 PERIODS_MAX = 2.5
 
@@ -194,33 +193,27 @@ class Present:
         return f"SELECT time, {columns} {self._readings(table, row, seconds)} ORDER BY time"
 
     def sql_counted(self, table: str, row: int, column: str, unit: str, seconds: int) -> str:
-        """Return the query for a device's counter with what it counted in *unit*.
+        """Return the query for a device's counter with what it counted (`queries.counted`)."""
+        host, device = self.name(table, row)
+        named = self.fleet.names[host], device
+        return queries.counted(table, column, named, unit, self.now_ns, seconds)
 
-        That is a number within *seconds*, or where *unit* ends in `/s` the mean over *seconds*.
-        """
-        nature = self.fleet.tables[table].nature(column)
-        kind = f"{nature.width_bits}, {str(nature.sticks).lower()}"
-        before = f"lag(ops.counter_value({column}, {kind}) IGNORE NULLS) OVER (ORDER BY time)"
-        counted = (
-            "if(boottime_ns > lag(boottime_ns) OVER (ORDER BY time), "  # of one boot
-            f"coalesce(ops.counter_step({before}, {column}, {kind}), 0), 0)"
-        )
-        share = f" / {seconds}" if unit.endswith("/s") else ""
-        name = unit.replace("/s", "_per_second").replace(" ", "_")
-        return (
-            f"SELECT time, {column}, sum(new) OVER (ORDER BY time RANGE INTERVAL {seconds} SECOND "
-            f"PRECEDING){share} AS {name} FROM (SELECT time, {column}, {counted} AS new "
-            f"{self._readings(table, row, seconds + 60)}) ORDER BY time"
-        )
+    def sql_beside_peers(self, table: str, row: int, column: str, unit: str) -> str:
+        """Return the query for how fast a device's counter rises, beside those that it was held against."""
+        host, device = self.name(table, row)
+        named, simulated = (self.fleet.names[host], device), bool(self.fleet.simulated[host])
+        return queries.beside_peers(table, column, named, unit, self.now_ns, simulated=simulated)
+
+    def sql_last_of_each(self, table: str, host: int, columns: str, seconds: float) -> str:
+        """Return the query for the last reading of each device of a host."""
+        return queries.last_of_each(table, columns, self.fleet.names[host], self.now_ns, seconds)
 
     def _readings(self, table: str, row: int, seconds: float) -> str:
         host, device = self.name(table, row)
-        if self.fleet.tables[table].on_change:
-            seconds = max(seconds, KEYFRAME_SECONDS_MAX)
         return (
             f"FROM readings.{table} "
             f"WHERE host = {quoted(self.fleet.names[host])} AND device = {quoted(device)} "
-            f"AND time BETWEEN {self.moment(-seconds - 5)} AND {self.moment(5)}"
+            f"AND {queries.of_table(table, self.now_ns, seconds, queries.LATER_SECONDS)}"
         )
 
     def age(self) -> str:
@@ -229,5 +222,4 @@ class Present:
 
     def moment(self, seconds: float) -> str:
         """Return the time *seconds* from now as SQL."""
-        at = datetime.fromtimestamp(self.now_ns // 1_000_000_000 + round(seconds), UTC)
-        return f"TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}'"
+        return queries.moment((self.now_ns // 1_000_000_000 + round(seconds)) * 1_000_000_000)

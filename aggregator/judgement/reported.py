@@ -6,11 +6,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 
+from ...fingerprints.xid import Clears
 from ..fleet.occurrences import Occurrence
 from ..sql import quoted
 from ..verdicts import Reason, State
 from .present import Present
+from .queries import moment
 from .symptoms import Rule, Symptom, short
+
+#: Our clock and the boot clock of a host are of one opinion within so much.
+SLACK_SECONDS = 2
 
 
 def symptom(
@@ -57,9 +62,35 @@ def _written(record: Occurrence) -> str:
 
 
 def query(present: Present, record: Occurrence) -> str:
-    """Return the query that shows what the host reported."""
+    """Return the query for the events that *record* is made of."""
+    devices = ", ".join(map(quoted, _spellings(present, record)))
+    since_ns, until_ns = _span(record)
+    only = f" AND event_id IN ({', '.join(map(quoted, record.incidents))})"
+    told_apart = present.fleet.occurrences.has_twin(record) and not record.count_before
     return (
-        "SELECT * FROM events WHERE host = "
-        f"{quoted(present.fleet.names[record.host])} AND name = {quoted(record.name)} "
-        f"AND code = {record.code} ORDER BY time"
+        "SELECT time, last_time, count, device, name, code, process_name, message, event_id FROM events "
+        f"WHERE host = {quoted(present.fleet.names[record.host])} AND lower(device) IN ({devices}) "
+        f"AND name = {quoted(record.name)} AND code = {record.code} "
+        f"AND last_time >= {moment(since_ns)} AND time <= {moment(until_ns)}"
+        f"{only if told_apart else ''} ORDER BY time"
     )
+
+
+def _spellings(present: Present, record: Occurrence) -> list[str]:
+    """Return how events name the device of *record*: the kernel knows a GPU by its PCI address."""
+    if record.device == "host":
+        return ["host", ""]
+    known = present.fleet.attributes[record.host].get(("gpu", record.device), {})
+    address = known.get("pci_address", "") if record.name.startswith("gpu.") else ""
+    return [each.lower() for each in (record.device, address) if each]
+
+
+def _span(record: Occurrence) -> tuple[int, int]:
+    """Return within which whole seconds *record* was written, by our clock."""
+    first_ns = min([record.first_ns, *(one.first_ns for one in record.incidents.values())])
+    lasted_ns = record.last_ns - first_ns
+    if record.ending.clears is Clears.TIME:
+        lasted_ns = min(lasted_ns, round(record.ending.seconds * 1e9))
+    second_ns, last_ns = 1_000_000_000, record.last_time_ns
+    since_ns = (last_ns - lasted_ns) // second_ns - SLACK_SECONDS
+    return since_ns * second_ns, (last_ns // second_ns + 1 + SLACK_SECONDS) * second_ns

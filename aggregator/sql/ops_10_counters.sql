@@ -35,3 +35,17 @@ CREATE OR REPLACE MACRO ops.counter_step(older, newer, width_bits, sticks) AS CA
 COMMENT ON MACRO ops.counter_step IS
     'what a counter counted between two readings of one boot, NULL when it started over (older, newer, width_bits, sticks): SELECT ops.counter_step(4294967290, 10, 32, false) AS step';
 
+CREATE OR REPLACE MACRO ops.counted(value, boottime_ns, device, read, width_bits, sticks) AS CASE
+    WHEN boottime_ns > lag(boottime_ns) OVER (PARTITION BY device ORDER BY read) THEN coalesce(ops.counter_step(
+        lag(ops.counter_value(value, width_bits, sticks) IGNORE NULLS) OVER (PARTITION BY device ORDER BY read),
+        value, width_bits, sticks), 0)
+    ELSE 0 END;
+COMMENT ON MACRO ops.counted IS
+    'what a counter counted since the reading of the device before, 0 where it started over, or its host did: SELECT sum(new) AS times_count FROM (SELECT ops.counted(link_downed_events, boottime_ns, (host, device), time, 8, true) AS new FROM readings.rdma_1s_changes)';
+
+-- As `fleet/tables.py` has it: what counted between two readings may have at any time between them.
+CREATE OR REPLACE MACRO ops.faded(new, read, moment, period_seconds, seconds) AS
+    new * (1 - exp(-period_seconds / seconds)) * seconds / period_seconds
+        * exp(-floor(greatest(epoch(moment - read), 0) / period_seconds) * period_seconds / seconds);
+COMMENT ON MACRO ops.faded IS
+    'what is left of `new` events at a moment, fading by 1/e in so many seconds, of readings that come each period: SELECT ops.faded(20, TIMESTAMP ''2023-11-14 22:16:00'', TIMESTAMP ''2023-11-14 22:26:00'', 1, 600) AS faded';
