@@ -182,7 +182,9 @@ def _counts(present: Present, entry: Counted, row: int, value: float, limit: flo
         unit=unit,
         normal=f"below {max(limit, entry.least):.0f}" if max(limit, entry.least) > 1 else "0",
         words=f"{short(device)} {entry.words}: {shown:,.0f} {per}",
-        sql=present.sql_counted(
+        sql=present.sql_beside_peers(entry.table, row, entry.column, unit)
+        if entry.peers_ratio and entry.per_second
+        else present.sql_counted(
             entry.table, row, entry.column, unit, 10 if entry.per_second else 600
         ),
     )

@@ -77,3 +77,13 @@ QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC, version DESC) =
 ORDER BY host;
 COMMENT ON VIEW ops.state_since IS
     'since when each host is in its state; or_longer: as far back as is looked, a day, or as scores are kept here: FROM ops.state_since WHERE state <> ''HEALTHY''';
+
+CREATE OR REPLACE MACRO ops.awake(moment) AS TABLE
+SELECT DISTINCT host
+FROM (
+    SELECT host, time FROM readings.host_1s UNION ALL SELECT host, time FROM readings.collector_10s
+    UNION ALL SELECT host, time FROM latest.host_1s UNION ALL SELECT host, time FROM latest.collector_10s
+)
+WHERE time BETWEEN moment - INTERVAL 15 SECOND AND moment ORDER BY host;
+COMMENT ON MACRO TABLE ops.awake IS
+    'hosts that were heard within 15 s before a time, whose devices are compared: FROM ops.awake(TIMESTAMP ''2023-11-14 22:16:00'')';

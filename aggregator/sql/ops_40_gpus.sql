@@ -69,3 +69,85 @@ FROM readings.gpu_1s
 WHERE time > ops.taken() - to_minutes(minutes);
 COMMENT ON MACRO TABLE ops.window IS
     'all GPUs together over the last minutes: FROM ops.window(minutes := 2)';
+
+-- Clocks as judging compares them (`fleet/activity.py`, `fleet/peers.py`; a test holds them equal): each GPU's mean while
+-- it computed, fading over four seconds, and the median of those alike, from all that decides a clock (width 0) to the
+-- model alone (3). The last reading stands in for the last minute where that had no room.
+CREATE OR REPLACE MACRO ops.clocks(moment) AS TABLE
+WITH read AS (
+    SELECT
+        host, device, time, sm_clock_hertz, utilization_ratio, power_watts, temperature_celsius,
+        clock_event_reasons_flags AS flags
+    FROM (
+        FROM readings.gpu_1s WHERE time BETWEEN moment - INTERVAL 60 SECOND AND moment
+        UNION ALL BY NAME
+        FROM latest.gpu_1s WHERE time BETWEEN moment - INTERVAL 60 SECOND AND moment
+    ) QUALIFY row_number() OVER (PARTITION BY host, device, time) = 1
+        AND max(time) OVER (PARTITION BY host) >= moment - INTERVAL 15 SECOND
+),
+computing AS (
+    SELECT
+        host, device, max(time) AS time,
+        sum(sm_clock_hertz * exp(epoch(time - moment) / 4)) / sum(exp(epoch(time - moment) / 4)) AS sm_clock_hertz,
+        arg_max(temperature_celsius, time) AS temperature_celsius, arg_max(power_watts, time) AS power_watts,
+        ops.clock_reasons(arg_max(flags, time)) AS held_down_by,
+        any_value(simulated) AS simulated, any_value(attributes) AS attributes, any_value(power_limit_watts) AS limit_watts,
+        any_value(sm_clock_max_hertz) AS max_hertz, any_value(sm_application_clock_hertz) AS set_hertz,
+        any_value(mig_mode_state) AS mig
+    FROM read JOIN main.hosts USING (host)
+    LEFT JOIN (FROM main.devices WHERE kind = 'gpu') AS made USING (host, device)
+    LEFT JOIN (SELECT host, device, power_limit_watts, sm_clock_max_hertz FROM latest.gpu_10s) AS ten USING (host, device)
+    LEFT JOIN (
+        SELECT host, device, power_limit_default_watts, sm_application_clock_hertz FROM latest.gpu_60s
+    ) AS sixty USING (host, device)
+    LEFT JOIN (SELECT host, device, mig_mode_state FROM latest.gpu_10s_changes) AS mode USING (host, device)
+    WHERE utilization_ratio >= 0.5 AND sm_clock_hertz IS NOT NULL AND (
+        power_watts >= greatest(0.35 * power_limit_watts, 0.25 * power_limit_default_watts) OR flags & 232 <> 0)
+    GROUP BY host, device
+),
+alike AS (
+    SELECT
+        *, [simulated::VARCHAR, coalesce(attributes['name'], ''),
+            if(coalesce(attributes['name'], '') = '', round(max_hertz / 1e6), 0)::VARCHAR] AS alike3,
+        alike3 || [coalesce(attributes['ecc_mode'], ''), coalesce(round(limit_watts / 5), 0)::VARCHAR,
+            coalesce(round(set_hertz / 15e6), 0)::VARCHAR, coalesce(1 + (mig = 1)::INTEGER, 0)::VARCHAR] AS alike2,
+        alike2 || [coalesce(attributes['driver'], '')] AS alike1,
+        alike1 || [coalesce(attributes['board_part_number'], ''), coalesce(attributes['vbios'], '')] AS alike0
+    FROM computing
+),
+counted AS (
+    SELECT
+        *,
+        CASE
+            WHEN count(*) OVER w0 >= 4 AND count(DISTINCT host) OVER w0 >= 3 THEN 0
+            WHEN count(*) OVER w1 >= 4 AND count(DISTINCT host) OVER w1 >= 3 THEN 1
+            WHEN count(*) OVER w2 >= 4 AND count(DISTINCT host) OVER w2 >= 3 THEN 2
+            WHEN count(*) OVER w3 >= 4 THEN 3
+        END AS width,
+        [median(sm_clock_hertz) OVER w0, median(sm_clock_hertz) OVER w1,
+            median(sm_clock_hertz) OVER w2, median(sm_clock_hertz) OVER w3] AS medians
+    FROM alike
+    WINDOW w0 AS (PARTITION BY alike0), w1 AS (PARTITION BY alike1), w2 AS (PARTITION BY alike2),
+        w3 AS (PARTITION BY alike3)
+)
+SELECT
+    host, device, sm_clock_hertz, medians[width + 1] AS median_hertz, sm_clock_hertz / median_hertz AS ratio,
+    temperature_celsius, power_watts, held_down_by, time, width, [alike0, alike1, alike2, alike3] AS alike
+FROM counted ORDER BY ratio, host, device;
+COMMENT ON MACRO TABLE ops.clocks IS
+    'the clock of each GPU that computed in the minute before a time, as judged, beside the median of its peers: SELECT host, left(device, 12) AS gpu, sm_clock_hertz, ratio, held_down_by FROM ops.clocks(TIMESTAMP ''2023-11-14 22:16:00'') LIMIT 3';
+
+CREATE OR REPLACE MACRO ops.peers(host_name, moment, gpu := '') AS TABLE
+WITH clocks AS MATERIALIZED (FROM ops.clocks(moment)),
+it AS (
+    SELECT * EXCLUDE (alike), alike[coalesce(width, 0) + 1] AS of FROM clocks
+    WHERE host = host_name AND gpu IN ('', device) ORDER BY ratio, device LIMIT 1
+)
+SELECT
+    c.host, c.device, c.sm_clock_hertz, it.median_hertz, c.sm_clock_hertz / it.median_hertz AS ratio,
+    c.temperature_celsius, c.power_watts, c.held_down_by, c.time
+FROM clocks AS c, it
+WHERE c.alike[coalesce(it.width, 0) + 1] = it.of
+ORDER BY (c.host, c.device) = (it.host, it.device) DESC, abs(c.sm_clock_hertz - it.median_hertz), c.host, c.device;
+COMMENT ON MACRO TABLE ops.peers IS
+    'a GPU of a host (the slowest, or gpu := ...) and the peers that its clock was compared with at a time, those nearest to their median first: SELECT host, left(device, 12) AS gpu, sm_clock_hertz, median_hertz, ratio FROM ops.peers(''sim-006'', TIMESTAMP ''2023-11-14 22:16:00'') LIMIT 3';

@@ -23,6 +23,7 @@ from ...fleet.activity import (
 from ...fleet.arrays import Flags, Floats
 from ...fleet.peers import alike_in
 from ...verdicts import Reason, State
+from .. import queries
 from ..present import Present
 from ..symptoms import Rule, Symptom, short
 
@@ -39,6 +40,8 @@ MARGIN_CELSIUS = 3.0
 HELD_SHARE = 0.05
 #: Power within this share of the limit is at the limit.
 AT_LIMIT_SHARE = 0.95
+#: Of a GPU's own past so much is shown.
+PAST_SECONDS = 900.0
 
 _CLEARS = "its SM clock stays within {:.0f} % of {} for 60 s"
 THERMAL = Rule(
@@ -173,16 +176,13 @@ class _Measure(NamedTuple):
     whose: str
     normal: str
     clearing: str
+    is_of_peers: bool = True
 
 
 def _symptom(present: Present, rule: Rule, row: int, cause: str) -> Symptom:
     host, device = present.name("gpu_1s", row)
     limit, measure = present.threshold(SLOW_BELOW), _measure(present, row)
     relative, usual = measure.relative, measure.usual_hertz
-    columns = (
-        "sm_clock_hertz, temperature_celsius, power_watts, clock_event_reasons_flags, "
-        "violation_thermal_nanoseconds, violation_power_nanoseconds"
-    )
     return Symptom(
         rule=rule,
         host=host,
@@ -191,10 +191,19 @@ def _symptom(present: Present, rule: Rule, row: int, cause: str) -> Symptom:
         value=float(relative * usual),
         normal=f"above {limit * usual / 1e9:.2f} GHz ({100 * limit:.0f} % of {measure.normal})",
         words=f"{short(device)} SM clock at {100 * relative:.0f} % of {measure.whose}, {cause}",
-        sql=present.sql("gpu_1s", row, columns, 60),
+        sql=_sql(present, row, measure),
         speed=min(relative, 1.0),
         clears="" if rule is SETTING else _CLEARS.format(100 * (1 - limit), measure.clearing),
     )
+
+
+def _sql(present: Present, row: int, measure: _Measure) -> str:
+    """Return the query for a GPU's clock beside its peers', or for what it was before."""
+    if not measure.is_of_peers:
+        columns = "sm_clock_hertz, temperature_celsius, power_watts, clock_event_reasons_flags"
+        return present.sql("gpu_1s", row, columns, PAST_SECONDS)
+    host, gpu = present.name("gpu_1s", row)
+    return queries.peers(present.fleet.names[host], present.now_ns, gpu)
 
 
 def _measure(present: Present, row: int) -> _Measure:
@@ -203,7 +212,7 @@ def _measure(present: Present, row: int) -> _Measure:
     if not relative < limit and before < limit:
         past = float(present.fleet.activity.past[row])
         normal = "its own mean in this job while nothing held it"
-        return _Measure(before, past, "what it was", normal, "what it was")
+        return _Measure(before, past, "what it was", normal, "what it was", is_of_peers=False)
     peers, alike = f"{speeds.peers[row]} peers", alike_in(present.fleet, speeds, row)
     median = float(speeds.median_hertz[row])
     normal = f"the median of {peers}: {alike}"

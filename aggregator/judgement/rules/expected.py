@@ -12,7 +12,6 @@ import numpy as np
 from ...declared.differences import Difference
 from ...declared.model import Expected
 from ...fleet.arrays import Flags, Floats
-from ...sql import quoted
 from ...verdicts import Reason, State
 from ..present import Present
 from ..symptoms import Rule, Symptom
@@ -69,7 +68,7 @@ def _ports(present: Present) -> Found:
     wanted = present.fleet.expecting.wanted("rdma_ports")
     for host in np.flatnonzero(known & (up != wanted) & np.isfinite(wanted)).tolist():
         words = f"{up[host]:g} RDMA ports are up, {wanted[host]:g} expected"
-        sql = f"SELECT * FROM ops.ports WHERE host = {quoted(present.fleet.names[host])}"
+        sql = _ports_sql(present, host)
         yield host, Difference("rdma_ports", float(up[host]), f"{wanted[host]:g} up", words, sql)
     rate = present.gauge("rdma_1s", "rate_bytes_per_second") * 8 / 1e9
     slowest = _least(present, "rdma_1s", np.where(state == ACTIVE, rate, np.nan))
@@ -77,9 +76,16 @@ def _ports(present: Present) -> Found:
     for host in np.flatnonzero(slowest < SPEED_SHARE * wanted).tolist():
         words = f"an RDMA port runs at {slowest[host]:.0f} Gb/s, {wanted[host]:g} expected"
         normal = f"at least {wanted[host]:g} Gb/s"
-        sql = f"SELECT * FROM ops.ports WHERE host = {quoted(present.fleet.names[host])}"
+        sql = _ports_sql(present, host)
         item = "rdma_port_gigabits_per_second"
         yield host, Difference(item, float(slowest[host]), normal, words, sql)
+
+
+def _ports_sql(present: Present, host: int) -> str:
+    columns = (
+        f"port_state = {ACTIVE} AS active, rate_bytes_per_second * 8 / 1e9 AS gigabits_per_second"
+    )
+    return f"{present.sql_last_of_each('rdma_1s', host, columns, 15)} ORDER BY active, gigabits_per_second, device"
 
 
 def _links(present: Present) -> Found:
@@ -93,10 +99,7 @@ def _links(present: Present) -> Found:
     wanted = present.fleet.expecting.wanted("nvlinks_per_gpu") * gpus
     for host in np.flatnonzero(known & (up < wanted)).tolist():
         words = f"{up[host]:g} NVLinks of {gpus[host]} GPUs are up, {wanted[host]:g} expected"
-        sql = (
-            f"SELECT device, link_state, time FROM latest.{table} "
-            f"WHERE host = {quoted(present.fleet.names[host])} ORDER BY link_state, device"
-        )
+        sql = f"{present.sql_last_of_each(table, host, 'link_state', 120)} ORDER BY link_state, device"
         yield host, Difference("nvlinks_up", float(up[host]), f"{wanted[host]:g} up", words, sql)
 
 
@@ -113,8 +116,7 @@ def _slots(present: Present) -> Found:
         for host in np.flatnonzero(has < wanted).tolist():
             words = f"a GPU has {form.format(has[host])} at best, {wanted[host]:g} expected"
             sql = (
-                f"SELECT device, {column}, time FROM latest.gpu_10s "
-                f"WHERE host = {quoted(present.fleet.names[host])} ORDER BY {column}, device"
+                f"{present.sql_last_of_each('gpu_10s', host, column, 30)} ORDER BY {column}, device"
             )
             yield host, Difference(item, float(has[host]), f"{wanted[host]:g}", words, sql)
 

@@ -107,7 +107,7 @@ def _retransmits(present: Present, one: Far, least: float) -> Symptom:
         unit=unit,
         normal=f"below {one.limit:.0f}; its peers' median is {one.usual:.1f}",
         words=f"RDMA port {device}: {RETRANSMISSIONS[one.column]} {one.rate:.0f}/s (its peers {one.usual:.0f})",
-        sql=present.sql_counted(CHANGES, one.row, one.column, unit, 10),
+        sql=present.sql_beside_peers(CHANGES, one.row, one.column, unit),
         hazard_factor=RETRANSMITS.hazard_factor * (1.0 + log(max(excess, 1.0))),
         clears=f"each of its retransmission counters rises by less than {least:g} a second for 60 s",
     )

@@ -191,16 +191,17 @@ def _never_seen(present: Present, out: _Out) -> Iterator[Symptom]:
                 words=f"{short(device)} is there, but nothing reads it"
                 + (" while its neighbours answer" if read[host] else "; nor any other GPU here")
                 + out.words(host, device),
-                sql=_readings_of_each(present.fleet.names[host]),
+                sql=_readings_of_each(present, host),
                 state=State.HEALTHY if alone else None,
                 hazard_factor=1.0 if alone else 0.0,
             )
 
 
-def _readings_of_each(host: str) -> str:
-    """Return the query for how many readings there are of each GPU that *host* has."""
+def _readings_of_each(present: Present, host: int) -> str:
+    """Return the query for how many readings of this boot there are of each GPU that *host* has."""
+    booted = present.moment(-present.host_now_ns[host] / 1e9)
     return (
         "SELECT device, attributes, (SELECT count(*) FROM readings.gpu_1s AS r WHERE r.host = d.host "
-        f"AND r.device = d.device) AS readings FROM devices AS d WHERE host = {quoted(host)} "
-        "AND kind = 'gpu'"
+        f"AND r.device = d.device AND r.time BETWEEN {booted} AND {present.moment(1)}) AS readings "
+        f"FROM devices AS d WHERE host = {quoted(present.fleet.names[host])} AND kind = 'gpu' ORDER BY readings"
     )

@@ -23,7 +23,7 @@ from ...verdicts import Reason, State
 from ..present import Present
 from ..symptoms import Rule, Symptom
 from .fabric import flapping_ports, ports_down, retransmitting_ports
-from .gang import settled
+from .gang import HOSTS_SHOWN_MAX, settled
 from .parts import networks, pauses
 from .pcie import gpu_links, links_above
 
@@ -124,8 +124,10 @@ def _of_job(
         sql="",
     )
     since = f"time BETWEEN {present.moment(-900)} AND {present.moment(5)}"
+    names = present.fleet.names
+    others = "".join(f", {quoted(names[host])}" for host in own[: HOSTS_SHOWN_MAX - 1].tolist())
     for host in own.tolist():
-        yield replace(one, host=host, sql=_sql(quoted(present.fleet.names[host]), since, sign))
+        yield replace(one, host=host, sql=_sql(f"{quoted(names[host])}{others}", since, sign))
 
 
 def _shared(present: Present, ports: _Ports, members: Indexes) -> str:
@@ -155,11 +157,11 @@ def _rail(ports: _Ports, members: Indexes) -> str:
     return most if is_one else ""
 
 
-def _sql(name: str, since: str, sign: Sign) -> str:
-    """Return the query for how much the ports of a host waited in each minute, all together."""
+def _sql(names: str, since: str, sign: Sign) -> str:
+    """Return the query for how much the ports of hosts waited in each minute, all of a host together."""
     step = f"greatest({sign.column}, lag({sign.column}) OVER ports) - lag({sign.column}) OVER ports"
     return (
-        f"SELECT time_bucket(INTERVAL 1 MINUTE, time) AS minute, sum(waited) / 60 AS {sign.column}_per_second "
-        f"FROM (SELECT time, {step} AS waited FROM readings.{sign.table} WHERE host = {name} AND {since} "
-        "WINDOW ports AS (PARTITION BY device ORDER BY time)) GROUP BY ALL ORDER BY minute"
+        f"SELECT time_bucket(INTERVAL 1 MINUTE, time) AS minute, sum(waited) / 60 AS {sign.column}_per_second, host "
+        f"FROM (SELECT host, time, {step} AS waited FROM readings.{sign.table} WHERE host IN ({names}) AND {since} "
+        "WINDOW ports AS (PARTITION BY host, device ORDER BY time)) GROUP BY ALL ORDER BY host, minute"
     )

@@ -171,5 +171,5 @@ def pauses(present: Present) -> Iterator[Symptom]:
             normal=f"below {one.limit:,.0f}",
             words=f"{device} holds its switch back {one.rate:,.0f} times a second in priority {priorities[one.column]} "
             f"(its peers {one.usual:,.0f})",
-            sql=present.sql_counted(NIC, one.row, one.column, unit, 10),
+            sql=present.sql_beside_peers(NIC, one.row, one.column, unit),
         )

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...fleet.arrays import Flags, Floats
+from ...sql import quoted
 from ...verdicts import Reason, State
-from .. import readings
+from .. import queries, readings
 from ..present import Present
 from ..readings import Counted, suspect, watch
 from ..symptoms import Rule, Symptom, short
@@ -132,10 +133,13 @@ def links_above(present: Present) -> Iterator[Symptom]:
             )
             for at in np.flatnonzero((now < most) & (now > 0)).tolist():
                 row, user = int(links.lower[at_links[at]]), int(links.user[at_links[at]])
+                ends = [int(each[at_links[at]]) for each in links[1:]]
                 if row not in told and not _told_by_driver(present, kind, row, user):
                     told.add(row)
                     name = present.fleet.devices[kind].names[user]
-                    yield _above(present, row, column, (float(now[at]), float(most[at])), name)
+                    yield _above(
+                        present, row, column, (float(now[at]), float(most[at])), name, ends
+                    )
 
 
 def _below_own(present: Present, column: str, most_column: str) -> Flags:
@@ -155,7 +159,7 @@ def _told_by_driver(present: Present, kind: str, row: int, user: int) -> bool:
 
 
 def _above(
-    present: Present, row: int, column: str, speeds: tuple[float, float], user: str
+    present: Present, row: int, column: str, speeds: tuple[float, float], user: str, ends: list[int]
 ) -> Symptom:
     host, device = present.name("pcie_10s", row)
     now, most = (_with_unit(column, value) for value in speeds)
@@ -167,7 +171,18 @@ def _above(
         value=speeds[0],
         normal=f"{most} under load",
         words=f"PCIe link {device} runs at {now} of {most} while {short(user)} uses it",
-        sql=present.sql("pcie_10s", row, f"{SPEED}, {SPEED_MAX}, {WIDTH}, {WIDTH_MAX}", 120),
+        sql=_ends_sql(present, ends),
+    )
+
+
+def _ends_sql(present: Present, ends: list[int]) -> str:
+    """Return the query for the readings of both ends of a link: it can do what the lesser of them can."""
+    host, names = present.name("pcie_10s", ends[0])[0], present.fleet.devices["pcie"].names
+    devices = ", ".join(quoted(names[end]) for end in ends)
+    return (
+        f"SELECT time, device, {SPEED}, {SPEED_MAX}, {WIDTH}, {WIDTH_MAX} FROM readings.pcie_10s "
+        f"WHERE host = {quoted(present.fleet.names[host])} AND device IN ({devices}) "
+        f"AND {queries.within(present.now_ns, 125, queries.LATER_SECONDS)} ORDER BY time, device"
     )
 
 

@@ -9,9 +9,11 @@ from ...sql import quoted
 from ...verdicts import Reason, State
 from ..experience import Return
 from ..present import Present
+from ..queries import moment
 from ..symptoms import Rule, Symptom
 
-DAY_NS = 86_400 * 1_000_000_000
+SECOND_NS = 1_000_000_000
+DAY_NS = 86_400 * SECOND_NS
 RULE = Rule("host.returned", State.PROBATION, Reason.POLICY, "", leave_seconds=0.0)
 #: Days since the return, and how many times as likely a fault is until then as with a host that never failed: 276, 27, 17,
 #: 12 and 7 against 2.5 in 1,000 node-days (400 nodes over 348 days, stepfun-ai/InfiniteHBD-Trace).
@@ -47,7 +49,7 @@ def returned_hosts(
             normal="not taken out by advice lately",
             words=f"back in service since {told(one.since_ns)}, and watched{often}",
             sql="SELECT time, kind, advisory, words FROM ops.advice_history "
-            f"WHERE host = {quoted(name)} ORDER BY time DESC",
+            f"WHERE host = {quoted(name)} AND time BETWEEN {moment(one.since_ns - SECOND_NS)} AND {moment(present.now_ns)} ORDER BY time DESC",
             hazard_factor=factor,
             clears=f"it stays well until {told(one.until_ns)}",
         )
