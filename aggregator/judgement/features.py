@@ -12,18 +12,15 @@ from ..fleet.arrays import Floats
 from ..fleet.peers import slowest
 from ..hazard import features as learned
 from ..hazard.measured import MEASURED
-from ..sql import quoted
 from ..verdicts import Evidence, Reason
 from .faults import Faults
+from .model_queries import CORRECTED, LINK_DOWNS, LINK_ERRORS, REMAPS, query_of
 from .present import Present
 
 #: What is measured, as it is measured (`hazard/measured.py` has units and words), and the number of GPUs.
 OBSERVED = (*(feature.name for feature in MEASURED), "gpus")
 NAMES = (*learned.NAMES_OF_HISTORY, *OBSERVED)
 COLUMN = {name: at for at, name in enumerate(NAMES)}
-
-_LINK_ERRORS = (("rdma_1s_changes", "symbol_errors"), ("nvlink_10s_changes", "crc_errors"))
-_REMAPS = ("remap_pending_state", "remap_failed_state", "remap_banks_none_count")
 
 
 def assemble(present: Present, faults: Faults, names: tuple[str, ...]) -> Floats:
@@ -32,10 +29,10 @@ def assemble(present: Present, faults: Faults, names: tuple[str, ...]) -> Floats
     hosts, gpus = len(fleet), fleet.devices["gpu"]
     observed: dict[str, Floats] = {
         "gpus": fleet.gpus.astype(np.float64),
-        "corrected_errors": _worst(present, [("gpu_1s_changes", "ecc_corrected_volatile_errors")]),
+        "corrected_errors": _worst(present, CORRECTED),
         "remaps_waiting": _remaps(present),
-        "link_errors": _worst(present, _LINK_ERRORS),
-        "link_downs": _worst(present, [("rdma_1s_changes", "link_downed_events")]),
+        "link_errors": _worst(present, LINK_ERRORS),
+        "link_downs": _worst(present, LINK_DOWNS),
         "speed": slowest(present.speeds.relative, gpus.host, hosts),
         "headroom_celsius": slowest(_headroom(present), gpus.host, hosts),
         "silent_seconds": np.where(
@@ -53,7 +50,6 @@ def evidence_of(
 ) -> Evidence:
     """Return the column *at*, of those that models take, as one contribution to the hazard of *host*."""
     feature = learned.FEATURES[at]
-    rows = _MEASURED_SQL if feature in MEASURED else _HISTORY_SQL
     return Evidence(
         signal=f"hazard.{feature.name}",
         device="host",
@@ -66,22 +62,11 @@ def evidence_of(
         reason=Reason.LEMON,  # by its own name advice would act on it: a model calls for nothing
         words=feature.said(value),
         observed_ns=at_ns,
-        sql=rows.format(name=feature.name, host=quoted(host)),
+        sql=query_of(feature.name, host, at_ns),
     )
 
 
-_HISTORY_SQL = (
-    "SELECT name, since, cleared, words FROM findings WHERE host = {host} UNION "
-    "SELECT name, since, cleared, words FROM cleared_findings WHERE host = {host} ORDER BY since DESC"
-)
-_MEASURED_SQL = (
-    "SELECT time, features['{name}'] AS {name} FROM scores WHERE host = {host} ORDER BY time DESC"
-)
-
-
-def _worst(
-    present: Present, counters: list[tuple[str, str]] | tuple[tuple[str, str], ...]
-) -> Floats:
+def _worst(present: Present, counters: tuple[tuple[str, str], ...]) -> Floats:
     """Return the most that any device of each host counted within ten minutes; of a host that is not heard it is not known."""
     worst = np.zeros(len(present.fleet))
     for table, column in counters:
@@ -92,7 +77,7 @@ def _worst(
 
 def _remaps(present: Present) -> Floats:
     waiting = np.zeros(present.fleet.devices["gpu"].count, dtype=bool)
-    for column in _REMAPS:
+    for column in REMAPS:
         waiting[present.where("gpu_10s_changes", column, lambda cells: cells > 0)] = True
     hosts = present.fleet.devices["gpu"].host[waiting]
     counts = np.bincount(hosts, minlength=len(present.fleet))

@@ -53,3 +53,40 @@ FROM (
 ORDER BY time, host, what, name;
 COMMENT ON MACRO TABLE ops.part IS
     'all that was ever told of a device, on whichever host it was (the beginning of its name is enough): SELECT time, host, what, name, words FROM ops.part(''GPU-fc08cb51'')';
+
+-- Those of `judgement/found.py` (a test holds them equal).
+CREATE OR REPLACE MACRO ops.is_fault(finding) AS finding IN (
+    'gpu.xid', 'nvswitch.sxid', 'gpu.lost', 'gpu.recovery_action', 'gpu.remap_pending', 'gpu.remap_failed',
+    'gpu.ecc_uncorrected', 'folded', 'disk.error', 'filesystem.error', 'filesystem.error.read_only',
+    'gpu.driver_message', 'gpu.off_bus', 'host.hardware_error.corrected', 'host.hardware_error.fatal',
+    'host.hardware_error.info', 'host.hardware_error.recoverable', 'host.hung_task', 'host.kernel_fault',
+    'host.kernel_log_lost', 'host.lockup.hard', 'host.lockup.rcu', 'host.lockup.soft',
+    'host.machine_check.corrected', 'host.machine_check.uncorrected', 'host.memory_error.corrected',
+    'host.memory_error.uncorrected', 'host.out_of_memory', 'net.removed', 'pcie.aer.corrected',
+    'pcie.aer.fatal', 'pcie.aer.nonfatal', 'rdma.driver_error');
+COMMENT ON MACRO ops.is_fault IS
+    'whether a finding of this name is a fault of its host, for training and judging: SELECT host, name, since FROM ops.findings WHERE ops.is_fault(name)';
+
+-- Findings that overlap, or begin within ten minutes of an incident, are one (`hazard/recorded.py`; a test holds them equal).
+CREATE OR REPLACE VIEW ops.incidents AS
+SELECT
+    host, incident.began AS began, nullif(incident.ended, 'infinity'::TIMESTAMP) AS ended,
+    list_sort(list_distinct(incident.names)) AS names
+FROM (
+    SELECT host, unnest(list_reduce(
+        list([{'began': since, 'ended': coalesce(cleared, 'infinity'::TIMESTAMP), 'names': [name]}] ORDER BY since),
+        lambda before, next: if(
+            next[1].began <= greatest(before[-1].ended, before[-1].began + INTERVAL 10 MINUTE),
+            list_append(before[:-2], {
+                'began': before[-1].began, 'ended': greatest(before[-1].ended, next[1].ended),
+                'names': before[-1].names || next[1].names}),
+            before || next))) AS incident
+    FROM (
+        SELECT host, name, since, cleared FROM main.findings
+        UNION SELECT host, name, since, cleared FROM main.cleared_findings
+    )
+    WHERE ops.is_fault(name) GROUP BY host
+)
+ORDER BY began DESC, host;
+COMMENT ON VIEW ops.incidents IS
+    'faults of each host as models of hazard count them, newest first: findings that are faults, those that belong together as one: SELECT host, began, ended, names FROM ops.incidents LIMIT 3';

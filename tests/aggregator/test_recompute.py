@@ -125,7 +125,7 @@ def test_what_is_measured_is_told_in_words_and_adds_up(world: World) -> None:
     assert errors.log_hazard_delta == pytest.approx(0.5 * np.log1p(errors.value))
     assert errors.words.startswith("corrected memory errors of its worst GPU within ten minutes: 1")
     assert (errors.unit, errors.normal) == ("errors", "0")
-    assert "features['corrected_errors']" in errors.sql
+    assert "readings.gpu_1s_changes" in errors.sql
     near = told["hazard.headroom_celsius"]
     assert near.words == "5 °C are left to the limit of its hottest GPU"
     assert near.log_hazard_delta == pytest.approx(0.7 * 0.5)

@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from gangline.aggregator.judgement.features import evidence_of
+from gangline.aggregator.judgement.model_queries import query_of
 from gangline.aggregator.store import latest, newfile, opsfile
 from gangline.aggregator.store.layout import LAYOUTS
 from gangline.aggregator.store.opscopies import COPIES, Copy
@@ -134,11 +134,11 @@ def test_what_a_hazard_is_explained_by_is_there_after_months(
             f"INSERT INTO {table} (host, name, since, cleared{columns}) SELECT 'a', 'gpu.xid', {ago[0]}, {ago[1]}{words}"
         )
     live.write()
-    query = evidence_of(0, "a", 1.0, 0.1, -0.01, 1).sql
-    expected = ["stands", "of now", "of late", None]
-    assert [words for *_, words in live.asked(query)] == expected
+    query = query_of("faults_ever", "a", NOW_NS)
+    expected = [1, 3, 13, 101]  # days ago
+    assert [round(days) for *_, days in live.asked(query)] == expected
     with live.writer.cursor() as cursor:
-        assert [words for *_, words in cursor.execute(query).fetchall()] == expected
+        assert [round(days) for *_, days in cursor.execute(query).fetchall()] == expected
     assert live.asked("SELECT count(*) FROM ops.findings") == [(2,)]
     assert live.left_out() == []
     monkeypatch.setattr(opsfile, "CLEARED", Copy("cleared_findings", 2, "cleared"))

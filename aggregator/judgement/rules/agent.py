@@ -12,7 +12,9 @@ from ...fleet.arrays import Flags
 from ...fleet.sources import BLIND, ERROR, HUNG
 from ...sql import quoted
 from ...verdicts import Reason, State
+from ..model_queries import HEARD, last_heard
 from ..present import Present
+from ..queries import moment
 from ..readings import Standing, above, standing
 from ..symptoms import Rule, Symptom
 from .hangs import DRIVERS, HUNG_HAZARD_FACTORS, RELEASED, WELL
@@ -117,7 +119,7 @@ def silent_hosts(present: Present, frozen: frozenset[int]) -> Iterator[Symptom]:
             unit="seconds",
             normal="a frame every second",
             words=words + (", as many others: more likely our fault than theirs" if ours else ""),
-            sql=_last_heard(present, host),
+            sql=last_heard(present.fleet.names[host], present.now_ns),
             state=State.HEALTHY if ours else None,
             hazard_factor=1.0 if ours else 0.0,
             clears="it is heard again",
@@ -248,26 +250,11 @@ def standing_findings(present: Present) -> Iterator[Symptom]:
             unit="finding",
             normal="none",
             words=finding.words,
-            sql=f"SELECT * FROM findings WHERE host = {quoted(finding.host)} "
-            f"AND name = {quoted(finding.name)}",
+            sql=f"SELECT * FROM findings WHERE host = {quoted(finding.host)} AND name = {quoted(finding.name)} "
+            f"AND subject = {quoted(finding.subject)} AND since = {moment(finding.since_ns)}",
             reason=reason,
             clears=clears,
         )
-
-
-#: When a host was heard: what every agent tells each second, and what it tells though that is switched off.
-_HEARD = (
-    "SELECT host, time, 'host' AS source FROM readings.host_1s "
-    "UNION ALL SELECT host, time, device FROM readings.collector_10s"
-)
-
-
-def _last_heard(present: Present, host: int) -> str:
-    name = quoted(present.fleet.names[host])
-    return (
-        f"SELECT time, {present.age()}, source FROM ({_HEARD}) "
-        f"WHERE host = {name} ORDER BY time DESC LIMIT 20"
-    )
 
 
 def _first_heard(present: Present, host: int) -> str:
@@ -275,8 +262,8 @@ def _first_heard(present: Present, host: int) -> str:
     seconds = (present.now_ns - present.fleet.first_ns[host]) / 1e9
     return (
         "SELECT min(time) AS first, max(time) AS last, "
-        f"date_diff('second', min(time), max(time)) AS heard_seconds FROM ({_HEARD}) "
-        f"WHERE host = {name} AND time > {present.moment(-seconds - 0.5)}"
+        f"date_diff('second', min(time), max(time)) AS heard_seconds FROM ({HEARD}) "
+        f"WHERE host = {name} AND time BETWEEN {present.moment(-seconds - 0.5)} AND {present.moment(1)}"
     )
 
 
