@@ -78,7 +78,9 @@ class _Later:
 
     def chance(self, base: float, weights: tuple[float, ...]) -> Floats:
         """Return what a model tells of them."""
-        expected = np.full(len(self._marked), WINDOW_DAYS * np.exp(base))
+        # Summed day by day as those below are: where no feature weighs anything, none ranks above another by a last bit.
+        of_none = sum(np.exp(base + np.zeros(1)) for _ in self._ahead)
+        expected = np.full(len(self._marked), of_none)
         expected[self._marked] = sum(np.exp(base + weigh(one, weights)) for one in self._ahead)
         return np.asarray(-np.expm1(-expected))
 

@@ -11,6 +11,7 @@ from gangline.aggregator.hazard import folds
 from gangline.aggregator.hazard.baselines import BASELINES
 from gangline.aggregator.hazard.choosing import GAINS_MIN, choose, ranks_better
 from gangline.aggregator.hazard.events import EventsError, Faults, Floats, parse_events
+from gangline.aggregator.hazard.features import NAMES
 from gangline.aggregator.hazard.fitting import fit
 from gangline.aggregator.hazard.folds import Ahead, Fold
 from gangline.aggregator.hazard.forms import RICHER, SIMPLE
@@ -97,6 +98,13 @@ def test_nothing_to_choose_by_is_an_error() -> None:
     )
     with pytest.raises(EventsError, match="nothing to choose a ranking by"):
         choose(units_of(faults, 1), units_of(faults), ALL, 100.0, 30)
+
+
+def test_a_form_without_weights_ranks_nobody() -> None:
+    """Fitted to faults that tell nothing, it put who had failed before above or below all others by the last bit of a sum."""
+    later = folds._Later(units_of(parse_events(data_of(recording())).among(90)))
+    for base in np.linspace(-9.0, -3.0, 60):
+        assert len(np.unique(later.chance(float(base), (0.0,) * len(NAMES)))) == 1
 
 
 def test_a_fold_is_judged_by_what_was_learned_before_its_first_day(
