@@ -11,12 +11,14 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from . import classes
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -62,6 +64,7 @@ class Faults:
     hardware: Flags
     end_days: float  # of the recording: its last event
     notes: tuple[str, ...] = ()  # what was odd, in words
+    classes: Flags | None = None  # faults x `classes.CLASSES`; None: of none is it known
 
     def before(self, days: float) -> Faults:
         """Return the faults as they were known at *days*: a later end is not known yet."""
@@ -69,7 +72,7 @@ class Faults:
         end = np.where(self.end[known] < days, self.end[known], np.inf)
         return Faults(
             self.nodes, self.node[known], self.start[known], end, self.hardware[known],
-            min(self.end_days, days), self.notes,
+            min(self.end_days, days), self.notes, None if self.classes is None else self.classes[known],
         )  # fmt: skip
 
     def among(self, nodes_count: int) -> Faults:
@@ -83,10 +86,7 @@ class Faults:
                 f"to {NODES_MAX}"
             )
         silent = tuple(f"(never named {at})" for at in range(nodes_count - len(self.nodes)))
-        return Faults(
-            self.nodes + silent, self.node, self.start, self.end, self.hardware, self.end_days,
-            self.notes,
-        )  # fmt: skip
+        return replace(self, nodes=self.nodes + silent)
 
 
 def read_events(path: Path) -> Faults:
@@ -247,4 +247,5 @@ def _faults(nodes: tuple[str, ...], rows: list[list[Any]], end: float, odd: Coun
         np.array(columns[3], dtype=bool),
         end,
         tuple(f"{count} {what}" for what, count in odd.items() if count),
+        classes.flags([("hardware" if hardware else classes.OTHER,) for hardware in columns[3]]),
     )

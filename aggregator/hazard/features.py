@@ -11,9 +11,10 @@ from math import expm1, inf, log
 
 import numpy as np
 
+from .classes import CLASSES
 from .events import Floats
 from .feature import Feature
-from .history import State
+from .history import BY_CLASS_DAYS, State
 from .measured import MEASURED, weighed
 
 
@@ -30,8 +31,8 @@ def _days_of_returned(value: float) -> float:
 RETURNED_DAYS, RETURNED_LEAST_DAYS = 30.0, 0.25
 _RETURNED = "it returned from a fault {shown:,.1f} days ago"
 
-#: Of the history of faults.
-HISTORY: tuple[Feature, ...] = (
+#: Of the history of faults, whatever their class.
+ALIKE: tuple[Feature, ...] = (
     Feature("returned_1d", "ratio", "0", "returned from a fault, fading over a day", _RETURNED, _days(1.0)),
     Feature("returned_10d", "ratio", "0", "returned from a fault, fading over ten days", _RETURNED, _days(10.0)),
     Feature("failed_before", "ratio", "0", "has failed at some time on record", "it has failed before", float),
@@ -46,9 +47,17 @@ HISTORY: tuple[Feature, ...] = (
     Feature("faults_last_7d", "log count", "0", "ln(1 + faults that began within the last 7 days)",
             "faults that began within the last 7 days: {shown:.0f}", expm1),
 )  # fmt: skip
+#: Of the same, by class.
+BY_CLASS: tuple[Feature, ...] = tuple(
+    Feature(f"faults_{each.name}_30d", "log count", "0", f"ln(1 + {each.words}, fading over 30 days)",
+            f"{each.words}, each fading over 30 days: {{shown:.2f}}", expm1)
+    for each in CLASSES
+)  # fmt: skip
+HISTORY = (*ALIKE, *BY_CLASS)
 #: The columns, in order. A higher one never means a lower hazard: the fit holds their weights at zero or above.
 FEATURES: tuple[Feature, ...] = (*HISTORY, *MEASURED)
 NAMES = tuple(feature.name for feature in FEATURES)
+NAMES_ALIKE = NAMES[: len(ALIKE)]
 NAMES_OF_HISTORY = NAMES[: len(HISTORY)]
 
 
@@ -70,10 +79,17 @@ def features_of(state: State, ahead_days: float = 0.0) -> Floats:
         np.log1p(RETURNED_DAYS / (since + RETURNED_LEAST_DAYS)),
         np.log1p(state.count),
         np.log1p(state.last_week),
+        *_by_class(state, ahead_days).T,
     ]
     if state.measured is not None:
         columns += list(weighed(state.measured).T)
     return np.stack(columns, axis=1)
+
+
+def _by_class(state: State, ahead_days: float) -> Floats:
+    if state.by_class is None:
+        return np.zeros((len(state.count), len(CLASSES)))
+    return np.log1p(state.by_class * np.exp(-ahead_days / BY_CLASS_DAYS))
 
 
 def weigh(features: Floats, weights: Sequence[float]) -> Floats:

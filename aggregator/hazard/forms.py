@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .features import NAMES, NAMES_OF_HISTORY
+from .features import NAMES_ALIKE, NAMES_OF_HISTORY
+from .measured import MEASURED
 
 
 class Form(NamedTuple):
@@ -30,7 +31,15 @@ SIMPLE = (
     Form("failed before, or never", ("failed_before",), _RIDGE, "failed_before"),
 )  # fmt: skip
 _TIGHT = 20.0
-#: Of the history of faults; "all" is all of it.
-RICHER = (Form("all, held tight", NAMES_OF_HISTORY, _TIGHT), Form("all", NAMES_OF_HISTORY, _RIDGE))
+#: Of the history of faults; "all" is all of it but for their classes.
+RICHER = (
+    Form("all, held tight", NAMES_ALIKE, _TIGHT),
+    Form("all", NAMES_ALIKE, _RIDGE),
+    Form("all, and by class, held tight", NAMES_OF_HISTORY, _TIGHT),
+)
 #: As the first of these, and with what is measured; tried where enough of that is on record.
-WITH_MEASURED = Form("history and what is measured, held tight", NAMES, _TIGHT)
+WITH_MEASURED = Form(
+    "history and what is measured, held tight",
+    (*NAMES_ALIKE, *(each.name for each in MEASURED)),
+    _TIGHT,
+)

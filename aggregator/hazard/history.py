@@ -20,6 +20,8 @@ WINDOW_DAYS = 7
 ALL, HARDWARE = "all classes", "hardware"
 #: Decay times of the counts of faults (a fault of so many days ago counts 1/e).
 DECAYS_DAYS = (7.0, 30.0, 90.0)
+#: And of those by class: the middle one alone, for a few hundred faults tell no more of seven classes.
+BY_CLASS_DAYS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class State:
     last_week: Floats  # starts within the last 7 days
     #: What was measured then, units x MEASURED, NaN: not known; None: nothing was, of any unit.
     measured: Floats | None = None
+    #: Decayed counts of fault starts of each class, units x CLASSES; None: of no fault is its class known.
+    by_class: Floats | None = None
 
     @property
     def known(self) -> Flags:
@@ -48,6 +52,7 @@ class State:
             {days: one[rows] for days, one in self.decayed.items()},
             self.last_week[rows],
             None if self.measured is None else self.measured[rows],
+            None if self.by_class is None else self.by_class[rows],
         )
 
 
@@ -124,7 +129,11 @@ def state_at(faults: Faults, days: float) -> tuple[Flags, State]:
 
     decayed = {decay: count(np.exp(-age / decay)) for decay in DECAYS_DAYS}
     recent = count((age <= 7.0).astype(np.float64))
-    return up, State(-returned, count(np.ones(len(node))), decayed, recent)
+    by_class = None
+    if faults.classes is not None:
+        fade = np.exp(-age / BY_CLASS_DAYS)
+        by_class = np.stack([count(fade * one) for one in faults.classes[past].T], axis=1)
+    return up, State(-returned, count(np.ones(len(node))), decayed, recent, by_class=by_class)
 
 
 def _up(faults: Faults, days: int) -> Flags:
@@ -148,7 +157,15 @@ def _state(faults: Faults, days: int) -> State:
         _count(faults, started, days, None).ravel(),
         {decay: _count(faults, started, days, decay).ravel() for decay in DECAYS_DAYS},
         _recent(faults, started, days, 7.0).ravel(),
+        by_class=_by_class(faults, started, days),
     )
+
+
+def _by_class(faults: Faults, started: Flags, days: int) -> Floats | None:
+    if faults.classes is None:
+        return None
+    counts = [_count(faults, started & one, days, BY_CLASS_DAYS) for one in faults.classes.T]
+    return np.stack([one.ravel() for one in counts], axis=1)
 
 
 def _since_return(faults: Faults, days: int) -> Floats:

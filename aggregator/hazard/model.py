@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .events import Floats
-from .features import NAMES, NAMES_OF_HISTORY, features_judged, features_of, weigh
+from .features import NAMES, NAMES_ALIKE, features_judged, features_of, weigh
 from .history import DECAYS_DAYS, State
 
 HOURS_A_DAY = 24.0
@@ -97,10 +97,10 @@ class HazardModel:
     def to_text(self) -> str:
         """Return the model as JSON; `from_text` gives an equal one."""
         told = asdict(self)
-        # What is measured and has no weight is left out: the text, and so the version, of a model of before it was
-        # learned from is what it was.
+        # What came later (faults by class, what is measured) and has no weight is left out: the text, and so the
+        # version, of a model of before it was learned from is what it was.
         own = zip(NAMES, self.weights, strict=True)
-        told["weights"] = {name: one for name, one in own if one or name in NAMES_OF_HISTORY}
+        told["weights"] = {name: one for name, one in own if one or name in NAMES_ALIKE}
         return json.dumps(told, allow_nan=False, indent=1)
 
     @staticmethod

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .classes import class_of, flags
 from .events import DAYS_MAX, NODES_MAX, EventsError, Faults
 from .hostdays import HostDays, host_days
 
@@ -31,7 +32,7 @@ _FIRST = (
 )
 _HOSTS = "SELECT host FROM hosts WHERE simulated = ? ORDER BY node_index, host"
 _FINDINGS = (
-    "SELECT host, epoch_us(since), epoch_us(cleared) FROM (SELECT host, name, since, cleared FROM findings "
+    "SELECT host, name, epoch_us(since), epoch_us(cleared) FROM (SELECT host, name, since, cleared FROM findings "
     "UNION ALL FROM past_findings) WHERE since >= make_timestamp(?) "
     "AND since < make_timestamp(?) AND list_contains(?, name) ORDER BY since"
 )
@@ -42,6 +43,7 @@ class Incident(NamedTuple):
 
     start_us: float
     end_us: float  # +inf: it stands
+    classes: frozenset[str] = frozenset()  # of its findings
 
 
 class Recorded(NamedTuple):
@@ -53,13 +55,13 @@ class Recorded(NamedTuple):
     days_measured: HostDays | None = None
 
 
-def extend(incidents: list[Incident], since_us: float, end_us: float) -> None:
-    """Add one finding to *incidents* of its host, all that began before it: part of the last, or a new one."""
+def extend(incidents: list[Incident], since_us: float, end_us: float, of: str) -> None:
+    """Add one finding to *incidents* of its host, all that began before it: part of the last, or a new one. *of*: its class."""
     last = incidents[-1] if incidents else None
     if last is not None and since_us <= max(last.end_us, last.start_us + INCIDENT_US):
-        incidents[-1] = Incident(last.start_us, max(last.end_us, end_us))
+        incidents[-1] = Incident(last.start_us, max(last.end_us, end_us), last.classes | {of})
         return
-    incidents.append(Incident(since_us, end_us))
+    incidents.append(Incident(since_us, end_us, frozenset((of,))))
     del incidents[:-INCIDENTS_MAX]
 
 
@@ -73,13 +75,14 @@ def incidents_of(
     if back_us is None:
         back_us = now_us - DAYS_BACK_MAX * DAY_US
     query = connection.execute(f"{_FINDINGS} LIMIT {ROWS_MAX + 1}", [back_us, now_us, list(names)])
-    rows: list[tuple[str, int, int | None]] = query.fetchall()
+    rows: list[tuple[str, str, int, int | None]] = query.fetchall()
     if len(rows) > ROWS_MAX:
         raise EventsError(f"more than {ROWS_MAX} findings are on record")
     found: dict[str, list[Incident]] = {}
-    for host, since, cleared in rows:
+    for host, name, since, cleared in rows:
         is_open = cleared is None or cleared > now_us
-        extend(found.setdefault(host, []), since, inf if is_open else max(since, cleared or 0))
+        end = inf if is_open else max(since, cleared or 0)
+        extend(found.setdefault(host, []), since, end, class_of(name))
     return found
 
 
@@ -93,21 +96,22 @@ def recorded(connection: Any, names: Sequence[str], now_us: int, *, simulated: b
         raise EventsError(f"more than {NODES_MAX} hosts are on record")
     back_us = now_us - min(DAYS_BACK_MAX, HOST_DAYS_MAX // max(1, len(hosts))) * DAY_US
     by_host = incidents_of(connection, names, now_us, back_us)
-    found = [(at, *one) for at, host in enumerate(hosts) for one in by_host.get(host, ())]
+    found = [(at, one) for at, host in enumerate(hosts) for one in by_host.get(host, ())]
+    found.sort(key=lambda fault: fault[1].start_us)
     ((scored,),) = connection.execute(_FIRST, [back_us]).fetchall()
-    first_us = int(min((start for _, start, _ in found), default=now_us))
+    first_us = int(min((one.start_us for _, one in found), default=now_us))
     if scored is not None:
         first_us = min(first_us, scored)
     first_us -= first_us % DAY_US  # a unit is a host at 00:00: what was measured is of then
-    spans = np.array(sorted(found, key=lambda one: one[1]), dtype=np.float64).reshape(-1, 3)
-    node, start, end = spans.T
+    start, end = np.array([one[:2] for _, one in found], dtype=np.float64).reshape(-1, 2).T
     faults = Faults(
         tuple(hosts),
-        node.astype(np.intp),
+        np.array([node for node, _ in found], dtype=np.intp),
         (start - first_us) / DAY_US,
         (end - first_us) / DAY_US,
-        np.ones(len(node), dtype=bool),
+        np.ones(len(found), dtype=bool),
         min(DAYS_MAX, (now_us - first_us) / DAY_US),
+        classes=flags([one.classes for _, one in found]),
     )
     days_measured = host_days(connection, faults, first_us, now_us)
     return Recorded(faults, first_us, now_us, days_measured)

@@ -12,16 +12,16 @@ from math import inf
 
 import numpy as np
 
-from ..fleet.arrays import Floats, Indexes
-from ..hazard import events
+from ..fleet.arrays import Flags, Floats, Indexes
+from ..hazard import classes, events
 from ..hazard.history import State, state_at
 from ..hazard.recorded import DAY_US, DAYS_BACK_MAX, Incident, extend
 
 #: Faults of others count as of one cause for so long: 27 % begin within ten minutes of another host's.
 NEAR_US = 600_000_000
 
-#: Host, since when (us).
-Standing = frozenset[tuple[str, int]]
+#: Host, since when (us), class.
+Standing = frozenset[tuple[str, int, str]]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Faults:
     #: Of each incident of a host of the fleet: its node index, when it began and ended.
     node: Indexes = field(default_factory=lambda: np.zeros(0, dtype=np.intp))
     spans_us: Floats = field(default_factory=lambda: np.zeros((0, 2)))
+    classes: Flags = field(default_factory=lambda: classes.flags(()))
 
     @staticmethod
     def of(found: Mapping[str, Sequence[Incident]]) -> Faults:
@@ -48,17 +49,18 @@ class Faults:
         if standing == self.standing and len(index) == self.hosts and not is_old:
             return self
         changed: dict[str, list[Incident]] = {}
-        for since_us, host in sorted(
-            (since_us, host) for host, since_us in standing - self.standing
-        ):
+        new = sorted((since_us, host, of) for host, since_us, of in standing - self.standing)
+        for since_us, host, of in new:
             if since_us >= oldest_us:
-                extend(changed.setdefault(host, list(self.incidents.get(host, ()))), since_us, inf)
+                own = changed.setdefault(host, list(self.incidents.get(host, ())))
+                extend(own, since_us, inf, of)
         incidents = {**self.incidents, **{host: tuple(each) for host, each in changed.items()}}
-        ill = {host for host, _ in standing}
+        ill = {host for host, _, _ in standing}
         for host, each in incidents.items():
             if each[-1].end_us == inf and host not in ill:
                 last = each[-1]
-                incidents[host] = (*each[:-1], Incident(last.start_us, max(last.start_us, now_us)))
+                over = last._replace(end_us=max(last.start_us, now_us))
+                incidents[host] = (*each[:-1], over)
         if is_old:
             young = {
                 h: tuple(one for one in each if one.start_us >= oldest_us)
@@ -71,7 +73,10 @@ class Faults:
         """Return what models look at, of each host of the fleet, at *now_us*."""
         start, end = (self.spans_us.T - now_us) / DAY_US
         hardware = np.ones(len(start), dtype=bool)
-        return state_at(events.Faults(tuple(names), self.node, start, end, hardware, 0.0), 0.0)[1]
+        faults = events.Faults(
+            tuple(names), self.node, start, end, hardware, 0.0, classes=self.classes
+        )
+        return state_at(faults, 0.0)[1]
 
     def of_others(self, now_us: int) -> Floats:
         """Return how many faults of other hosts began within the last ten minutes, of each host of the fleet."""
@@ -82,10 +87,11 @@ class Faults:
 
 def _arrays(
     incidents: Mapping[str, tuple[Incident, ...]], index: Mapping[str, int]
-) -> tuple[Indexes, Floats]:
+) -> tuple[Indexes, Floats, Flags]:
     known = [(index[host], each) for host, each in incidents.items() if host in index]
     node = np.repeat(
         np.array([at for at, _ in known], dtype=np.intp), [len(each) for _, each in known]
     )
-    spans = [span for _, each in known for span in each]
-    return node, np.array(spans, dtype=np.float64).reshape(-1, 2)
+    faults = [fault for _, each in known for fault in each]
+    spans = np.array([fault[:2] for fault in faults], dtype=np.float64).reshape(-1, 2)
+    return node, spans, classes.flags([fault.classes for fault in faults])

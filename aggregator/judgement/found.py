@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..fleet.fleet import FINDINGS_MAX, Fleet
+from ..hazard.classes import class_of
 from ..verdicts import Finding, Reason, State
 from .faults import Standing
 from .hysteresis import Hold, Key
@@ -26,7 +27,8 @@ FAULT_RULES = (
     "folded",
     *sorted({kind.rule.name for kind in KINDS.values()}),
 )
-_FAULTS = frozenset(FAULT_RULES)
+#: And their classes.
+_FAULTS = {name: class_of(name) for name in FAULT_RULES}
 #: What costs a host its state: it stands until a reset, a boot, or time ends it, and its end is to be on record. What
 #: somebody expects and a host has not is no fault of the host: a slip in a file would make lemons of all.
 STANDING_RULES = (*FAULT_RULES, "hardware.unexpected")
@@ -40,7 +42,9 @@ JUDGED_FINDINGS = frozenset((*FINDING_RULES, *STANDING_RULES))
 def standing_faults(fleet: Fleet) -> Standing:
     """Return the findings that stand and are faults, as training takes them from the record."""
     found = fleet.findings.values()
-    return frozenset((f.host, f.since_ns // 1000) for f in found if f.name in _FAULTS)
+    return frozenset(
+        (f.host, f.since_ns // 1000, _FAULTS[f.name]) for f in found if f.name in _FAULTS
+    )
 
 
 def report(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..fleet.tables import SLOW_SECONDS
+from ..hazard import classes
+from ..hazard.features import BY_CLASS
 from ..sql import quoted
 from .queries import (
     CONSTANTS_BACK,
@@ -57,6 +59,12 @@ def _faults(host: str, at_ns: int, days: int = 0) -> str:
         f"SELECT began, ended, names, epoch({at} - began) / 86400 AS days_ago FROM ops.incidents "
         f"WHERE host = {quoted(host)} AND began < {at}{since} ORDER BY began DESC"
     )
+
+
+def _of_class(name: str) -> Query:
+    """Return the query for the faults that have a finding of the class *name*."""
+    found = f"len(list_filter(names, lambda name: {classes.sql(name)})) > 0"
+    return lambda host, at_ns: f"FROM ({_faults(host, at_ns)}) WHERE {found} ORDER BY began DESC"
 
 
 def _last_week(host: str, at_ns: int) -> str:
@@ -132,6 +140,7 @@ _QUERIES: Mapping[str, Query] = {
     **dict.fromkeys(("returned_1d", "returned_10d", "failed_before", "returned"), _returned),
     **dict.fromkeys(("faults_7d", "faults_30d", "faults_90d", "faults_ever"), _faults),
     "faults_last_7d": _last_week,
+    **{one.name: _of_class(name) for one, name in zip(BY_CLASS, classes.NAMES, strict=True)},
     "corrected_errors": _counted(CORRECTED),
     "remaps_waiting": _remaps,
     "link_errors": _counted(LINK_ERRORS),

@@ -10,6 +10,7 @@ import duckdb
 import numpy as np
 import pytest
 
+from gangline.aggregator.hazard.features import BY_CLASS
 from gangline.aggregator.hazard.measured import MEASURED
 from gangline.aggregator.hazard.model import HazardModel, prior
 from gangline.aggregator.judgement.experience import Experience, Outcomes
@@ -28,7 +29,7 @@ TRAINED = HazardModel(
     False,
     "all classes",
     -5.0,
-    (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.6, 0.4, 0.2, *[0.0] * len(MEASURED)),
+    (1.1, 0.7, 1.3, 0.3, 0.9, 0.1, 0.6, 0.4, 0.2, *[0.0] * len((*BY_CLASS, *MEASURED))),
     last_time="2026-11-20",
 )
 #: One that learned from what is measured, too.

@@ -66,6 +66,7 @@ def test_what_comes_after_the_split_changes_nothing_that_is_learned() -> None:
         faults,
         node=np.where(late, (faults.node + 1) % len(faults.nodes), faults.node),
         hardware=np.where(late, ~faults.hardware, faults.hardware),
+        classes=faults.classes ^ late[:, None],
         end=np.where(ended_late, faults.end + 0.4, faults.end),
     )
     one, other = (evaluate(each, replace(TERMS, draws=2)).tables for each in (faults, moved))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.aggregator.hazard.events import EventsError, parse_events
-from gangline.aggregator.hazard.features import FEATURES, NAMES, NAMES_OF_HISTORY
+from gangline.aggregator.hazard.features import FEATURES, NAMES, NAMES_ALIKE
 from gangline.aggregator.hazard.fitting import fit
 from gangline.aggregator.hazard.history import ALL, HARDWARE, State
 from gangline.aggregator.hazard.model import PUBLISHED_RATES, HazardModel, ModelError, prior
@@ -135,6 +135,6 @@ def test_too_few_faults_teach_nothing() -> None:
 def test_a_model_of_an_earlier_version_has_no_weight_for_what_came_later() -> None:
     """After an upgrade the model in use went back to the prior, as its weights were one too few."""
     told = json.loads(prior().to_text())
-    del told["weights"][NAMES_OF_HISTORY[-1]]
+    del told["weights"][NAMES_ALIKE[-1]]
     model = HazardModel.from_text(json.dumps(told))
     assert model == prior() and len(model.weights) == len(NAMES)

@@ -115,7 +115,7 @@ def test_findings_of_one_incident_are_one_fault(tmp_path: Path) -> None:
     assert found.faults.end.tolist() == pytest.approx([ten + 1.0, float("inf")])
     assert found.faults.end_days == pytest.approx(ten + 10.0)
     # A day later, as judging sees them: one that is down still counts, one that nobody knows never failed.
-    standing = frozenset({("a", NOW_US - 8 * DAY_US)})
+    standing = frozenset({("a", NOW_US - 8 * DAY_US, "driver")})
     judged = restored.after({"new": 0, "a": 1}, standing, NOW_US + DAY_US)
     features = features_of(judged.state(("new", "a"), NOW_US + DAY_US))
     assert features.shape == (2, len(NAMES_OF_HISTORY))

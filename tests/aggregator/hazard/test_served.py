@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.hazard.events import EventsError
-from gangline.aggregator.hazard.features import NAMES_OF_HISTORY, features_of
+from gangline.aggregator.hazard.features import NAMES, NAMES_ALIKE, NAMES_OF_HISTORY, features_of
 from gangline.aggregator.hazard.history import state_at
 from gangline.aggregator.hazard.recorded import (
     DAY_US,
@@ -24,8 +24,8 @@ from gangline.aggregator.hazard.recorded import (
     recorded,
 )
 from gangline.aggregator.ingest.findings import Findings
-from gangline.aggregator.judgement.faults import Faults, Standing
-from gangline.aggregator.judgement.found import FAULT_RULES
+from gangline.aggregator.judgement.faults import Faults
+from gangline.aggregator.judgement.found import FAULT_RULES, standing_faults
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.store import records
 from gangline.aggregator.store.storefile import migrations
@@ -39,7 +39,7 @@ START_NS = 1_790_000_000 * SECOND_NS
 MINUTE_NS = 60 * SECOND_NS
 HOSTS = ("a", "b", "c", "late")
 #: What is found, and whether it is a fault.
-FOUND = ("gpu.xid", "gpu.lost", "clock.offset")
+FOUND = ("gpu.xid", "gpu.lost", "gpu.remap_pending", "clock.offset")
 PAST = "cleared IS NOT NULL AND subject = 'y'"
 
 
@@ -85,13 +85,10 @@ class Night:
 
     def judged(self) -> None:
         """Let a judgement pass: it looks, and the store is told."""
-        self.faults = self.faults.after(self.fleet.index, self.standing(), self.now_ns // 1000)
+        standing = standing_faults(self.fleet)
+        self.faults = self.faults.after(self.fleet.index, standing, self.now_ns // 1000)
         for one in self.findings.changes(self.now_ns):
             self.rows[one.host, one.name, one.subject, one.since_ns] = one
-
-    def standing(self) -> Standing:
-        found = self.fleet.findings.values()
-        return frozenset((f.host, f.since_ns // 1000) for f in found if f.name in FAULT_RULES)
 
     def stored(self, base: Any) -> Any:
         """Return the store with what it was told: some of it past."""
@@ -161,7 +158,8 @@ def test_what_is_older_than_is_looked_back_is_forgotten() -> None:
 def test_faults_of_others_within_ten_minutes() -> None:
     """Three hosts of one rack fail: none of them is the one that is bad."""
     index = {"a": 0, "b": 1, "c": 2}
-    faults = Faults().after(index, frozenset({("a", DAY_US), ("b", DAY_US)}), DAY_US)
+    standing = frozenset({("a", DAY_US, "driver"), ("b", DAY_US, "link")})
+    faults = Faults().after(index, standing, DAY_US)
     assert faults.of_others(DAY_US).tolist() == [1.0, 1.0, 2.0]
     assert faults.of_others(DAY_US + 601_000_000).tolist() == [0.0, 0.0, 0.0]
 
@@ -180,7 +178,9 @@ def test_a_fault_counts_and_a_planned_reboot_does_not() -> None:
     inputs = [host.inputs for host in snapshot.hosts]
     features = np.array([one.features[: len(NAMES_OF_HISTORY)] for one in inputs if one])
     assert features[0][:3] == pytest.approx([np.exp(-1.0), np.exp(-0.1), 1.0], rel=1e-3)
-    assert np.all(features[0] > 0) and not features[1:].any()
+    assert np.all(features[0, : len(NAMES_ALIKE)] > 0) and not features[1:].any()
+    own = [name for name in NAMES_OF_HISTORY if features[0, NAMES.index(name)] > 0]
+    assert own[len(NAMES_ALIKE) :] == ["faults_driver_30d"]  # an XID 79
     words = [e.words for e in snapshot.hosts[0].evidence if e.signal.startswith("hazard.")]
     assert "it returned from a fault 1.0 days ago" in words
     assert "faults, each fading over 7 days: 0.87" in words

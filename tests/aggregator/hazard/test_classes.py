@@ -1,0 +1,210 @@
+"""Faults have classes, and a model may weigh them apart where that ranks hosts plainly better."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+
+from gangline.aggregator.hazard import classes
+from gangline.aggregator.hazard.classes import CLASSES, OTHER, class_of
+from gangline.aggregator.hazard.events import Faults, Flags, parse_events
+from gangline.aggregator.hazard.features import (
+    BY_CLASS,
+    NAMES,
+    NAMES_ALIKE,
+    NAMES_OF_HISTORY,
+    features_of,
+)
+from gangline.aggregator.hazard.forms import RICHER, SIMPLE
+from gangline.aggregator.hazard.history import ALL, WINDOW_DAYS, units_of
+from gangline.aggregator.hazard.metrics import Ranked
+from gangline.aggregator.hazard.model import HazardModel
+from gangline.aggregator.hazard.models import Models
+from gangline.aggregator.hazard.training import train
+from gangline.aggregator.judgement.found import FAULT_RULES
+from gangline.aggregator.judgement.judge import judge
+from gangline.aggregator.judgement.rules.kernel import KINDS
+from gangline.aggregator.verdicts import Reason
+from tests.aggregator.hazard.fleets import data_of, fault
+from tests.aggregator.hazard.test_measured import NAMES_OF_BEFORE
+from tests.aggregator.hazard.test_models import NOW_US, opened
+from tests.aggregator.world import SECOND_NS, World, gpu_of
+
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
+OF_RULES = {
+    "gpu.xid": "driver",
+    "nvswitch.sxid": "link",
+    "gpu.lost": "driver",
+    "gpu.recovery_action": "driver",
+    "gpu.remap_pending": "remap",
+    "gpu.remap_failed": "remap",
+    "gpu.ecc_uncorrected": "memory",
+    "folded": OTHER,
+}
+OF_REASONS = {
+    Reason.XID_FATAL: "driver",
+    Reason.PCIE: "link",
+    Reason.FABRIC: "link",
+    Reason.RAIL_DOWN: "link",
+    Reason.ECC_TREND: "memory",
+    Reason.HOST_CPU: "host",
+    Reason.STORAGE: "host",
+    Reason.BLIND: OTHER,
+    Reason.NONE: "driver",  # gpu.driver_message
+}
+NODES, DAYS, SPLIT = 200, 160, 110
+
+
+def test_every_fault_has_its_class() -> None:
+    """A kind of fault that was added to the rules and to no class counted as "other", and nobody saw it."""
+    expected = OF_RULES | {k.rule.name: OF_REASONS[k.rule.reason] for k in KINDS.values()}
+    assert {name: class_of(name) for name in FAULT_RULES} == expected
+
+
+def test_the_query_of_a_class_returns_the_findings_of_it() -> None:
+    """What an operator looks up must be what was counted."""
+    for each in CLASSES:
+        found = duckdb.execute(
+            f"SELECT name FROM (SELECT unnest(?) AS name) WHERE {classes.sql(each.name)}", [list(FAULT_RULES)]
+        ).fetchall()  # fmt: skip
+        assert [name for (name,) in found] == [
+            name for name in FAULT_RULES if class_of(name) == each.name
+        ]
+
+
+def test_counts_fade_by_class() -> None:
+    """A node whose power supplies fail, and one that is taken out for an unknown error, were counted alike."""
+    rows = [*fault("a", 1.5, 2.0), *fault("a", 4.0, 4.5, "Other Failure"), *fault("z", 19.5, 20.0)]
+    units = units_of(parse_events(data_of(rows)))
+    (state,) = (units.take((units.node == 0) & (units.day == 6)).state,)
+    told = dict(zip(NAMES, features_of(state)[0], strict=False))
+    assert told["faults_hardware_30d"] == pytest.approx(np.log1p(np.exp(-4.5 / 30)))
+    assert told["faults_other_30d"] == pytest.approx(np.log1p(np.exp(-2.0 / 30)))
+    assert sum(told[feature.name] > 0 for feature in BY_CLASS) == 2
+    ahead = dict(zip(NAMES, features_of(state, 3.0)[0], strict=False))
+    assert ahead["faults_other_30d"] == pytest.approx(np.log1p(np.exp(-5.0 / 30)))
+
+
+def planted(seed: int = 1) -> Faults:
+    """Return faults of two classes: those of memory come again on their host for weeks, the others strike any host alike."""
+    source = np.random.default_rng(seed)
+    rows: list[tuple[float, int, bool]] = []
+    for node in range(NODES):
+        excited = 0.0
+        for day in range(DAYS):
+            excited *= np.exp(-1 / 30)
+            if source.random() < 0.002 + 0.2 * min(excited, 1.0):
+                rows.append((day + source.uniform(0.1, 0.5), node, True))
+                excited += 1.0
+            if source.random() < 0.03:
+                rows.append((day + source.uniform(0.5, 0.9), node, False))
+    start, node, memory = (np.array(column) for column in zip(*sorted(rows), strict=True))
+    of = classes.flags([("memory",) if one else (OTHER,) for one in memory])
+    names = tuple(f"node-{at}" for at in range(NODES))
+    hardware = np.ones(len(node), dtype=bool)
+    return Faults(names, node.astype(np.intp), start, start + 0.05, hardware, float(DAYS), classes=of)  # fmt: skip
+
+
+def without(faults: Faults, of: Flags | None = None) -> Faults:
+    """Return the same faults with other classes; None: of none is it known."""
+    return Faults(
+        faults.nodes, faults.node, faults.start, faults.end, faults.hardware, faults.end_days, classes=of
+    )  # fmt: skip
+
+
+def auc_later(model: HazardModel, faults: Faults) -> float:
+    """Return how well *model* ranks on the days after SPLIT."""
+    later = units_of(faults).between(SPLIT + 1, DAYS)
+    chance = model.probability(later.state, WINDOW_DAYS)
+    return Ranked(chance, later.came(ALL)).auc(np.ones(len(later.day)))
+
+
+def test_a_class_that_comes_again_is_learned() -> None:
+    """Most faults were of a switch that served all, and hosts whose memory failed time and again ranked among their victims."""
+    faults = planted()
+    model = train(faults.before(SPLIT + 1.0), ALL, "")
+    alike = train(without(faults).before(SPLIT + 1.0), ALL, "")
+    assert model.source.endswith(RICHER[-1].name)
+    assert not alike.source.endswith(RICHER[-1].name)
+    own = dict(zip(NAMES, model.weights, strict=True))
+    assert own["faults_memory_30d"] > 5 * own["faults_other_30d"]
+    assert all(weight >= 0.0 for weight in model.weights)
+    assert auc_later(model, faults) > auc_later(alike, faults) + 0.01
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_classes_that_tell_nothing_have_no_part(seed: int) -> None:
+    """Negative control: the same faults, each of a class drawn at random: the model of before, to its last bit."""
+    faults = planted(seed)
+    drawn = np.random.default_rng(100 + seed).integers(0, len(CLASSES), len(faults.node))
+    model = train(without(faults, classes.flags([(classes.NAMES[one],) for one in drawn])), ALL, "")
+    alike = train(without(faults), ALL, "")
+    assert model == alike
+    assert any(model.source.endswith(form.name) for form in (*SIMPLE, *RICHER[:-1]))
+
+
+def test_remaps_are_told_as_a_rate() -> None:
+    """How many GPUs wait for a remap says nothing of a host whose rows are remapped every week, and reset each time."""
+    world = World(hosts=2, gpus=2)
+    world.run(5)
+    sick = gpu_of(world.hosts[0], 1)
+    world.hosts[0].set("gpu_10s_changes", sick, remap_pending_state=1)
+    world.run(30)
+    world.hosts[0].set("gpu_10s_changes", sick, remap_pending_state=0)
+    world.hosts[0].reboot(world.now_ns)
+    world.register(world.hosts[0], 2)
+    world.run(200)
+    weights = tuple(1.0 if name == "faults_remap_30d" else 0.0 for name in NAMES)
+    model = HazardModel("a test", False, ALL, -5.0, weights, last_time="2026-11-20")
+    later_ns = world.now_ns + 15 * 86_400 * SECOND_NS
+    snapshot = judge(world.fleet, later_ns, world.snapshot, model=model)
+    (told,) = [e for e in snapshot.hosts[0].evidence if e.signal.startswith("hazard.")]
+    assert told.signal == "hazard.faults_remap_30d"
+    assert told.log_hazard_delta == pytest.approx(np.log1p(np.exp(-0.5)), rel=1e-3)
+    assert (
+        told.words
+        == "row remaps that waited for a reset, or failed, each fading over 30 days: 0.61"
+    )
+    assert "starts_with(name, 'gpu.remap_')" in told.sql
+    assert not [e for e in snapshot.hosts[1].evidence if e.signal.startswith("hazard.")]
+
+
+def test_a_stored_model_of_before_is_in_use_as_it_was(tmp_path: Path) -> None:
+    """After an upgrade the model in use went back to the prior, or weighed another feature than it had learned."""
+    own = {name: 0.1 * (at + 1) for at, name in enumerate(NAMES_OF_BEFORE)} | {"link_errors": 0.7}
+    told = {
+        "source": "the store; ranking: all", "is_prior": False, "outcome": ALL, "base_log_hazard_per_day": -5.5, "weights": own,
+        "first_time": "2026-06-01 00:00:00", "last_time": "2026-11-20 10:00:00", "nodes": 60, "faults": 90, "ridge": 5.0,
+        "metrics": {"auc": 0.6}, "calibration": [[0.1, 0.2]],
+    }  # fmt: skip
+    text = json.dumps(told, indent=1)  # as a version before wrote it
+    with opened(tmp_path) as store:
+        store.in_transaction(
+            lambda connection: connection.execute(
+                "INSERT INTO models (time, accepted, model) VALUES (now()::TIMESTAMP, true, ?)",
+                [text],
+            )
+        )
+    with opened(tmp_path) as store:
+        models = Models(store, FAULT_RULES, lambda: NOW_US * 1000)
+        models.load()
+    model = models.in_use
+    assert dict(zip(NAMES, model.weights, strict=True)) == dict.fromkeys(NAMES, 0.0) | own
+    assert model.to_text() == text
+    assert model.version.endswith(hashlib.sha256(text.encode()).hexdigest()[:8])
+    world = World(hosts=2, gpus=2)
+    world.run(5)
+    world.event(world.hosts[0], 79, gpu_of(world.hosts[0], 0))
+    world.run(5)
+    host = judge(world.fleet, world.now_ns, world.snapshot, model=model).hosts[0]
+    assert host.inputs is not None and host.inputs.model == model.version
+    by_class = host.inputs.features[len(NAMES_ALIKE) : len(NAMES_OF_HISTORY)]
+    assert by_class[classes.NAMES.index("driver")] == pytest.approx(np.log(2.0), rel=1e-3)
+    assert not [e for e in host.evidence if e.signal in {f"hazard.{one.name}" for one in BY_CLASS}]
+    assert [e for e in host.evidence if e.signal == "hazard.faults_30d"]
