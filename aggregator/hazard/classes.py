@@ -31,7 +31,7 @@ CLASSES: tuple[Class, ...] = (
     Class("driver", "faults that a GPU's driver told of", ("gpu.xid", "gpu.lost", "gpu.off_bus", "gpu.recovery_action", "gpu.driver_message")),
     Class("host", "faults of the host", ("host.out_of_memory", "host.hung_task", "host.lockup", "host.kernel_fault", "filesystem.", "disk.")),
     Class("hardware", "faults of hardware"),  # a recording's level
-    Class(OTHER, "other faults"),
+    Class(OTHER, "other faults", ("folded", "host.kernel_log_lost")),
 )  # fmt: skip
 NAMES = tuple(each.name for each in CLASSES)
 
@@ -49,7 +49,5 @@ def flags(faults: Sequence[Collection[str]]) -> NDArray[np.bool_]:
 
 def sql(name: str) -> str:
     """Return the condition by which a row of findings is of the class *name*."""
-    if name == OTHER:
-        return f"NOT ({' OR '.join(sql(each.name) for each in CLASSES if each.begins)})"
     (begins,) = (each.begins for each in CLASSES if each.name == name)
     return " OR ".join(f"starts_with(name, '{begin}')" for begin in begins) or "false"
