@@ -26,8 +26,8 @@ _MACROS = (
 _TABLES = "SELECT table_name, comment, sql FROM duckdb_tables() WHERE schema_name = 'main'"
 _WORD = re.compile(r"\w+")
 #: DuckDB writes the same text otherwise once it has read it from the file: other parentheses and quotes, another order
-#: of names, a comma for these.
-_EITHER_WAY = {"CROSS", "JOIN"}
+#: of names, a comma or nothing for these, and a row of names for a lambda's.
+_EITHER_WAY = {"CROSS", "JOIN", "MATERIALIZED", "lambda", "row"}
 
 
 def run_scripts(connection: duckdb.DuckDBPyConnection, scripts: Iterable[str]) -> bool:

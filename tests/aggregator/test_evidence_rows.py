@@ -301,14 +301,16 @@ def test_the_features_of_a_history_compute_again(base: Any, told: list[Any]) -> 
 def _of(known: Any, hosts: tuple[str, ...]) -> Faults:
     faults = Faults.of(known)
     return faults.after({host: at for at, host in enumerate(hosts)}, frozenset(
-        (host, int(one[-1].start_us)) for host, one in known.items() if one[-1].end_us == np.inf
+        (host, int(one[-1].start_us), min(one[-1].classes))
+        for host, one in known.items() if one[-1].end_us == np.inf
     ), NOW_US)  # fmt: skip
 
 
 def _again(feature: str, days_ago: list[float]) -> float:
     """Return a feature of the history by the days of the rows of its query."""
     if feature.startswith("faults_"):
-        fading = {"faults_7d": 7.0, "faults_30d": 30.0, "faults_90d": 90.0}.get(feature)
+        span = "" if feature == "faults_last_7d" else feature.rpartition("_")[2]
+        fading = {"7d": 7.0, "30d": 30.0, "90d": 90.0}.get(span)
         return log1p(sum(exp(-days / fading) if fading else 1.0 for days in days_ago))
     if not days_ago:
         return 0.0
