@@ -63,21 +63,30 @@ def check_listen(where: str) -> None:
 
 
 def check_labels(labels: tuple[str, ...]) -> None:
-    """Raise ValueError unless each is NAME=VALUE, no name is there twice, and those of ours are known."""
+    """Raise ValueError unless each is NAME=VALUE and no name is there twice."""
     names = [one.partition("=")[0] for one in labels]
     if len(labels) > LABELS_MAX or len({*names}) < len(names) or not all(map(_is_label, labels)):
         raise ValueError(
             f"up to {LABELS_MAX} of NAME=VALUE, each name once, as gangline.rack=r12 "
             f"(values of 1 to {LABEL_CHARACTERS_MAX} printable characters)"
         )
+
+
+def unread(label: str) -> str:
+    """Say why no aggregator reads *label*, which is one of ours; "": it is read, or another's.
+
+    No reason not to start: a fleet whose newer settings reach older agents first would be blind.
+    """
+    name = label.partition("=")[0]
     known = [place.LABEL_PREFIX + field for field in place.FIELDS]
-    if strange := [n for n in names if n.startswith(place.LABEL_PREFIX) and n not in known]:
-        raise ValueError(f"for {strange[0]} one of {', '.join(known)}")
-    if long := [one for one in labels if one.startswith(tuple(known)) and not _is_place(one)]:
-        raise ValueError(
-            f"for {long[0].partition('=')[0]} at most {place.NAME_CHARACTERS_MAX} characters "
+    if name.startswith(place.LABEL_PREFIX) and name not in known:
+        return f"{name}: expected one of {', '.join(known)}"
+    if name in known and not _is_place(label):
+        return (
+            f"{name}: expected at most {place.NAME_CHARACTERS_MAX} characters "
             f"(of {_RAILS} up to {place.RAILS_MAX} such names)"
         )
+    return ""
 
 
 def _is_place(label: str) -> bool:

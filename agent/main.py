@@ -9,14 +9,14 @@ import random
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from ..fingerprints.policy_table import builtin
 from ..fingerprints.settings import SettingsError
 from . import identity, inventory, service
 from .clock import Clock, SystemClock
-from .config import AgentConfig
+from .config import AgentConfig, unread
 from .daemon import SECOND_NS, Daemon, Patience
 from .early import Early, begin, switched_off
 from .framing import Framer
@@ -134,6 +134,8 @@ def check(config: AgentConfig) -> None:
     """Raise SettingsError for what a run with these settings would end with, as far as it shows beforehand."""
     _ = config.host_name
     switched_off(config)
+    for words in filter(None, map(unread, config.labels)):
+        raise SettingsError(f"labels: {words}")
     try:
         secure = bool(config.tls_ca_file)
         parse_target(config.aggregator, allow_plaintext=config.allow_plaintext or secure)
@@ -174,6 +176,13 @@ def run(
         return anew
 
 
+def read_labels(labels: Iterable[str]) -> dict[str, str]:
+    """Return name -> value of those that an aggregator reads; others are told of in the log."""
+    for words in filter(None, map(unread, labels)):
+        log.error("the label %s; it is left out", words, extra={"cause": "labels"})
+    return dict(one.split("=", 1) for one in labels if not unread(one))
+
+
 def build(
     config: AgentConfig,
     clock: Clock,
@@ -193,8 +202,7 @@ def build(
     stack.callback(spool.close)
     events = EventQueue.open(config.events_folder)
     stack.callback(events.close)
-    labels = dict(one.split("=", 1) for one in config.labels)
-    registration = Registration(host, spool.run_id, boot_id, clock, labels)
+    registration = Registration(host, spool.run_id, boot_id, clock, read_labels(config.labels))
     early = early or begin(config, clock)
     samplers = _samplers(config, early, clock, registration)
     stack.callback(samplers.close)

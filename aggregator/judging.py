@@ -49,12 +49,16 @@ class Holder:
         self.snapshot: Judgement | None = None
 
 
+#: Of a turn that took longer it was us who stood still (a process that was stopped), and no reason to rest for as long.
+REST_SECONDS_MAX = 5.0
+
+
 def rest_seconds(took: float, every: float) -> float:
     """Return how long to leave the loop to others after a turn that *took* seconds: half of the time is theirs.
 
     Ten thousand hosts that fall silent together take a second and more to judge: those that come back must be heard.
     """
-    return max(took, every - took)
+    return max(min(took, REST_SECONDS_MAX), every - took)
 
 
 @dataclass(slots=True)

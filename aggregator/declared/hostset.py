@@ -231,6 +231,11 @@ class Selection:
         return ", ".join(names)
 
     @property
+    def names_hosts(self) -> bool:
+        """Say whether it is of hosts by their names alone: not of all that stand somewhere, or whatever they are called."""
+        return bool(self.patterns) and not self.places and not any(p.is_open for p in self.patterns)
+
+    @property
     def is_all(self) -> bool:
         """Say whether every host is meant."""
         return any(set(pattern.text) == {"*"} for pattern in self.patterns)

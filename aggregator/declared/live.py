@@ -100,7 +100,9 @@ class Live:
 
     def _restore(self, kept: record.Kept) -> None:
         try:
-            self._fleet.declared = parse(kept.files, kept.taken_ns, number=kept.number)
+            self._fleet.declared = parse(
+                kept.files, kept.taken_ns, number=kept.number, was_good=True
+            )
         except DeclaredError as error:
             log.error(
                 "version %d of what was declared is not good any more: %s", kept.number, error
@@ -222,7 +224,7 @@ class Live:
 def _gone(path: Path) -> str:
     return (
         f"{path}: no file there ends in {', '.join(ENDINGS)} any more: a mount that is away? "
-        "To declare nothing, leave an empty .toml there"
+        "To declare nothing, leave an empty file there, as none.toml"
     )
 
 

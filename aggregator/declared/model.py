@@ -115,7 +115,9 @@ class Expected:
         """Say whether it is for a host whose most GPUs are of *model*; "": none is seen, and a host that is named lacks them."""
         if not self.model:
             return True
-        return fits(model, self.model) if model else self.selection is not None
+        if model:
+            return fits(model, self.model)
+        return self.selection is not None and self.selection.names_hosts
 
     @property
     def pieces(self) -> int:

@@ -23,8 +23,8 @@ def is_of(rule: str, name: str) -> bool:
 
 
 def may_name(name: str, rules: Collection[str]) -> bool:
-    """Say whether an override may name *name*. *rules*: those that it may; none: any but what is never."""
-    return name not in NEVER and (not rules or any(fits(rule, name) for rule in rules))
+    """Say whether an override may name *name*. *rules*: those that it may; none: any, of what was good before."""
+    return not rules or (name not in NEVER and any(fits(rule, name) for rule in rules))
 
 
 def refusal(name: str, rules: Collection[str]) -> str:

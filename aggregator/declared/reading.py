@@ -105,11 +105,13 @@ def parse(
     *,
     rules: frozenset[str] = frozenset(),
     number: int = 0,
+    was_good: bool = False,
 ) -> Declared:
     """Return what *files* declare together. Raises DeclaredError with all that is wrong.
 
     *rules*: the names that an override may have; none: any. What was good stays good as time passes: of *now_ns* only
-    overrides without `since` ask, whose end may not be too far away.
+    overrides without `since` ask, whose end may not be too far away. *was_good*: it was in force before a restart, and stays so
+    though another version has tighter limits: better slow than without its windows.
     """
     content, problems = Content(), Problems()
     if sum(len(one.data) for one in files) > TOTAL_BYTES_MAX:
@@ -142,7 +144,7 @@ def parse(
         notes=tuple(problems.notes),
     )
     declared.prepare()
-    if declared.pieces > PIECES_MAX:
+    if declared.pieces > PIECES_MAX and not was_good:
         problems.add(
             Where("all files"),
             f"{declared.pieces:,} of *, ? and [..] that names are matched by one after another, at most {PIECES_MAX:,}: "

@@ -298,6 +298,7 @@ def test_collectors_are_switched_off_by_name_or_by_kind() -> None:
         ({"host": ""}, ""),
         ({"collectors_off": ("gp",)}, "collectors_off: no 'gp'"),
         ({"aggregator": "192.0.2.1:1"}, "is not on loopback"),
+        ({"labels": ("gangline.rak=r12",)}, "labels: gangline.rak: expected one of gangline.rack"),
         ({"enforcing": ("nothing",)}, "enforcing: .*nothing"),
         ({"enforcing": ("nothing",), "policy_file": "/etc/gangline/policy.toml"}, ""),
     ],

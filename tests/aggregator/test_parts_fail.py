@@ -180,3 +180,4 @@ def test_however_long_a_judgement_takes_half_of_the_time_is_others() -> None:
     """A hall fell silent, and came back: each judgement took 1.6 s, one followed the other, receipts were a minute late."""
     assert judging.rest_seconds(0.1, 1.0) == pytest.approx(0.9), "each second, while that goes"
     assert judging.rest_seconds(1.6, 1.0) == 1.6
+    assert judging.rest_seconds(1800.0, 1.0) == 5.0, "stopped for half an hour, in the midst of one"

@@ -307,6 +307,20 @@ def test_a_named_host_that_comes_up_without_a_gpu_lacks_all_of_them() -> None:
     assert unexpected(world) == {"h0": ["0 GPUs, 8 expected (8 x H100, a.toml:1)"]}
 
 
+@pytest.mark.parametrize("whose", ['racks = ["r1"]', 'hosts = ["h*"]'])
+def test_a_host_without_gpus_that_nobody_names_lacks_none(whose: str) -> None:
+    """The rack's login host was WATCH for ever: it had none of the eight GPUs of the nodes beside it."""
+    world = World()
+    furnish(world)
+    node = wire.Device(kind="numa", key="node0")
+    name = world.hosts[0].name
+    world.fleet.register(name, simulated=False, boot_id=world.hosts[0].boot_id, devices=[node])
+    places = '[[place]]\nhosts = ["h[0-9]"]\nrack = "r1"\n'
+    declare(world, places + EXPECTED.replace("gpus =", f"{whose}\ngpus ="))
+    world.run(90)
+    assert name not in unexpected(world)
+
+
 def test_a_gpu_that_was_replaced_is_none_of_its_hosts() -> None:
     """Its host had nine from then on: one nobody read, eighteen NVLinks too few, and its NVSwitch was never seen to be reset."""
     world = World()

@@ -335,6 +335,8 @@ def test_patterns_that_hosts_are_matched_by_are_limited(monkeypatch: pytest.Monk
     (told,) = problems(a_toml=window(["a-?*", *(f"r{n}-*" for n in range(most - 1))]))
     assert told.startswith(f"all files: {most + 1} of *, ? and [..] that names are matched by")
     assert "in ranges" in told and "racks" in told
+    before = files(a_toml=window([f"r{n}-*" for n in range(most + 1)]))
+    assert parse(before, NOW_NS, was_good=True).pieces == most + 1, "by the limits of before"
     names = [f"gpu-{n}" for n in range(most + 1)]
     assert not declared(a_toml=window(names)).pieces, "names are looked up"
     monkeypatch.setattr(index, "NAMES_MAX", most + 1)
@@ -354,11 +356,11 @@ def test_wildcards_fit_as_they_always_did(pattern: str, text: str) -> None:
 def test_what_is_never_noise_is_refused(rule: str) -> None:
     """It was taken, and did nothing: the operator found his host STALE all the same, and looked for the reason."""
     text = (
-        f'[[override]]\nhosts = ["a"]\nrule = "{rule}"\nuntil = 2023-12-01\nwho = "a"\nwhy = "b"\n'
+        f'[[override]]\nhosts = ["a"]\nrule = "{rule}"\nuntil = 2023-12-01T00:00:00Z\nwho = "a"\nwhy = "b"\n'
     )
-    for names in (frozenset[str](), frozenset({rule})):
-        with pytest.raises(DeclaredError, match="is never noise"):
-            parse(files(a_toml=text), NOW_NS, rules=names)
+    with pytest.raises(DeclaredError, match="is never noise"):
+        parse(files(a_toml=text), NOW_NS, rules=frozenset({rule}))
+    assert parse(files(a_toml=text), NOW_NS, was_good=True).overrides, "as it was before an upgrade"
 
 
 def test_thousands_of_mistakes_cost_no_more_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
