@@ -89,7 +89,7 @@ def features_of(state: State, ahead_days: float = 0.0) -> Floats:
 def _by_class(state: State, ahead_days: float) -> Floats:
     if state.by_class is None:
         return np.zeros((len(state.count), len(CLASSES)))
-    return np.log1p(state.by_class * np.exp(-ahead_days / BY_CLASS_DAYS))
+    return np.asarray(np.log1p(state.by_class * np.exp(-ahead_days / BY_CLASS_DAYS)))
 
 
 def weigh(features: Floats, weights: Sequence[float]) -> Floats:

@@ -355,9 +355,7 @@ def test_wildcards_fit_as_they_always_did(pattern: str, text: str) -> None:
 @pytest.mark.parametrize("rule", ["host.silent", "host.returned"])
 def test_what_is_never_noise_is_refused(rule: str) -> None:
     """It was taken, and did nothing: the operator found his host STALE all the same, and looked for the reason."""
-    text = (
-        f'[[override]]\nhosts = ["a"]\nrule = "{rule}"\nuntil = 2023-12-01T00:00:00Z\nwho = "a"\nwhy = "b"\n'
-    )
+    text = f'[[override]]\nhosts = ["a"]\nrule = "{rule}"\nuntil = 2023-12-01T00:00:00Z\nwho = "a"\nwhy = "b"\n'
     with pytest.raises(DeclaredError, match="is never noise"):
         parse(files(a_toml=text), NOW_NS, rules=frozenset({rule}))
     assert parse(files(a_toml=text), NOW_NS, was_good=True).overrides, "as it was before an upgrade"

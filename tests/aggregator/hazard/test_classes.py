@@ -104,11 +104,13 @@ def planted(seed: int = 1) -> Faults:
                 excited += 1.0
             if source.random() < 0.03:
                 rows.append((day + source.uniform(0.5, 0.9), node, False))
-    start, node, memory = (np.array(column) for column in zip(*sorted(rows), strict=True))
-    of = classes.flags([("memory",) if one else (OTHER,) for one in memory])
+    rows.sort()
+    start = np.array([each[0] for each in rows])
+    struck = np.array([each[1] for each in rows], dtype=np.intp)
+    of = classes.flags([("memory",) if memory else (OTHER,) for _, _, memory in rows])
     names = tuple(f"node-{at}" for at in range(NODES))
-    hardware = np.ones(len(node), dtype=bool)
-    return Faults(names, node.astype(np.intp), start, start + 0.05, hardware, float(DAYS), classes=of)  # fmt: skip
+    hardware = np.ones(len(rows), dtype=np.bool_)
+    return Faults(names, struck, start, start + 0.05, hardware, float(DAYS), classes=of)
 
 
 def without(faults: Faults, of: Flags | None = None) -> Faults:

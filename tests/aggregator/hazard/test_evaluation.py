@@ -62,6 +62,7 @@ def test_what_comes_after_the_split_changes_nothing_that_is_learned() -> None:
     faults = parse_events(data_of(recording(rate=0.006)))
     late, ended_late = faults.start >= 91, faults.end >= 91
     assert late.sum() > 20 and (ended_late & ~late).any()
+    assert faults.classes is not None
     moved = replace(
         faults,
         node=np.where(late, (faults.node + 1) % len(faults.nodes), faults.node),
