@@ -152,6 +152,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         return await self._answers.once(
             request, context, lambda: self._told(book.decide(answer)), book.flushed,
             would=lambda: self._told(book.would(answer)),
+            now=lambda: self._told(self._known(request.name)),
         )  # fmt: skip
 
     async def ReportGangs(self, request: advisory_pb2.ReportGangsRequest, context: Any) -> bytes:

@@ -29,7 +29,7 @@ class PermitService(PermitServiceServicer):
         seconds, reason = request.seconds, reason_with_login(caller(context), request.reason)
         return await self._answers.once(
             request, context, lambda: self._granted(seconds, reason), _at_once,
-            would=lambda: self._would_be(seconds, reason),
+            would=lambda: self._would_be(seconds, reason), now=self._shown,
         )  # fmt: skip
 
     def _granted(self, seconds: int, reason: str) -> permit_pb2.FleetPermit:

@@ -1,4 +1,4 @@
-"""Requests that come again under one id (AIP-155) are answered as before, and change nothing twice."""
+"""Requests that come again under one id (AIP-155) are answered, and change nothing twice."""
 
 from __future__ import annotations
 
@@ -43,22 +43,26 @@ class Answers:
         take: Callable[[], Message],
         kept: Callable[[], Awaitable[None]],
         would: Callable[[], Message],
+        now: Callable[[], Message] | None = None,
     ) -> bytes:
         """Return the answer of *take*, whose effect is at once; of *would*, which has none, if only that is asked for.
 
-        A request that came before has its answer of then. *kept* returns once the effect is on disk, and raises where it
-        is not: who asks again then waits for that only. Raises Invalid for the id of another request.
+        A request that came before has its answer of then; that of *now*, where others may have changed since what its
+        sender would act on. *kept* returns once the effect is on disk, and raises where it is not: who asks again then
+        waits for that only. Raises Invalid for the id of another request.
         """
         bounded("request_id", request.request_id, ID_CHARACTERS_MAX)
         if request.validate_only:
             return would().SerializeToString()
         key = _key(request, context)
-        reply = self._before(key, request)
-        if reply is None:
+        before = self._before(key, request)
+        if before is None:
             reply = take().SerializeToString()
             self._keep(key, request, reply)
+        else:
+            reply = before
         await kept()
-        return reply
+        return reply if before is None or now is None else now().SerializeToString()
 
     def _before(self, key: tuple[str, str, str], request: Any) -> bytes | None:
         self._forget()

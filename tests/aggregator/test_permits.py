@@ -211,13 +211,16 @@ def test_the_wire_carries_it_and_takes_it_back(lab: Any) -> None:
             assert not (await stub.GetPermit(permit_pb2.GetPermitRequest())).seconds_left
             request.request_id = "one"
             granted = await stub.GrantPermit(request)
-            assert await stub.GrantPermit(request) == granted, "it does not begin anew"
+            again = await stub.GrantPermit(request)
+            assert again.granted_wall_time_ns == granted.granted_wall_time_ns, "it begins anew"
             assert 0 < granted.seconds_left <= 600 and granted.reason == "ops: trial"
             aggregator._permits.withheld = lambda: ""  # a host of seconds ago is judged UNKNOWN
             assert (await agent.register()).permit.seconds == LEASE_SECONDS
             assert (await receipt(agent, 1)).permit.seconds == LEASE_SECONDS
             await stub.RevokePermit(permit_pb2.RevokePermitRequest(reason="ops: stop"))
             assert not (await receipt(agent, 2)).HasField("permit")
+            again = await stub.GrantPermit(request)
+            assert (again.seconds_left, again.reason.endswith("ops: stop")) == (0, True)
 
     asyncio.run(way())
 

@@ -431,6 +431,34 @@ def test_a_request_that_is_sent_again_is_answered_as_before() -> None:
     asyncio.run(run())
 
 
+def test_an_acceptance_that_is_sent_again_after_a_rejection_is_none() -> None:
+    """Its answer was lost, an operator rejected it, and the executor, asking again, was told ACCEPTED: it drained the host."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Tables()
+        book = book_of(store, world)  # type: ignore[arg-type]
+        observe(book, world)
+        await book.flush()
+        async with served(book, world) as (stub, _):
+            ack: dict[str, Any] = {"name": "advisories/a1", "request_id": "one"}
+            accept = advisory_pb2.AckAdvisoryRequest(
+                new_state=advisory_pb2.ACCEPTED, actor="slurm", **ack
+            )
+            lost = await stub.AckAdvisory(accept)
+            assert lost.state == advisory_pb2.ACCEPTED
+            reject = advisory_pb2.AckAdvisoryRequest(
+                new_state=advisory_pb2.REJECTED, actor="ops", note="we look at it first",
+                name="advisories/a1",
+            )  # fmt: skip
+            rejected = await stub.AckAdvisory(reject)
+            again = await stub.AckAdvisory(accept)
+            assert (again.state, again.etag) == (advisory_pb2.REJECTED, rejected.etag)
+            assert book.machine.memory.token == 1
+        store.close()
+
+    asyncio.run(run())
+
+
 def outcome_of(world: Any) -> outcome_pb2.ReportOutcomesRequest:
     one = outcome_pb2.Outcome(outcome_id="job-7", workload="w", nodes=["nodes/h2"])
     one.start_time.FromSeconds(world.now_ns // 10**9 - 7200)
