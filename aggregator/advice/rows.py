@@ -80,12 +80,14 @@ class Batch:
     def told_of(self, known: Mapping[str, Advisory]) -> Iterator[Advisory]:
         """Yield what watchers are told, in order: what changed, and that of which something is set for longer, or no more.
 
-        *known*: by name, as they are on disk by now.
+        *known*: by name, as they are on disk by now. What changed says by itself how long it stands: told of once more, it
+        would stand as it is by now before as it was.
         """
+        changed = {one.name for one in self.published}
         for _, _, one in self.decisions:
             if isinstance(one, Publish):
                 yield one.advisory
-            elif isinstance(one, Renew | Probation):
+            elif isinstance(one, Renew | Probation) and one.name not in changed:
                 found = known.get(one.name) or self.standing.get(one.name)
                 if found is not None:
                     yield found

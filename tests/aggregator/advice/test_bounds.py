@@ -11,11 +11,19 @@ from typing import Any
 import grpc
 import pytest
 
-from gangline.aggregator.advice import absent, whatif
+from gangline.aggregator.advice import absent, rows, whatif
 from gangline.aggregator.advice import book as books
 from gangline.aggregator.advice.advisory import Action, Advisory, Basis, Scope, State
 from gangline.aggregator.advice.desk import Absent, Memory
-from gangline.aggregator.advice.events import Acked, Frozen, Member, TakenOut
+from gangline.aggregator.advice.events import (
+    Acked,
+    Frozen,
+    Member,
+    Probation,
+    Publish,
+    Renew,
+    TakenOut,
+)
 from gangline.aggregator.advice.feed import Feed
 from gangline.aggregator.advice.gangs import Gangs
 from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS
@@ -76,6 +84,19 @@ def test_who_breaks_off_in_the_middle_of_what_is_open_begins_anew() -> None:
         assert (await anext(resumed)).number == 1
 
     asyncio.run(run())
+
+
+def test_what_changed_and_was_renewed_at_once_is_told_in_order() -> None:
+    """The disk was full for a while: watchers heard DONE before ACCEPTED, as the renewal told of it as it was by then."""
+    accepted, done, other = (
+        advisory(1, State.ACCEPTED), advisory(1, State.DONE), advisory(2, State.DONE),
+    )  # fmt: skip
+    told = [
+        Renew("a1", "h1", 7, "x"), Publish(accepted, "x"), Publish(done, "x"),
+        Probation("h1", 9, "x", "a1"), Renew("a2", "h2", 7, "x"),
+    ]  # fmt: skip
+    batch = rows.Batch(decisions=[(number, 5, one) for number, one in enumerate(told)])
+    assert [*batch.told_of({"a1": done, "a2": other})] == [accepted, done, other]
 
 
 class Full(Tables):
