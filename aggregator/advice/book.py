@@ -146,7 +146,7 @@ class Book:
             self._number += 1
             self._batch.events.append((self._number, event))
             self._batch.decisions += [(self._number, event.now_ns, one) for one in told]
-            self._batch.hosts += sum(map(rows.hosts_in, (event, *told)))
+            self._batch.named += sum(map(rows.hosts_in, (event, *told)))
             names = {one.name for one in told if isinstance(one, Renew | Probation)}
             self._batch.standing |= {
                 name: self._on_disk[name] for name in names & self._on_disk.keys()
@@ -204,7 +204,7 @@ class Book:
             [*batch.events, *after.events], [*batch.decisions, *after.decisions],
             after.memory or batch.memory, [*batch.outcomes, *after.outcomes],
             batch.gangs | after.gangs, batch.standing | after.standing,
-            batch.hosts + after.hosts,
+            batch.named + after.named,
         )  # fmt: skip
 
     async def answer(self, answer: Acked) -> Advisory:
@@ -267,7 +267,6 @@ class Book:
         for one in told:
             self.gangs.tell(one)
             self._batch.gangs[one.workload] = one
-            self._batch.hosts += len(one.hosts)
         for workload in ended:
             if self.gangs.end(workload):
                 self._batch.gangs[workload] = None
@@ -308,7 +307,7 @@ class Book:
             if len(self._outcomes) > OUTCOMES_KNOWN_MAX:
                 del self._outcomes[next(iter(self._outcomes))]
             self._batch.outcomes.append(one.row)
-            self._batch.hosts += one.hosts
+            self._batch.named += one.hosts
             new += 1
             if one.expected is not None:
                 interruptions, expected = self.outcomes

@@ -50,8 +50,8 @@ class Batch:
     gangs: dict[str, Gang | None] = field(default_factory=dict[str, Gang | None])
     #: Advisories of which something is set for longer, or no more, as they were then: one that ended long ago is forgotten.
     standing: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
-    #: How often hosts are named in it: one event may be about ten thousand.
-    hosts: int = 0
+    #: How often hosts are named in it, but for gangs: one event may be about ten thousand.
+    named: int = 0
     #: All hosts that somebody says he took out; None: as written before.
     absent: list[tuple[str, str, Absent]] | None = None
 
@@ -64,6 +64,11 @@ class Batch:
     def rows(self) -> int:
         """How much waits to be written."""
         return len(self.events) + len(self.decisions) + len(self.outcomes) + len(self.gangs)
+
+    @property
+    def hosts(self) -> int:
+        """How often hosts are named in it. A gang that is told again takes the place of itself."""
+        return self.named + sum(len(one.hosts) for one in self.gangs.values() if one)
 
     def see_absent(self, memory: Memory) -> None:
         """Take from *memory* who is out by others' word, if that is to be written anew."""

@@ -25,7 +25,7 @@ from gangline.aggregator.advice.events import (
     TakenOut,
 )
 from gangline.aggregator.advice.feed import Feed
-from gangline.aggregator.advice.gangs import Gangs
+from gangline.aggregator.advice.gangs import Gang, Gangs
 from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS
 from gangline.aggregator.advice.observing import Observer
 from gangline.aggregator.advice.telling import Telling
@@ -132,6 +132,31 @@ def test_a_disk_that_takes_nothing_does_not_fill_memory(monkeypatch: pytest.Monk
         assert (
             await book.answer(Acked(world.now_ns, "a1", State.DONE, "slurm"))
         ).state is State.DONE
+
+    asyncio.run(run())
+
+
+def test_a_gang_told_again_and_again_to_a_full_disk_counts_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten thousand hosts, told each half minute: after ten minutes of a full disk all advice stopped."""
+    monkeypatch.setattr(books, "HOSTS_WAITING_MAX", 20)
+
+    async def run() -> None:
+        world, store = dead_gpu(), Full()
+        book = book_of(store, world)  # type: ignore[arg-type]
+        store.full = True
+        gang = Gang("w", tuple(f"h{n}" for n in range(8)), 0, 0.0, 2 * world.now_ns, "s", 0)
+        for _ in range(50):
+            book.take_gangs([gang], [])
+            book.take_gangs([gang], [])
+            with pytest.raises(NotReady):
+                await book.flushed()
+        assert book._batch.hosts == 8
+        book.take_gangs([gang._replace(workload=name) for name in ("v", "x")], [])
+        with pytest.raises(NotReady, match="no more can wait"):
+            book.check_room()
+        store.close()
 
     asyncio.run(run())
 
