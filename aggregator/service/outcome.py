@@ -53,7 +53,8 @@ class OutcomeService(OutcomeServiceServicer):
             check(at, one, self._wall_ns())
         told_once("outcomes", told, "outcome_id")
         spans = [(at, host, *_span(one)) for at, one in enumerate(told) for host in _hosts(one)]
-        expected = await self._book.expected(spans)
+        only_told = request.validate_only or self._answers.has(request, context)
+        expected = {} if only_told else await self._book.expected(spans)
         reporter = actor_with_login(caller(context), "scheduler")
         rows = [self._row(one, expected.get(at), reporter) for at, one in enumerate(told)]
 

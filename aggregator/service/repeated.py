@@ -64,6 +64,10 @@ class Answers:
         await kept()
         return reply if before is None or now is None else now().SerializeToString()
 
+    def has(self, request: Any, context: Any) -> bool:
+        """Say whether *request* was taken before, so that nothing is to be made ready for it. Raises Invalid."""
+        return self._before(_key(request, context), request) is not None
+
     def _before(self, key: tuple[str, str, str], request: Any) -> bytes | None:
         self._forget()
         known = self._known.get(key)

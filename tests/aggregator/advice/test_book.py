@@ -466,6 +466,31 @@ def outcome_of(world: Any) -> outcome_pb2.ReportOutcomesRequest:
     return outcome_pb2.ReportOutcomesRequest(outcomes=[one])
 
 
+def test_outcomes_that_are_sent_again_are_answered_without_a_look_at_the_store() -> None:
+    """A scheduler told a thousand outcomes, gave up waiting for the answer and told them again: each time all was read anew,
+    and where that failed the answer that was known did not come."""
+
+    async def run() -> None:
+        world, store = dead_gpu(), Tables()
+        book: Any = book_of(store, world)  # type: ignore[arg-type]
+        async with served(book, world) as (_, outcomes):
+            first = await once(outcomes.ReportOutcomes, outcome_of(world), request_id="one")
+
+            def failing(spans: object) -> object:
+                raise AssertionError("it was read")
+
+            book.expected = failing
+            again = await once(outcomes.ReportOutcomes, outcome_of(world), request_id="one")
+            assert again == first and again.accepted_count == 1
+            checked = await once(
+                outcomes.ReportOutcomes, outcome_of(world), request_id="one", validate_only=True
+            )
+            assert checked.known_count == 1
+        store.close()
+
+    asyncio.run(run())
+
+
 def test_what_is_to_be_checked_only_changes_nothing() -> None:
     """An adapter's author tried his drains on the fleet at work: there was no other way."""
 
