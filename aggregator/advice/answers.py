@@ -45,11 +45,23 @@ def would(desk: Desk, event: Acked) -> Advisory | Refused:
     why, words = _against(desk, one, event)
     if one is None or why:
         return Refused(event.name, why, words)
-    state, words = event.to, f"{event.actor} would have it so: nothing was done"
-    if state is State.ACCEPTED and one.state is not State.ACCEPTED and takes_out(one.action):
-        full = budget.refusal(desk, (one.host, one.place, one.job), one.name, granting=True)
-        state, words = (State.DEFERRED, full) if full else (state, words)
-    return replace(one, state=state, state_words=words)
+    words = f"{event.actor} would have it so: nothing was done"
+    if event.to is State.DEFERRED:
+        return replace(one, state_words=words, **desk.deferral(_until(desk, event)))
+    if event.to is State.ACCEPTED:
+        return _would_accept(desk, one, words)
+    return replace(one, state=event.to, state_words=words)
+
+
+def _would_accept(desk: Desk, one: Advisory, words: str) -> Advisory:
+    lease = desk.after(desk.limits.lease_seconds)
+    after = replace(one, state=State.ACCEPTED, state_words=words, lease_until_ns=lease)
+    if one.state is State.ACCEPTED or not takes_out(one.action):
+        return after
+    if full := budget.refusal(desk, (one.host, one.place, one.job), one.name, granting=True):
+        until = desk.after(desk.limits.defer_seconds)
+        return replace(one, state_words=full, **desk.deferral(until))
+    return replace(after, expires_ns=desk.after(desk.limits.hold_seconds))
 
 
 def _against(desk: Desk, one: Advisory | None, event: Acked) -> tuple[str, str]:
@@ -237,10 +249,14 @@ def _reject(desk: Desk, one: Advisory, event: Acked) -> None:
 
 
 def _defer(desk: Desk, one: Advisory, event: Acked) -> None:
-    until = event.until_ns or desk.after(desk.limits.defer_seconds)
-    until = min(until, desk.after(desk.limits.defer_seconds_max))
     words = f"put off by {event.actor}" + (f": {event.words}" if event.words else "")
-    desk.put_off(one, words, until)
+    desk.put_off(one, words, _until(desk, event))
+
+
+def _until(desk: Desk, event: Acked) -> int:
+    """Return until when *event* puts off."""
+    until = event.until_ns or desk.after(desk.limits.defer_seconds)
+    return min(until, desk.after(desk.limits.defer_seconds_max))
 
 
 def _moment(desk: Desk, until_ns: int) -> str:

@@ -213,13 +213,15 @@ class Book:
         await self.flushed()
         return answered
 
-    def would(self, answer: Acked) -> Advisory:
-        """Return how the advisory would then be. Raises a Refusal."""
+    def would(self, answer: Acked) -> tuple[Advisory, int]:
+        """Return how the advisory would then be, and when it would expire. Raises a Refusal."""
         self._check_answers()
         found = self._machine.would(answer)
         if isinstance(found, Refused):
             raise _refusal(found)
-        return found
+        # Whoever has it has set something already, which ends when it ends.
+        is_lent = self._machine.memory.advisories[found.name].state is State.ACCEPTED
+        return found, self.expires_ns(found) if is_lent else found.expires_ns
 
     def _check_answers(self) -> None:
         if self.shadow:

@@ -182,11 +182,13 @@ class Desk:
         return after
 
     def put_off(self, advisory: Advisory, why: str, until_ns: int) -> None:
-        """Defer *advisory*: from *until_ns* on there is as much time to answer it as there was at first."""
+        """Defer *advisory*."""
+        self.put(advisory, why, **self.deferral(until_ns))
+
+    def deferral(self, until_ns: int) -> dict[str, Any]:
+        """Return what a deferral changes: from *until_ns* on there is as much time to answer as there was at first."""
         expires_ns = until_ns + seconds_ns(self.limits.proposal_seconds)
-        self.put(
-            advisory, why, state=State.DEFERRED, deferred_until_ns=until_ns, expires_ns=expires_ns
-        )
+        return {"state": State.DEFERRED, "deferred_until_ns": until_ns, "expires_ns": expires_ns}
 
     def _fall_back(self, ended: Advisory) -> None:
         """Let what an earlier advisory set on the host stand by itself again."""

@@ -151,7 +151,7 @@ class AdvisoryService(AdvisoryServiceServicer):
         answer = acked_of(request, actor, self._wall_ns())
         return await self._answers.once(
             request, context, lambda: self._told(book.decide(answer)), book.flushed,
-            would=lambda: self._told(book.would(answer)),
+            would=lambda: advised.message(*book.would(answer)),
             now=lambda: self._told(self._known(request.name)),
         )  # fmt: skip
 

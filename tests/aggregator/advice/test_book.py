@@ -491,6 +491,15 @@ def test_outcomes_that_are_sent_again_are_answered_without_a_look_at_the_store()
     asyncio.run(run())
 
 
+def ends_seconds(told: Any, world: Any) -> tuple[float | None, ...]:
+    """Return in how many seconds *told* expires, its lease ends, and it is put off no more; None: it does not say."""
+    fields = ("expire_time", "lease_expire_time", "defer_until_time")
+    return tuple(
+        (getattr(told, one).ToNanoseconds() - world.now_ns) / 1e9 if told.HasField(one) else None
+        for one in fields
+    )
+
+
 def test_what_is_to_be_checked_only_changes_nothing() -> None:
     """An adapter's author tried his drains on the fleet at work: there was no other way."""
 
@@ -509,6 +518,7 @@ def test_what_is_to_be_checked_only_changes_nothing() -> None:
             accept = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.ACCEPTED, **ack)
             told = await would(stub.AckAdvisory, accept)
             assert told.state == advisory_pb2.ACCEPTED and "nothing was done" in told.state_text
+            assert ends_seconds(told, world) == (LIMITS.hold_seconds, LIMITS.lease_seconds, None)
             done = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.DONE, **ack)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await would(stub.AckAdvisory, done)
@@ -524,9 +534,15 @@ def test_what_is_to_be_checked_only_changes_nothing() -> None:
             await stub.ReportUnavailableNodes(out)
             full = await would(stub.AckAdvisory, accept)
             assert full.state == advisory_pb2.DEFERRED and "as may be at once" in full.state_text
+            put_off = LIMITS.defer_seconds + LIMITS.proposal_seconds
+            assert ends_seconds(full, world) == (put_off, None, LIMITS.defer_seconds)
+            defer = advisory_pb2.AckAdvisoryRequest(new_state=advisory_pb2.DEFERRED, **ack)
+            told = await would(stub.AckAdvisory, defer)
+            assert ends_seconds(told, world) == (put_off, None, LIMITS.defer_seconds)
             assert (
                 await stub.GetAdvisory(advisory_pb2.GetAdvisoryRequest(name=accept.name))
             ).state == 1
+            assert ends_seconds(await stub.AckAdvisory(defer), world) == ends_seconds(told, world)
         store.close()
 
     asyncio.run(run())
