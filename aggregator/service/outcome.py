@@ -15,7 +15,7 @@ from ..advice.rows import Happened
 from ..refusals import Invalid
 from ..store.records import time_us
 from .advisory import name_of
-from .fields import actor_with_login, bounded, node_of, time_ns_of, told_once
+from .fields import actor_with_login, bounded, node_of, time_ns_of
 from .repeated import Answers
 
 OUTCOMES_MAX = 1000
@@ -51,7 +51,6 @@ class OutcomeService(OutcomeServiceServicer):
             )
         for at, one in enumerate(told):
             check(at, one, self._wall_ns())
-        told_once("outcomes", told, "outcome_id")
         spans = [(at, host, *_span(one)) for at, one in enumerate(told) for host in _hosts(one)]
         only_told = request.validate_only or self._answers.has(request, context)
         expected = {} if only_told else await self._book.expected(spans)
