@@ -30,7 +30,7 @@ class AdminService(AdminServiceServicer):
     def __init__(self, store: Store, hold_bytes_max: int, models: Models) -> None:
         """*hold_bytes_max*: a backup is ended once so much came in while it copied."""
         self._store, self._hold_bytes_max, self._models = store, hold_bytes_max, models
-        self._compacting = False
+        self._compacting: asyncio.Future[Compacted] | None = None
         self._training: asyncio.Future[Trained] | None = None
 
     async def HoldStore(self, request: admin_pb2.HoldStoreRequest, context: Any) -> None:
@@ -54,15 +54,14 @@ class AdminService(AdminServiceServicer):
 
     async def CompactStore(self, request: admin_pb2.CompactStoreRequest, context: Any) -> None:
         """Write the store anew. Raises NotReady, TooMuch."""
-        if self._compacting:
+        if self._compacting is not None and not self._compacting.done():
             words = "the store is being compacted already; wait for that to end"
             raise TooMuch(words, ROOM_SECONDS)
-        self._compacting, stop = True, threading.Event()
+        stop = threading.Event()
         try:
             await self._compact(context, stop)
         finally:
             stop.set()
-            self._compacting = False
 
     async def TrainHazard(
         self, request: admin_pb2.TrainHazardRequest, context: Any
@@ -94,6 +93,9 @@ class AdminService(AdminServiceServicer):
         running = asyncio.get_running_loop().run_in_executor(
             None, compact, self._store, told, stop.is_set
         )
+        # It may outlast who asked for it: he can be cancelled once more while it stops.
+        self._compacting = running
+        running.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             while not (await asyncio.wait([running], timeout=LOOK_SECONDS))[0]:
                 await context.write(so_far)
@@ -105,7 +107,6 @@ class AdminService(AdminServiceServicer):
         ):  # who asked hung up, or his connection broke: no other begins beside it
             stop.set()
             await asyncio.wait([running])
-            running.exception()
             raise
         await context.write(_done(so_far, done))
 

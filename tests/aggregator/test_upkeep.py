@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from gangline import cli
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.history.segments import RAW, Segment, record
+from gangline.aggregator.refusals import NotReady, TooMuch
 from gangline.aggregator.service import admin as service
 from gangline.aggregator.store.hours import HOUR_NS
 from gangline.aggregator.store.store import Store
@@ -661,5 +662,47 @@ def test_a_connection_that_breaks_ends_its_compaction_before_another_begins(
             with pytest.raises(RuntimeError, match="broke"):
                 await admins.CompactStore(admin_pb2.CompactStoreRequest(), Broken())
         assert not running
+
+    asyncio.run(run())
+
+
+def test_a_compaction_outlasts_who_is_cancelled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller hung up, and the end of the aggregator cancelled it once more while it stopped: another began beside it."""
+    begun, go = threading.Event(), threading.Event()
+
+    def compacting(store: object, told: object, stopped: Any) -> None:
+        begun.set()
+        assert go.wait(GUARD_SECONDS) and stopped()
+        raise StoreError("ended")
+
+    def beginning(store: object, told: object, stopped: Any) -> None:
+        raise StoreError("another began")
+
+    monkeypatch.setattr(service, "compact", compacting)
+
+    async def run() -> None:
+        admins = service.AdminService(None, 0, None)  # type: ignore[arg-type]
+
+        async def asked() -> None:
+            await admins.CompactStore(admin_pb2.CompactStoreRequest(), None)
+
+        asking = asyncio.create_task(asked())
+        assert await asyncio.to_thread(begun.wait, GUARD_SECONDS)
+        for _ in range(2):
+            asking.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        monkeypatch.setattr(service, "compact", beginning)
+        try:
+            with pytest.raises(TooMuch, match="compacted already"):
+                await asked()
+        finally:
+            go.set()
+        assert admins._compacting is not None
+        async with asyncio.timeout(GUARD_SECONDS):
+            await asyncio.wait([admins._compacting])
+        with pytest.raises(NotReady, match="another began"):
+            await asked()
 
     asyncio.run(run())
