@@ -73,7 +73,9 @@ class TookTooLong(Refusal):
 
 
 class NotReady(Refusal):
-    """Nothing to answer with yet, or the disk does not take what must be durable first."""
+    """Nothing to answer with yet, or the disk does not take what must be durable first. Later will help."""
+
+    retry_seconds: float | None = BEHIND_SECONDS
 
 
 class StreamRefused(Refusal):

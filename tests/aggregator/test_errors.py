@@ -12,7 +12,14 @@ import grpc
 import pytest
 
 from gangline.aggregator.health.calls import Calls
-from gangline.aggregator.refusals import Invalid, Refusal, StreamRefused, TooMuch
+from gangline.aggregator.refusals import (
+    BEHIND_SECONDS,
+    Invalid,
+    NotReady,
+    Refusal,
+    StreamRefused,
+    TooMuch,
+)
 from gangline.aggregator.service import errors
 from gangline.aggregator.service.errors import translated
 from gangline.fingerprints.wire import status_pb2
@@ -107,6 +114,15 @@ def test_whoever_is_too_much_is_told_when_to_come_again() -> None:
     assert ("grpc-retry-pushback-ms", "2500") in errors.details_of(TooMuch("full", 2.5))
     with pytest.raises(TypeError):
         TooMuch("full")  # type: ignore[call-arg]
+
+
+def test_who_comes_too_early_is_told_when_to_come_again() -> None:
+    """While the disk took nothing executors tried again at once, each as often as it could."""
+    for code, kind in ((code, kind) for kind, code in errors.STATUS.items()):
+        if code is grpc.StatusCode.UNAVAILABLE:
+            assert kind is NotReady
+    retry = status_pb2.ErrorRetry.FromString(read(NotReady("the disk is full"))["RetryInfo"])
+    assert retry.retry_delay.ToMilliseconds() == 1000 * BEHIND_SECONDS
 
 
 def test_words_without_end_still_arrive() -> None:
