@@ -18,6 +18,7 @@ from gangline.aggregator.advice.desk import Absent, Memory
 from gangline.aggregator.advice.events import (
     Acked,
     Frozen,
+    Instruction,
     Member,
     Probation,
     Publish,
@@ -91,7 +92,7 @@ def test_what_changed_and_was_renewed_at_once_is_told_in_order() -> None:
     accepted, done, other = (
         advisory(1, State.ACCEPTED), advisory(1, State.DONE), advisory(2, State.DONE),
     )  # fmt: skip
-    told = [
+    told: list[Instruction] = [
         Renew("a1", "h1", 7, "x"), Publish(accepted, "x"), Publish(done, "x"),
         Probation("h1", 9, "x", "a1"), Renew("a2", "h2", 7, "x"),
     ]  # fmt: skip
