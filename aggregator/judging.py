@@ -154,6 +154,7 @@ class Judging:
             )
             self.fleet.leap(leapt_ns, now_ns)
             self.ingest.sessions.leap(leapt_ns, now_ns)
+            self.book.leap(leapt_ns, now_ns)
             self._leapt_ns += leapt_ns
 
     def _look_around(self, now_ns: int) -> None:

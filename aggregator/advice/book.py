@@ -195,6 +195,16 @@ class Book:
         from what was decided, not from what it would have decided of the same events."""
         self._batch.memory = self._whole()
 
+    def leap(self, leapt_ns: int, now_ns: int) -> None:
+        """Our clock, which says *now_ns*, was set forward by *leapt_ns*: nothing lapses, expires or is cleared by that."""
+        self._machine.leap(leapt_ns, now_ns)
+        self._batch.gangs |= {one.workload: one for one in self.gangs.leap(leapt_ns, now_ns)}
+        for name, one in self._machine.memory.advisories.items():
+            told = self._on_disk.get(name)
+            if told is not None and told.revision == one.revision:
+                self._on_disk[name] = one  # else its change waits for the disk
+        self.remember()
+
     def _writer(self, batch: rows.Batch) -> Callable[[rows.Connection], None]:
         return lambda connection: rows.write(connection, batch, shadow=self.shadow)
 

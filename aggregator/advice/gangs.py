@@ -74,6 +74,15 @@ class Gangs:
             self.end(name)
         return over
 
+    def leap(self, leapt_ns: int, now_ns: int) -> list[Gang]:
+        """Our clock, which says *now_ns*, was set forward by *leapt_ns*: let what was told before last for as long as it
+        would have, and return that."""
+        before = [one for one in self._gangs.values() if one.told_ns <= now_ns - leapt_ns]
+        moved = [one._replace(until_ns=one.until_ns + leapt_ns) for one in before]
+        for one in moved:
+            self.tell(one)
+        return moved
+
     def on(self, host: str) -> Gang | None:
         """Return the gang on *host*, the largest of several; None: nobody has told of one."""
         there = self._of_host.get(host)

@@ -38,7 +38,7 @@ from .events import (
     Well,
 )
 from .limits import Limits
-from .passing import pass_time, resume, trim, withdraw_empty
+from .passing import leap, pass_time, resume, trim, withdraw_empty
 from .proposing import propose
 
 
@@ -64,6 +64,16 @@ class Machine:
         """Go on after a restart. No event tells of it: the memory is to be stored whole behind it."""
         self.memory.now_ns = max(now_ns, self.memory.now_ns)
         resume(self._desk)
+
+    def leap(self, leapt_ns: int, now_ns: int) -> None:
+        """The clock, which says *now_ns*, was set forward by *leapt_ns*: nothing ends by that. No event tells of it, either.
+
+        Where it had been set back before, we stood still until it caught up: what we see of the leap is what is left.
+        """
+        leapt_ns = min(leapt_ns, now_ns - self.memory.now_ns)
+        if leapt_ns > 0:
+            leap(self._desk, leapt_ns)
+            self.memory.now_ns += leapt_ns
 
     def would(self, answer: Acked) -> Advisory | Refused:
         """Return what would come of *answer*, without any effect."""

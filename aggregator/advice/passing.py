@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from . import absent, budget
 from .advisory import Action, Advisory, State, takes_out
 from .answers import again_seconds, mute_all
-from .desk import Desk, Hold
+from .desk import Absent, Desk, Fuse, Hold, Memory, Mute, Told, Watched
 from .events import Breaker, Renew
 from .limits import HOUR_NS, seconds_ns
 from .proposing import verified, verify_ns
@@ -38,6 +39,50 @@ def resume(desk: Desk) -> None:
         expires_ns = max(one.expires_ns, least_ns)
         memory.advisories[name] = replace(one, expires_ns=expires_ns, lease_until_ns=lease_ns)
     memory.well = dict.fromkeys(memory.well, desk.now_ns)
+
+
+def leap(desk: Desk, leapt_ns: int) -> None:
+    """Our clock was set forward: what is to end has as long to go as it had, and what was is as long ago as it was.
+
+    A process that was stopped for a while is none of this: its time has passed, for those who wait for it, too.
+    """
+    memory = desk.memory
+    for name, one in memory.advisories.items():
+        memory.advisories[name] = _moved(one, leapt_ns)
+    for standing in memory.cases.values():
+        since_ns = standing.case.since_ns + leapt_ns
+        standing.case, standing.seen_ns = (
+            replace(standing.case, since_ns=since_ns),
+            standing.seen_ns + leapt_ns,
+        )
+    for lasting in _lasting(memory):
+        lasting.until_ns += leapt_ns
+    memory.absent_due_ns += leapt_ns if memory.absent_due_ns else 0
+    memory.well = {host: since_ns + leapt_ns for host, since_ns in memory.well.items()}
+    memory.granted_ns = [at_ns + leapt_ns for at_ns in memory.granted_ns]
+
+
+def _moved(one: Advisory, leapt_ns: int) -> Advisory:
+    """Return *one* with its ends, and when its cause began, later by so much; 0 is no time."""
+    moved = {
+        name: before_ns + leapt_ns
+        for name in ("expires_ns", "lease_until_ns", "deferred_until_ns", "since_ns")
+        if (before_ns := getattr(one, name))
+    }
+    return replace(one, **moved)
+
+
+def _lasting(memory: Memory) -> Iterator[Absent | Fuse | Hold | Mute | Told | Watched]:
+    """Yield all that lasts until a time."""
+    yield from memory.holds.values()
+    yield from memory.probation.values()
+    yield from memory.held_back.values()
+    for told in memory.absent.values():
+        yield from told.values()
+    for mute in memory.muted.values():
+        yield from (mute, *mute.graver)
+    if memory.fuse.position == "open":
+        yield memory.fuse
 
 
 def _lapse(desk: Desk, one: Advisory) -> None:

@@ -5,7 +5,7 @@ Each rule names what an operator loses when it breaks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gangline.aggregator.advice.advisory import (
     ENDED,
@@ -103,6 +103,22 @@ class Watcher:
                     pass
         self._no_host_is_left_behind(told)
 
+    def leap(self, leapt_ns: int) -> None:
+        """The clock was set forward: nothing ends sooner by that, and nothing is longer ago."""
+        self.now_ns += leapt_ns
+        for out in (*self.ours.values(), *self.told_out.values()):
+            out.until_ns += leapt_ns
+        for name, one in self.open.items():
+            ends = one.expires_ns + leapt_ns, one.lease_until_ns + leapt_ns
+            later = replace(one, expires_ns=ends[0], lease_until_ns=ends[1])
+            self.known[name] = self.open[name] = later
+        self.well = {host: at_ns + leapt_ns for host, at_ns in self.well.items()}
+        self.acts_ns = [at_ns + leapt_ns for at_ns in self.acts_ns]
+        self.rejected = {
+            subject: [(until_ns + leapt_ns, grave) for until_ns, grave in rejected]
+            for subject, rejected in self.rejected.items()
+        }
+
     def _before(self, event: Event) -> None:
         match event:
             case CaseSeen(case=case):
@@ -160,11 +176,19 @@ class Watcher:
         if now.state in (State.DONE, State.FAILED):
             assert before is not None and isinstance(event, Acked) and event.actor == before.owner
             self._left_its_job(now)
+        self._in_time(before, now)
         self._asked_once(before, now)
         self.known[now.name] = self.open[now.name] = now
         if now.state in ENDED:
             del self.open[now.name]
         self._alone(now)
+
+    def _in_time(self, before: Advisory | None, now: Advisory) -> None:
+        """Nobody loses what he was given before its time."""
+        if before is not None and now.state is State.EXPIRED:
+            assert before.expires_ns <= self.now_ns, f"expires early: {now}"
+        elif before is not None and before.state is State.ACCEPTED and now.state is State.PROPOSED:
+            assert before.lease_until_ns <= self.now_ns, f"taken from its owner early: {now}"
 
     def _left_its_job(self, now: Advisory) -> None:
         """A host that was drained is out of the rack and of the fleet, and of no job any more."""

@@ -393,6 +393,33 @@ def test_who_is_out_counts_also_while_our_clock_is_set_back() -> None:
     asyncio.run(run())
 
 
+def test_a_clock_that_leaps_forward_is_on_disk_before_anything_ends_by_it() -> None:
+    """It was set forward by five hours: what a gang needs was forgotten, and after a restart the owner's lease as well."""
+    world, store = dead_gpu(), Tables()
+    book = book_of(store, world)  # type: ignore[arg-type]
+    gang = book.gangs.on("h2")
+    assert gang is not None
+    book.take_gangs([gang._replace(until_ns=world.now_ns + HOUR_NS)], [])
+    observe(book, world)
+
+    async def run() -> None:
+        before = await book.answer(Acked(world.now_ns, "a1", State.ACCEPTED, "slurm"))
+        world.now_ns += 5 * HOUR_NS
+        book.leap(5 * HOUR_NS, world.now_ns)
+        shown = book.known("a1")
+        assert shown is not None
+        assert shown.lease_until_ns == before.lease_until_ns + 5 * HOUR_NS
+        await book.flush()
+
+    asyncio.run(run())
+    again = book_of(store, world)  # type: ignore[arg-type]
+    assert again.machine.memory.holds["h2"].until_ns > world.now_ns
+    assert again.known("a1") == book.known("a1")
+    (until_ns,) = [one.until_ns for one in rows.gangs(store.connection)]
+    assert until_ns == world.now_ns + HOUR_NS
+    store.close()
+
+
 OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
     "a node": ({"nodes": ["h1"]}, "outcomes[0].nodes: 'h1', expected nodes/NODE"),
     "a node of two lines": (

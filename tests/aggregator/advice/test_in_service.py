@@ -10,6 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
+from gangline.aggregator.advice.gangs import Gang
+from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS
+from gangline.aggregator.leaps import Leaps
 from gangline.fingerprints.wire import advisory_pb2 as wire
 from gangline.fingerprints.wire import telemetry_pb2
 from gangline.fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceStub
@@ -95,3 +98,23 @@ def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
     assert [node.reason for node in after.unavailable_nodes] == ["it is ours to drain"]
     assert lab.rows("SELECT host, who FROM unavailable") == [("host-1", "slurm")]
     assert lab.rows("SELECT workload, gpus FROM gangs") == [("llm-7", 512)]
+
+
+@pytest.mark.usefixtures("without_snapshots")
+def test_a_clock_of_ours_that_is_set_forward_ends_no_advice(lab: Any) -> None:
+    """Hosts were as fresh as they had been, and every lease, hold and gang was over."""
+    clock = Clock()
+
+    async def work() -> None:
+        async with lab.aggregator(clock, judge_seconds=60.0) as aggregator:
+            aggregator.judging.leaps = Leaps(time.monotonic_ns)
+            await aggregator.judging.turn()
+            until_ns = clock() + 60 * SECOND_NS
+            gang = Gang("llm-7", ("host-1",), 8, 0.0, until_ns, "slurm", clock())
+            aggregator.book.take_gangs([gang], [])
+            clock.ahead_ns = HOUR_NS
+            await aggregator.judging.turn()
+            left = aggregator.book.gangs.on("host-1")
+            assert left is not None and left.until_ns >= until_ns + HOUR_NS - SECOND_NS
+
+    asyncio.run(work())

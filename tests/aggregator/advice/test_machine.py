@@ -429,3 +429,46 @@ def test_a_host_that_relapses_is_verified_for_longer(relapses: int) -> None:
         assert published(world.later(1)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
         world.carry_out(next(iter(world.machine.memory.advisories)))
         world.give(Well(world.now_ns, "h1", False))
+
+
+def leap(world: World, seconds: int) -> None:
+    """Set its clock forward."""
+    world.now_ns += seconds * SECOND_NS
+    world.machine.leap(seconds * SECOND_NS, world.now_ns)
+
+
+def test_a_clock_that_leaps_forward_ends_nothing() -> None:
+    """NTP put the clock right by three hours: what was being carried out was anybody's, what was set was cleared, its host
+    was back in service though its fault stood, and what nobody had had time to answer had expired."""
+    world = World()
+    for host in ("h1", "h9"):
+        world.see(host)
+    world.later(5)
+    for name in ("a1", "a2"):
+        world.answer(name, State.ACCEPTED)
+    world.answer("a1", State.DONE)
+    world.see("h17")
+    assert published(world.later(5)) == [("host h17", "EVICT_NOW", "PROPOSED")]
+    leap(world, 3 * 3600)
+    assert world.later(1) == []
+    assert published(world.later(594)) == [("host h9", "EVICT_NOW", "PROPOSED")], "a lease is one"
+    world.gone("h1")
+    world.give(Well(world.now_ns, "h1", True))
+    leap(world, 3600)
+    assert world.later(898) == []
+    assert published(world.later(3)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
+
+
+def test_a_clock_that_leaps_after_it_was_set_back_stood_still_meanwhile() -> None:
+    """What is left of the leap is what passed while it was behind."""
+    world = World()
+    world.see("h1")
+    world.later(5)
+    world.answer("a1", State.ACCEPTED)
+    world.later(-3600)
+    world.later(100)
+    leap(world, 3600)
+    assert world.later(590) == []
+    assert published(world.later(10)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    leap(world, -60)
+    assert world.machine.memory.now_ns == world.now_ns + 60 * SECOND_NS

@@ -1,6 +1,6 @@
 """A random walk over a small fleet: `python -m tests.aggregator.advice.walk --steps 1000000 --seed 1`.
 
-Nothing is believed: answers come from the wrong owner, with old etags, too late and twice; clocks go back; storms
+Nothing is believed: answers come from the wrong owner, with old etags, too late and twice; clocks go back, and leap; storms
 tell one incident thousands of times; racks fall at once; the machine is stored, killed and goes on.
 """
 
@@ -66,6 +66,8 @@ REASONS = (
 START_NS = 1_700_000_000 * SECOND_NS
 #: A machine is stored whole and goes on as another after about so many steps.
 RESTART_STEPS = 500
+#: Its clock is set forward after about so many.
+LEAP_STEPS = 300
 
 
 class Walk:
@@ -120,6 +122,8 @@ class Walk:
             self.give(Well(self.now_ns, self._host(), True))
         if self._random.random() < 1 / RESTART_STEPS:
             self.restart()
+        if self._random.random() < 1 / LEAP_STEPS:
+            self._leap()
 
     def restart(self) -> None:
         """Kill it: what replays from the stored events is what was, and goes on from what was stored whole."""
@@ -132,6 +136,15 @@ class Walk:
         whole = json.dumps(plain(self.machine.memory))
         self.machine = Machine(self._limits, made(Memory, json.loads(whole)))
         self.machine.resume(self.now_ns)
+        self._begun = json.dumps(plain(self.machine.memory))
+        self._stored.clear()
+
+    def _leap(self) -> None:
+        """Set the clock forward: nothing ends by that, so that all is looked for later by so much. It is stored whole."""
+        before_ns, leapt_ns = self.machine.memory.now_ns, seconds_ns(self._random.choice([6, 3600]))
+        self.now_ns += leapt_ns
+        self.machine.leap(leapt_ns, self.now_ns)
+        self.watcher.leap(self.machine.memory.now_ns - before_ns)
         self._begun = json.dumps(plain(self.machine.memory))
         self._stored.clear()
 
