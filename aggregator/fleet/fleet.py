@@ -205,7 +205,9 @@ class Fleet:
     def leap(self, leapt_ns: int, now_ns: int) -> None:
         """Our clock was set forward by *leapt_ns* since it was last looked at: what was before is as long ago as it was."""
         before_ns = now_ns - leapt_ns  # what is later was told by the clock as it is now
-        for times in (self._heard_ns, self._first_ns, self._backlog_ns, self._booted_ns):
+        told_anew = self._heard_ns > before_ns  # and with it when it booted
+        self._booted_ns += np.where((self._booted_ns > 0) & ~told_anew, leapt_ns, 0)
+        for times in (self._heard_ns, self._first_ns, self._backlog_ns):
             times += np.where((times > 0) & (times <= before_ns), leapt_ns, 0)
         self.occurrences.leap(leapt_ns, before_ns)
 

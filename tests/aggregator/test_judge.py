@@ -248,6 +248,21 @@ def test_a_clock_of_ours_that_is_set_forward_says_nothing_about_hosts() -> None:
     assert world.states()["h1"] == "DEGRADED"
 
 
+def test_a_host_heard_by_the_clock_as_it_is_now_did_not_boot_later() -> None:
+    """Its frame came between the leap and the turn that saw it: it had booted an hour late, and what it told until its
+    next frame was of the boot before."""
+    world = World(hosts=2)
+    world.run(5)
+    set_back(world, -3600)
+    world.now_ns += SECOND_NS
+    world.fleet.observe("h0", world.frame(world.hosts[0]), world.now_ns)
+    world.now_ns += SECOND_NS
+    world.fleet.leap(3600 * SECOND_NS, world.now_ns)
+    for host in world.hosts:
+        world.event(host, 1, "0000:00:01.0", "pcie.aer", ago=60.0)
+    assert {one.host for one in world.fleet.occurrences} == {0, 1}
+
+
 def test_a_leap_of_the_clock_is_seen_by_one_that_nobody_sets() -> None:
     """A turn that took long is none, nor is a clock that was set back: that is seen where it matters."""
     steady_ns = 0
