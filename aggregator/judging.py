@@ -98,7 +98,7 @@ class Judging:
 
     def begin(self) -> None:
         """Answer as before the restart, until the hosts have spoken."""
-        self.leaps.since_last(self.wall_ns())
+        self.leaps.look()
         if self.before.scores:
             snapshot = self._judged(self.wall_ns())
             self._show(snapshot)
@@ -127,8 +127,7 @@ class Judging:
         """Judge all hosts once."""
         for _ in self.fleet.advance_ahead():
             await asyncio.sleep(0)  # frames and calls that came meanwhile
-        now_ns = self.wall_ns()
-        self._mind_the_clock(now_ns)
+        now_ns = self._mind_the_clock()
         self._look_around(now_ns)
         snapshot = self._in_doubt(self._judged(now_ns), now_ns)
         self._tell(JUDGING_FINDING, snapshot.failed, now_ns)
@@ -144,9 +143,9 @@ class Judging:
             await self.health.set(SCORE, _SERVING)
         await self.health.set(TELEMETRY, _NOT_SERVING if self.store.failing else _SERVING)
 
-    def _mind_the_clock(self, now_ns: int) -> None:
-        """A clock of ours that was set forward says nothing about hosts."""
-        leapt_ns = self.leaps.since_last(now_ns)
+    def _mind_the_clock(self) -> int:
+        """Return what our clock says. Where it was set forward, that says nothing about hosts."""
+        now_ns, leapt_ns = self.leaps.look()
         if leapt_ns:
             log.warning(
                 "our clock was set forward by %.0f s: hosts are as fresh as they were",
@@ -156,6 +155,7 @@ class Judging:
             self.ingest.sessions.leap(leapt_ns, now_ns)
             self.book.leap(leapt_ns, now_ns)
             self._leapt_ns += leapt_ns
+        return now_ns
 
     def _look_around(self, now_ns: int) -> None:
         """Bring up to date what is judged by beside readings."""

@@ -87,7 +87,7 @@ class Aggregator:
     ) -> None:
         """*steady_ns*: None: as the wall clock, where that is one that is handed in, and never set."""
         own = time.monotonic_ns if wall_ns is time.time_ns else wall_ns
-        self._leaps = Leaps(steady_ns or own)
+        self._leaps = Leaps(wall_ns, steady_ns or own)
         # Node indexes begin anew with each process, so that its epoch is the moment of its start.
         self.fleet = Fleet(epoch=wall_ns() // 1_000_000)
         self.holder = Holder()

@@ -265,15 +265,35 @@ def test_a_host_heard_by_the_clock_as_it_is_now_did_not_boot_later() -> None:
 
 def test_a_leap_of_the_clock_is_seen_by_one_that_nobody_sets() -> None:
     """A turn that took long is none, nor is a clock that was set back: that is seen where it matters."""
-    steady_ns = 0
-    leaps = Leaps(lambda: steady_ns)
+    steady_ns, wall_ns = 0, START_NS
+    leaps = Leaps(lambda: wall_ns, lambda: steady_ns)
     found: list[int] = []
-    wall_ns = START_NS
     for passed, leapt in ((0, 0), (1, 0), (40, 0), (1, 3600), (1, -3600), (1, 4), (2, 86_400)):
         steady_ns += passed * SECOND_NS
         wall_ns += (passed + leapt) * SECOND_NS
-        found.append(leaps.since_last(wall_ns) // SECOND_NS)
+        found.append(leaps.look().leapt_ns // SECOND_NS)
     assert found == [0, 0, 0, 3600, 0, 0, 86_400]
+
+
+@pytest.mark.parametrize("stops", [1, 20])
+def test_a_stop_between_two_clocks_is_no_leap(stops: int) -> None:
+    """A process stopped for a minute after it had read one clock, and before the other: the next turn saw a leap."""
+    passed_ns, left = 0, 0
+
+    def wall_ns() -> int:
+        nonlocal passed_ns, left
+        passed_ns, left = passed_ns + (60 * SECOND_NS if left else 0), max(left - 1, 0)
+        return START_NS + passed_ns
+
+    def steady_ns() -> int:
+        return passed_ns
+
+    leaps = Leaps(wall_ns, steady_ns)
+    assert leaps.look() == (START_NS, 0)
+    left = stops
+    found = [leaps.look() for _ in range(9)]
+    assert [one.leapt_ns for one in found] == [0] * 9
+    assert found[-1].now_ns == START_NS + stops * 60 * SECOND_NS
 
 
 def test_a_collector_that_is_switched_off_is_told_of_no_more() -> None:

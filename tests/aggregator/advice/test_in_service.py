@@ -107,7 +107,7 @@ def test_a_clock_of_ours_that_is_set_forward_ends_no_advice(lab: Any) -> None:
 
     async def work() -> None:
         async with lab.aggregator(clock, judge_seconds=60.0) as aggregator:
-            aggregator.judging.leaps = Leaps(time.monotonic_ns)
+            aggregator.judging.leaps = Leaps(clock, time.monotonic_ns)
             await aggregator.judging.turn()
             until_ns = clock() + 60 * SECOND_NS
             gang = Gang("llm-7", ("host-1",), 8, 0.0, until_ns, "slurm", clock())
