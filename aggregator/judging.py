@@ -144,18 +144,21 @@ class Judging:
         await self.health.set(TELEMETRY, _NOT_SERVING if self.store.failing else _SERVING)
 
     def _mind_the_clock(self) -> int:
-        """Return what our clock says. Where it was set forward, that says nothing about hosts."""
-        now_ns, leapt_ns = self.leaps.look()
-        if leapt_ns:
-            log.warning(
-                "our clock was set forward by %.0f s: hosts are as fresh as they were",
-                leapt_ns / 1e9,
-            )
-            self.fleet.leap(leapt_ns, now_ns)
-            self.ingest.sessions.leap(leapt_ns, now_ns)
-            self.book.leap(leapt_ns, now_ns)
-            self._leapt_ns += leapt_ns
-        return now_ns
+        """Return what our clock says. Where it leapt, that says nothing about hosts."""
+        leap = self.leaps.look()
+        if leap.leapt_ns:
+            self._leap("our clock was set forward by", leap.leapt_ns, leap.now_ns)
+            self.book.leap(leap.leapt_ns, leap.now_ns)
+        if leap.stood_ns:
+            self._leap("this machine stood still for", leap.stood_ns, leap.now_ns, stood=True)
+            self.book.stood_still(leap.now_ns)
+        return leap.now_ns
+
+    def _leap(self, words: str, leapt_ns: int, now_ns: int, *, stood: bool = False) -> None:
+        log.warning("%s %.0f s: hosts are as fresh as they were", words, leapt_ns / 1e9)
+        self.fleet.leap(leapt_ns, now_ns, stood=stood)
+        self.ingest.sessions.leap(leapt_ns, now_ns)
+        self._leapt_ns += leapt_ns
 
     def _look_around(self, now_ns: int) -> None:
         """Bring up to date what is judged by beside readings."""

@@ -1,4 +1,9 @@
-"""Our wall clock set forward: seen by one that nobody sets, so that it makes no host silent and no symptom old."""
+"""Our wall clock set forward: seen by one that nobody sets, so that it makes no host silent and no symptom old.
+
+A machine that was suspended stood still: its steady clock did, while time passed for all others. A virtual machine whose
+clocks all stood still, until its wall clock was put right, cannot be told from one whose clock was set forward. Nor is
+a process that was stopped seen here: its steady clock went on, and what passed has passed.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +19,51 @@ READS_MAX = 3
 
 
 class Leap(NamedTuple):
-    """What the wall clock says, and by how much it was set forward since the last look."""
+    """What the wall clock says, by how much it was set forward since the last look, and for how long we stood still."""
 
     now_ns: int
     leapt_ns: int = 0
+    stood_ns: int = 0
 
 
 class Leaps:
     """Belongs to one thread."""
 
-    def __init__(self, wall_ns: Callable[[], int], steady_ns: Callable[[], int]) -> None:
-        """*steady_ns*: a clock that goes on evenly, as CLOCK_MONOTONIC."""
+    def __init__(
+        self,
+        wall_ns: Callable[[], int],
+        steady_ns: Callable[[], int],
+        boottime_ns: Callable[[], int] | None = None,
+    ) -> None:
+        """*steady_ns*: a clock that goes on evenly, as CLOCK_MONOTONIC. *boottime_ns*: one that does so also while the machine
+        is suspended, as CLOCK_BOOTTIME; None: it never is."""
         self._wall_ns, self._steady_ns = wall_ns, steady_ns
-        self._before: tuple[int, int] | None = None  # both clocks, at the last look
+        self._boottime_ns = boottime_ns or steady_ns
+        self._before: tuple[int, ...] | None = None  # the clocks, at the last look
 
     def look(self) -> Leap:
-        """Return what the wall clock says, and by how many nanoseconds it was set forward since the last look; 0: by none.
+        """Return what the wall clock says, and what it leapt by since the last look; 0: it did not.
 
         Where we are stopped between clocks each time, the last look is the one before: a stop is no leap, now or next time.
         """
         now_ns = 0
         for _ in range(READS_MAX):
-            steady_ns, now_ns = self._steady_ns(), self._wall_ns()
-            if self._steady_ns() - steady_ns <= APART_NS_MAX:
-                return Leap(now_ns, self._since_last(now_ns, steady_ns))
+            begin_ns = self._boottime_ns()
+            steady_ns, now_ns, boottime_ns = self._steady_ns(), self._wall_ns(), self._boottime_ns()
+            if boottime_ns - begin_ns <= APART_NS_MAX:
+                return self._since_last(now_ns, steady_ns, boottime_ns)
         return Leap(now_ns)
 
-    def _since_last(self, now_ns: int, steady_ns: int) -> int:
-        before, self._before = self._before, (now_ns, steady_ns)
+    def _since_last(self, *clocks: int) -> Leap:
+        before, self._before = self._before, clocks
         if before is None:
-            return 0
-        leapt_ns = (now_ns - before[0]) - (steady_ns - before[1])
-        return leapt_ns if leapt_ns >= LEAP_NS_MIN else 0
+            return Leap(clocks[0])
+        wall_ns, steady_ns, boottime_ns = (
+            now - then for now, then in zip(clocks, before, strict=True)
+        )
+        stood_ns = _leap(min(boottime_ns, wall_ns) - steady_ns)
+        return Leap(clocks[0], _leap(wall_ns - steady_ns - stood_ns), stood_ns)
+
+
+def _leap(ns: int) -> int:
+    return ns if ns >= LEAP_NS_MIN else 0

@@ -76,6 +76,10 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+def _boottime_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
 class Aggregator:
     """`start`, then `close`; between them it serves."""
 
@@ -86,8 +90,10 @@ class Aggregator:
         steady_ns: Callable[[], int] | None = None,
     ) -> None:
         """*steady_ns*: None: as the wall clock, where that is one that is handed in, and never set."""
-        own = time.monotonic_ns if wall_ns is time.time_ns else wall_ns
-        self._leaps = Leaps(wall_ns, steady_ns or own)
+        if steady_ns is None and wall_ns is time.time_ns:
+            self._leaps = Leaps(wall_ns, time.monotonic_ns, _boottime_ns)
+        else:
+            self._leaps = Leaps(wall_ns, steady_ns or wall_ns)
         # Node indexes begin anew with each process, so that its epoch is the moment of its start.
         self.fleet = Fleet(epoch=wall_ns() // 1_000_000)
         self.holder = Holder()

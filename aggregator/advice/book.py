@@ -199,11 +199,21 @@ class Book:
         """Our clock, which says *now_ns*, was set forward by *leapt_ns*: nothing lapses, expires or is cleared by that."""
         self._machine.leap(leapt_ns, now_ns)
         self._batch.gangs |= {one.workload: one for one in self.gangs.leap(leapt_ns, now_ns)}
+        self._show_moved()
+        self.remember()
+
+    def stood_still(self, now_ns: int) -> None:
+        """Our machine was suspended until *now_ns*: time passed, and nobody could reach us. Go on as after a restart."""
+        self._machine.resume(now_ns)
+        self._show_moved()
+        self.remember()
+
+    def _show_moved(self) -> None:
+        """Tell of advisories as they are, but for a change that waits for the disk."""
         for name, one in self._machine.memory.advisories.items():
             told = self._on_disk.get(name)
             if told is not None and told.revision == one.revision:
-                self._on_disk[name] = one  # else its change waits for the disk
-        self.remember()
+                self._on_disk[name] = one
 
     def _writer(self, batch: rows.Batch) -> Callable[[rows.Connection], None]:
         return lambda connection: rows.write(connection, batch, shadow=self.shadow)

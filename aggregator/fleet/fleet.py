@@ -202,14 +202,18 @@ class Fleet:
             self._first_ns[hosts] -= np.where(self._first_ns[hosts] > 0, ahead, 0)
             self._backlog_ns[hosts] = np.minimum(self._backlog_ns[hosts], now_ns)
 
-    def leap(self, leapt_ns: int, now_ns: int) -> None:
-        """Our clock was set forward by *leapt_ns* since it was last looked at: what was before is as long ago as it was."""
+    def leap(self, leapt_ns: int, now_ns: int, *, stood: bool = False) -> None:
+        """Our clock was set forward by *leapt_ns* since it was last looked at: what was before is as long ago as it was.
+
+        *stood*: our machine stood still for so long. Then only what was heard is: hosts booted, and things were, when they did.
+        """
         before_ns = now_ns - leapt_ns  # what is later was told by the clock as it is now
         told_anew = self._heard_ns > before_ns  # and with it when it booted
-        self._booted_ns += np.where((self._booted_ns > 0) & ~told_anew, leapt_ns, 0)
+        if not stood:
+            self._booted_ns += np.where((self._booted_ns > 0) & ~told_anew, leapt_ns, 0)
         for times in (self._heard_ns, self._first_ns, self._backlog_ns):
             times += np.where((times > 0) & (times <= before_ns), leapt_ns, 0)
-        self.occurrences.leap(leapt_ns, before_ns)
+        self.occurrences.leap(leapt_ns, before_ns, stood=stood)
 
     def _places(self, host: int, kept_in: int, names: tuple[str, ...]) -> Indexes:
         table = self._tables[kept_in]

@@ -212,10 +212,10 @@ class Occurrences:
             if not records and not reported.taken_back_ns:
                 del self._hosts[host]
 
-    def leap(self, leapt_ns: int, before_ns: int) -> None:
-        """Our clock was set forward: what was until *before_ns* ends no sooner by that."""
+    def leap(self, leapt_ns: int, before_ns: int, *, stood: bool = False) -> None:
+        """Our clock was set forward: what was until *before_ns* ends no sooner by that. *stood*: see `Fleet.leap`."""
         for record in self:
-            if record.last_time_ns <= before_ns:
+            if record.last_time_ns <= before_ns and not stood:
                 record.last_time_ns += leapt_ns
             for incident in record.incidents.values():
                 if incident.heard_ns <= before_ns:

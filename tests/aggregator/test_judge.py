@@ -275,6 +275,45 @@ def test_a_leap_of_the_clock_is_seen_by_one_that_nobody_sets() -> None:
     assert found == [0, 0, 0, 3600, 0, 0, 86_400]
 
 
+def test_a_machine_that_stood_still_is_no_clock_set_forward() -> None:
+    """A virtual machine was suspended for an hour: hosts had all booted an hour later than they had."""
+    clocks = [START_NS, 0, 0]
+    leaps = Leaps(lambda: clocks[0], lambda: clocks[1], lambda: clocks[2])
+    found: list[tuple[int, int]] = []
+    for steps in (
+        (1, 1, 1),
+        (3601, 1, 3601),
+        (7201, 1, 3601),
+        (1, 1, 3601),
+        (3601, 1, 1),
+        (40, 40, 40),
+    ):
+        clocks = [now + step * SECOND_NS for now, step in zip(clocks, steps, strict=True)]
+        _, leapt_ns, stood_ns = leaps.look()
+        found.append((leapt_ns // SECOND_NS, stood_ns // SECOND_NS))
+    assert found == [(0, 0), (0, 3600), (3600, 3600), (0, 0), (3600, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("stood", [False, True])
+def test_hosts_booted_when_they_did_though_we_stood_still(stood: bool) -> None:
+    """An event of before is as old as it is; what a host that had just booted tells of meanwhile is of this boot."""
+    world = World(hosts=2)
+    world.hosts[1].booted_ns = START_NS - 100 * SECOND_NS
+    world.event(world.hosts[0], 1, "0000:00:01.0", "pcie.aer")
+    world.run(5)
+    if stood:
+        world.now_ns += 3600 * SECOND_NS
+    else:
+        set_back(world, -3600)
+    world.fleet.leap(3600 * SECOND_NS, world.now_ns, stood=stood)
+    heard_ns = int(world.fleet.heard_ns[0])
+    assert world.now_ns - heard_ns < 5 * SECOND_NS
+    (record,) = world.fleet.occurrences
+    assert (world.now_ns - record.last_time_ns > 3600 * SECOND_NS) is stood
+    world.event(world.hosts[1], 1, "0000:00:01.0", "pcie.aer", ago=200.0)
+    assert {one.host for one in world.fleet.occurrences} == ({0, 1} if stood else {0})
+
+
 @pytest.mark.parametrize("stops", [1, 20])
 def test_a_stop_between_two_clocks_is_no_leap(stops: int) -> None:
     """A process stopped for a minute after it had read one clock, and before the other: the next turn saw a leap."""
@@ -289,7 +328,7 @@ def test_a_stop_between_two_clocks_is_no_leap(stops: int) -> None:
         return passed_ns
 
     leaps = Leaps(wall_ns, steady_ns)
-    assert leaps.look() == (START_NS, 0)
+    assert leaps.look() == (START_NS, 0, 0)
     left = stops
     found = [leaps.look() for _ in range(9)]
     assert [one.leapt_ns for one in found] == [0] * 9

@@ -420,6 +420,26 @@ def test_a_clock_that_leaps_forward_is_on_disk_before_anything_ends_by_it() -> N
     store.close()
 
 
+def test_a_machine_that_stood_still_goes_on_as_after_a_restart() -> None:
+    """Nobody could reach it for five hours: its owner has a lease's time to."""
+    world, store = dead_gpu(), Tables()
+    book = book_of(store, world)  # type: ignore[arg-type]
+    observe(book, world)
+
+    async def run() -> None:
+        await book.answer(Acked(world.now_ns, "a1", State.ACCEPTED, "slurm"))
+        world.now_ns += 5 * HOUR_NS
+        book.stood_still(world.now_ns)
+        await book.flush()
+
+    asyncio.run(run())
+    shown = book.known("a1")
+    assert shown is not None and shown.state is State.ACCEPTED
+    assert shown.lease_until_ns == world.now_ns + 600 * SECOND_NS
+    assert book_of(store, world).machine.memory == book.machine.memory  # type: ignore[arg-type]
+    store.close()
+
+
 OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
     "a node": ({"nodes": ["h1"]}, "outcomes[0].nodes: 'h1', expected nodes/NODE"),
     "a node of two lines": (
