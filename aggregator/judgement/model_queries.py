@@ -56,7 +56,7 @@ def _faults(host: str, at_ns: int, days: int = 0) -> str:
     at = moment(at_ns)
     since = f" AND began >= {at} - INTERVAL {days} DAY" if days else ""
     return (
-        f"SELECT began, ended, names, epoch({at} - began) / 86400 AS days_ago FROM ops.incidents "
+        f"SELECT began, ended, names, epoch({at} - began) / 86400 AS days_ago FROM ops.incidents_at({at}) "
         f"WHERE host = {quoted(host)} AND began < {at}{since} ORDER BY began DESC"
     )
 
@@ -74,7 +74,7 @@ def _last_week(host: str, at_ns: int) -> str:
 def _returned(host: str, at_ns: int) -> str:
     at = moment(at_ns)
     return (
-        f"SELECT began, ended, names, epoch({at} - ended) / 86400 AS days_ago FROM ops.incidents "
+        f"SELECT began, ended, names, epoch({at} - ended) / 86400 AS days_ago FROM ops.incidents_at({at}) "
         f"WHERE host = {quoted(host)} AND ended <= {at} ORDER BY ended DESC LIMIT 1"
     )
 
@@ -82,7 +82,7 @@ def _returned(host: str, at_ns: int) -> str:
 def _of_others(host: str, at_ns: int) -> str:
     at = moment(at_ns)
     return (
-        f"SELECT host, began, names FROM ops.incidents WHERE host <> {quoted(host)} "
+        f"SELECT host, began, names FROM ops.incidents_at({at}) WHERE host <> {quoted(host)} "
         f"AND began BETWEEN {at} - INTERVAL {NEAR_SECONDS} SECOND AND {at} ORDER BY began DESC, host"
     )
 

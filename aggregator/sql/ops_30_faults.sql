@@ -68,7 +68,9 @@ COMMENT ON MACRO ops.is_fault IS
     'whether a finding of this name is a fault of its host, for training and judging: SELECT host, name, since FROM ops.findings WHERE ops.is_fault(name)';
 
 -- Findings that overlap, or begin within ten minutes of an incident, are one (`hazard/recorded.py`; a test holds them equal).
-CREATE OR REPLACE VIEW ops.incidents AS
+-- What came later is not told: a stored query returns what was known then. Each incident is added to a copy of the list
+-- of those before it: so many findings of a host, and no more.
+CREATE OR REPLACE MACRO ops.incidents_at(moment) AS TABLE
 SELECT
     host, incident.began AS began, nullif(incident.ended, 'infinity'::TIMESTAMP) AS ended,
     list_sort(list_distinct(incident.names)) AS names
@@ -82,11 +84,20 @@ FROM (
                 'names': before[-1].names || next[1].names}),
             before || next))) AS incident
     FROM (
-        SELECT host, name, since, cleared FROM main.findings
-        UNION SELECT host, name, since, cleared FROM main.cleared_findings
-    )
-    WHERE ops.is_fault(name) GROUP BY host
+        SELECT host, name, since, if(cleared <= moment, cleared, NULL) AS cleared
+        FROM (
+            SELECT host, name, since, cleared FROM main.findings
+            UNION SELECT host, name, since, cleared FROM main.cleared_findings
+        )
+        WHERE ops.is_fault(name) AND since <= moment AND since >= moment - INTERVAL 400 DAY
+        QUALIFY row_number() OVER (PARTITION BY host ORDER BY since DESC) <= 5000
+    ) GROUP BY host
 )
 ORDER BY began DESC, host;
+COMMENT ON MACRO TABLE ops.incidents_at IS
+    'the faults of each host as they were known at a time, of its newest 5,000 findings: SELECT host, began, ended, names FROM ops.incidents_at(TIMESTAMP ''2023-11-14 22:16:00'') LIMIT 3';
+
+CREATE OR REPLACE VIEW ops.incidents AS
+FROM ops.incidents_at(ops.taken()) ORDER BY began DESC, host;
 COMMENT ON VIEW ops.incidents IS
-    'faults of each host as models of hazard count them, newest first: findings that are faults, those that belong together as one: SELECT host, began, ended, names FROM ops.incidents LIMIT 3';
+    'faults of each host as models of hazard count them, newest first: findings that are faults, those that belong together as one (of a host''s newest 5,000; as of a time: ops.incidents_at): SELECT host, began, ended, names FROM ops.incidents LIMIT 3';

@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gangline.aggregator.hazard.features import FEATURES, HISTORY, features_of
@@ -251,13 +251,21 @@ def base() -> Any:
     for _, text in migrations():
         connection.execute(text)
     connection.execute(script("live.sql"))
-    for part in script("ops_30_faults.sql").split(";\n"):
-        if "ops.is_fault" in part or "ops.incidents" in part:
+    parts = (script("ops_10_counters.sql") + script("ops_30_faults.sql")).split(";\n")
+    for part in parts:
+        if any(name in part for name in ("ops.taken()", "ops.is_fault", "ops.incidents")):
             connection.execute(part)
     return connection
 
 
-FOUND = ("gpu.xid", "gpu.lost", "data.lost", "hardware.unexpected", "identity.duplicate_name")
+FOUND = (
+    "gpu.xid",
+    "gpu.lost",
+    "gpu.ecc_uncorrected",
+    "data.lost",
+    "hardware.unexpected",
+    "identity.duplicate_name",
+)
 #: Host, name, minutes since the beginning, minutes that it stood (None: it stands), whether it is past.
 findings = st.lists(
     st.tuples(
@@ -271,16 +279,15 @@ NOW_US = 1_700_000_000_000_000
 
 @settings(max_examples=60, deadline=None)
 @given(told=findings)
+@example(told=[("a", "gpu.xid", 49_995, 2, False), ("a", "gpu.lost", 50_003, None, False)])
 def test_the_features_of_a_history_compute_again(base: Any, told: list[Any]) -> None:
     """Findings that are no faults, faults that belong together, of another host, after the moment: as judging counts them."""
     for table in ("findings", "past_findings"):
         base.execute(f"DELETE FROM {table}")
-    began_us = NOW_US - 50_000 * 60_000_000
+    began_us = NOW_US - 50_000 * 60_000_000 - 30_000_000  # none begins or ends at the very moment
     for host, name, since, stood, is_past in told:
         since_us = began_us + since * 60_000_000
         cleared_us = None if stood is None else since_us + stood * 60_000_000
-        if cleared_us is not None and cleared_us >= NOW_US:
-            cleared_us = None
         table = "past_findings" if is_past and cleared_us is not None else "findings"
         base.execute(
             f"INSERT INTO {table} (host, name, since, cleared) "
@@ -296,6 +303,21 @@ def test_the_features_of_a_history_compute_again(base: Any, told: list[Any]) -> 
             assert _again(feature.name, [row["days_ago"] for row in rows]) == pytest.approx(
                 values[number, at], abs=1e-6
             )
+
+
+def test_of_a_host_with_too_many_findings_the_newest_are_told(base: Any) -> None:
+    """Each incident costs a copy of those before it: a host that has one each minute must not take the query's time."""
+    for table in ("findings", "past_findings"):
+        base.execute(f"DELETE FROM {table}")
+    at = f"make_timestamp({NOW_US})"
+    base.execute(
+        "INSERT INTO findings (host, name, since, cleared) SELECT 'a', 'gpu.xid', since, since + INTERVAL 1 MINUTE "
+        f"FROM (SELECT {at} - to_minutes(i * 15) AS since FROM range(1, 5101) AS t(i))"
+    )
+    told = asked(base, f"FROM ops.incidents_at({at})")
+    assert len(told) == 5000
+    (newest,) = asked(base, f"SELECT {at} - INTERVAL 15 MINUTE AS began")
+    assert told[0]["began"] == newest["began"]
 
 
 def _of(known: Any, hosts: tuple[str, ...]) -> Faults:
