@@ -225,12 +225,6 @@ class Occurrences:
         for reported in self._hosts.values():
             yield from reported.records.values()
 
-    def has_twin(self, record: Occurrence) -> bool:
-        """Say whether another record is of the same device and code: what was decoded of it is something else."""
-        reported = self._hosts.get(record.host)
-        which = record.name, record.device, record.code
-        return reported is not None and sum(key[:3] == which for key in reported.records) > 1
-
     def named(self, name: str) -> Iterable[Occurrence]:
         """Return the records of one name."""
         return [record for record in self if record.name == name]

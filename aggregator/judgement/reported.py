@@ -16,6 +16,8 @@ from .symptoms import Rule, Symptom, short
 
 #: Our clock and the boot clock of a host are of one opinion within so much.
 SLACK_SECONDS = 2
+#: And run apart by a second in so much (100 parts in a million).
+DRIFT_NS_PER_SECOND = 10**13
 
 
 def symptom(
@@ -64,16 +66,19 @@ def _written(record: Occurrence) -> str:
 def query(present: Present, record: Occurrence) -> str:
     """Return the query for the events that *record* is made of."""
     devices = ", ".join(map(quoted, _spellings(present, record)))
-    since_ns, until_ns = _span(record)
-    only = f" AND event_id IN ({', '.join(map(quoted, record.incidents))})"
-    told_apart = present.fleet.occurrences.has_twin(record) and not record.count_before
     return (
         "SELECT time, last_time, count, device, name, code, process_name, message, event_id FROM events "
         f"WHERE host = {quoted(present.fleet.names[record.host])} AND lower(device) IN ({devices}) "
-        f"AND name = {quoted(record.name)} AND code = {record.code} "
-        f"AND last_time >= {moment(since_ns)} AND time <= {moment(until_ns)}"
-        f"{only if told_apart else ''} ORDER BY time"
+        f"AND name = {quoted(record.name)} AND code = {record.code} AND {_which(record)} ORDER BY time"
     )
+
+
+def _which(record: Occurrence) -> str:
+    """Return the condition that an event is of *record*: by its id, which no setting of a clock changes, or by its time."""
+    if not record.count_before:
+        return f"event_id IN ({', '.join(map(quoted, record.incidents))})"
+    since_ns, until_ns = _span(record)
+    return f"last_time >= {moment(since_ns)} AND time <= {moment(until_ns)}"
 
 
 def _spellings(present: Present, record: Occurrence) -> list[str]:
@@ -92,5 +97,6 @@ def _span(record: Occurrence) -> tuple[int, int]:
     if record.ending.clears is Clears.TIME:
         lasted_ns = min(lasted_ns, round(record.ending.seconds * 1e9))
     second_ns, last_ns = 1_000_000_000, record.last_time_ns
-    since_ns = (last_ns - lasted_ns) // second_ns - SLACK_SECONDS
-    return since_ns * second_ns, (last_ns // second_ns + 1 + SLACK_SECONDS) * second_ns
+    drift_seconds = SLACK_SECONDS + lasted_ns // DRIFT_NS_PER_SECOND
+    since_ns = (last_ns - lasted_ns) // second_ns - SLACK_SECONDS - drift_seconds
+    return since_ns * second_ns, (last_ns // second_ns + 1 + 2 * SLACK_SECONDS) * second_ns

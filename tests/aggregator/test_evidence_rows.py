@@ -32,7 +32,14 @@ from tests.aggregator.declared.test_judged import EXPECTED, declare
 from tests.aggregator.query.asking import rows_of
 from tests.aggregator.test_evidence_sql import StoredWorld
 from tests.aggregator.test_recompute import MEASURING
-from tests.aggregator.world import CLOCK_HERTZ, IDLE_WATTS, Host, gpu_of, throttle
+from tests.aggregator.world import (
+    CLOCK_HERTZ,
+    IDLE_WATTS,
+    SECOND_NS,
+    Host,
+    gpu_of,
+    throttle,
+)
 
 Rows = list[dict[str, Any]]
 DAY_US = 86_400_000_000
@@ -125,6 +132,38 @@ def test_events_are_those_of_the_device_and_of_what_still_stands(answers: Answer
     killed = next(e for e in score.evidence if e.signal == "host.out_of_memory")
     assert len(asked(answers.connection, killed.sql)) == 1
     assert len(asked(answers.connection, "FROM events WHERE name = 'host.out_of_memory'")) == 2
+
+
+def test_events_are_shown_after_our_clock_was_set(tmp_path: Path) -> None:
+    """Set forward by an hour, with it what stands: its query looked an hour after what the store has, and found nothing."""
+    world = StoredWorld(2, tmp_path)
+    host = world.hosts[0]
+    world.run(10)
+    world.event(host, 95, gpu_of(host, 0), count=3)
+    world.run(5)
+    hour_ns = 3600 * SECOND_NS
+    world.now_ns += hour_ns
+    world.fleet.leap(hour_ns, world.now_ns)
+    made = Answers(world, tmp_path)
+    assert [row["count"] for row in made.rows(host, "gpu.xid")[1]] == [3]
+    made.connection.close()
+
+
+def test_events_of_a_host_whose_clock_drifts_are_all_shown(tmp_path: Path) -> None:
+    """More than are told apart, so by their times: of 20 hours ago, by our clock six seconds more than by its own."""
+    world = StoredWorld(2, tmp_path)
+    host = world.hosts[0]
+    host.booted_ns -= 86_400 * SECOND_NS
+    world.run(10)
+    for hours in range(20, -1, -1):
+        ago = 3600.0 * hours
+        drifted_ns = world.now_ns - round((ago + 0.3 * hours) * SECOND_NS)
+        world.event(host, 95, gpu_of(host, 0), ago=ago, wall_time_ns=drifted_ns)
+    world.run(5)
+    made = Answers(world, tmp_path)
+    evidence, rows = made.rows(host, "gpu.xid")
+    assert "21 times" in evidence.words and len(rows) == 21
+    made.connection.close()
 
 
 def test_a_clock_is_shown_beside_those_of_its_peers(answers: Answers) -> None:
