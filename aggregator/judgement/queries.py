@@ -21,6 +21,8 @@ SECOND_NS = 1_000_000_000
 LATER_SECONDS = 5
 #: An on-change table comes whole every 60 s.
 KEYFRAME_SECONDS_MAX = 150.0
+#: And so far back it is looked for the reading before where it is of the whole fleet.
+WHOLE_SECONDS = 65.0
 
 
 def moment(at_ns: int) -> str:
@@ -92,13 +94,14 @@ def beside_peers(
     Fading over ten seconds. First comes the device, then the peers that are nearest to the median.
     """
     seconds, rate = 10, in_unit(unit)
-    where = of_table(table, at_ns, CONSTANTS_BACK * seconds)
-    own = _is(device)
+    back_seconds = CONSTANTS_BACK * seconds + WHOLE_SECONDS
+    awake = f"host IN (FROM ops.awake({moment(at_ns)}))"
+    where, own = f"{within(at_ns, back_seconds)} AND {awake}", _is(device)
     return (
         f"SELECT *, median({rate}) OVER () AS median FROM (SELECT host, device, arg_min({column}, time) AS first, "
         f"arg_max({column}, time) AS last, sum({faded(table, at_ns, seconds)}) / {seconds} AS {rate} "
         f"FROM ({steps(table, column, where)}) JOIN hosts USING (host) "
-        f"WHERE simulated = {str(simulated).lower()} AND host IN (FROM ops.awake({moment(at_ns)})) GROUP BY host, device) "
+        f"WHERE simulated = {str(simulated).lower()} GROUP BY host, device) "
         f"ORDER BY ({own}) DESC, abs({rate} - median), host, device LIMIT {PEERS_SHOWN_MAX + 1}"
     )
 

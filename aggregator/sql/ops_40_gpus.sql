@@ -72,7 +72,8 @@ COMMENT ON MACRO TABLE ops.window IS
 
 -- Clocks as judging compares them (`fleet/activity.py`, `fleet/peers.py`; a test holds them equal): each GPU's mean while
 -- it computed, fading over four seconds, and the median of those alike, from all that decides a clock (width 0) to the
--- model alone (3). The last reading stands in for the last minute where that had no room.
+-- model alone (3). The last reading stands in for the last minute of a host where that had no room. No window is over
+-- readings: a minute of a large fleet is five million, and what sorts them has no room in memory.
 CREATE OR REPLACE MACRO ops.clocks(moment) AS TABLE
 WITH read AS (
     SELECT
@@ -81,9 +82,11 @@ WITH read AS (
     FROM (
         FROM readings.gpu_1s WHERE time BETWEEN moment - INTERVAL 60 SECOND AND moment
         UNION ALL BY NAME
-        FROM latest.gpu_1s WHERE time BETWEEN moment - INTERVAL 60 SECOND AND moment
-    ) QUALIFY row_number() OVER (PARTITION BY host, device, time) = 1
-        AND max(time) OVER (PARTITION BY host) >= moment - INTERVAL 15 SECOND
+        FROM latest.gpu_1s ANTI JOIN (
+            SELECT DISTINCT host FROM readings.gpu_1s WHERE time BETWEEN moment - INTERVAL 60 SECOND AND moment
+        ) AS told USING (host)
+        WHERE time BETWEEN moment - INTERVAL 60 SECOND AND moment
+    ) SEMI JOIN ops.awake(moment) USING (host)
 ),
 computing AS (
     SELECT
