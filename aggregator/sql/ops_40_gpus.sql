@@ -93,20 +93,22 @@ computing AS (
         host, device, max(time) AS time,
         sum(sm_clock_hertz * exp(epoch(time - moment) / 4)) / sum(exp(epoch(time - moment) / 4)) AS sm_clock_hertz,
         arg_max(temperature_celsius, time) AS temperature_celsius, arg_max(power_watts, time) AS power_watts,
-        ops.clock_reasons(arg_max(flags, time)) AS held_down_by,
-        any_value(simulated) AS simulated, any_value(attributes) AS attributes, any_value(power_limit_watts) AS limit_watts,
-        any_value(sm_clock_max_hertz) AS max_hertz, any_value(sm_application_clock_hertz) AS set_hertz,
-        any_value(mig_mode_state) AS mig
-    FROM read JOIN main.hosts USING (host)
-    LEFT JOIN (FROM main.devices WHERE kind = 'gpu') AS made USING (host, device)
+        ops.clock_reasons(arg_max(flags, time)) AS held_down_by, any_value(power_limit_watts) AS limit_watts,
+        any_value(sm_clock_max_hertz) AS max_hertz, any_value(sm_application_clock_hertz) AS set_hertz
+    FROM read
     LEFT JOIN (SELECT host, device, power_limit_watts, sm_clock_max_hertz FROM latest.gpu_10s) AS ten USING (host, device)
     LEFT JOIN (
         SELECT host, device, power_limit_default_watts, sm_application_clock_hertz FROM latest.gpu_60s
     ) AS sixty USING (host, device)
-    LEFT JOIN (SELECT host, device, mig_mode_state FROM latest.gpu_10s_changes) AS mode USING (host, device)
     WHERE utilization_ratio >= 0.5 AND sm_clock_hertz IS NOT NULL AND (
         power_watts >= greatest(0.35 * power_limit_watts, 0.25 * power_limit_default_watts) OR flags & 232 <> 0)
     GROUP BY host, device
+),
+known AS (
+    SELECT computing.*, simulated, attributes, mig_mode_state AS mig
+    FROM computing JOIN main.hosts USING (host)
+    LEFT JOIN (FROM main.devices WHERE kind = 'gpu') AS made USING (host, device)
+    LEFT JOIN (SELECT host, device, mig_mode_state FROM latest.gpu_10s_changes) AS mode USING (host, device)
 ),
 alike AS (
     SELECT
@@ -116,7 +118,7 @@ alike AS (
             coalesce(round(set_hertz / 15e6), 0)::VARCHAR, coalesce(1 + (mig = 1)::INTEGER, 0)::VARCHAR] AS alike2,
         alike2 || [coalesce(attributes['driver'], '')] AS alike1,
         alike1 || [coalesce(attributes['board_part_number'], ''), coalesce(attributes['vbios'], '')] AS alike0
-    FROM computing
+    FROM known
 ),
 counted AS (
     SELECT
