@@ -1,6 +1,8 @@
 """The SQL of evidence: each query returns the rows that its number was computed from, and no others.
 
-Names in it are quoted, times are written out: it returns the same rows for as long as these are kept.
+Names in it are quoted, times are written out: it returns the same rows for as long as these are kept. What peers are
+alike in (power limits, modes, drivers and what else hosts register) is of now: another driver since then, and a peer is
+shown beside others.
 """
 
 from __future__ import annotations
@@ -61,7 +63,10 @@ def _kind(table: str, column: str) -> str:
 
 
 def faded(table: str, at_ns: int, constant_seconds: float) -> str:
-    """Return the expression of what is left of `new` in a leaky sum (`fleet/tables.py`) at *at_ns*."""
+    """Return the expression of what is left of `new` in a leaky sum (`fleet/tables.py`) at *at_ns*, but for gaps.
+
+    What counted while readings were missing judging spreads over the gap; here it is of the reading after it.
+    """
     period = PERIOD_SECONDS[TABLES[table][0].pace]
     return f"ops.faded(new, time, {moment(at_ns)}, {period:g}, {constant_seconds:g})"
 
