@@ -1,6 +1,7 @@
 -- What `aggregator/judgement/gpus.py` says of each GPU, from what is stored of its host: its share of the hazard that the
 -- host has before any symptom (2.2e-5 of 2.2e-5 for each GPU and 5e-6 for the host, `scoring.py`), and all that its own
--- symptoms add. A GPU is not read that was not in the 15 s before its host's last reading.
+-- symptoms add. A GPU is not read that was not in the 15 s before its host's last reading. Of a host the 48 strongest pieces
+-- of evidence are stored (`scoring.EVIDENCE_MAX`): with so many, others may be wrong of a GPU of which none says anything.
 CREATE OR REPLACE MACRO ops.gpu_scores_at(moment, hours := 8) AS TABLE
 WITH judged AS (
     SELECT
@@ -23,7 +24,7 @@ gpus AS (
 ),
 alone AS (
     SELECT
-        j.*, exp(log_hazard_base + coalesce(added, 0)) AS own, 2.2e-5 / (2.2e-5 * gpus_count + 5e-6) AS share,
+        j.*, exp(log_hazard_base + coalesce(added, 0)) AS own, 2.2e-5 / (2.2e-5 * gpus_count + 5e-6) AS share, told_count,
         least(moment, greatest(last_of_host, last_of_gpus)) - INTERVAL 15 SECOND AS since
     FROM judged AS j
     JOIN (
@@ -32,6 +33,9 @@ alone AS (
     LEFT JOIN (SELECT host, max(time) AS last_of_host FROM latest.host_1s GROUP BY host) USING (host)
     LEFT JOIN (
         SELECT host, sum(log_hazard_delta) AS added FROM told WHERE starts_with(signal, 'hazard.') GROUP BY host
+    ) USING (host)
+    LEFT JOIN (
+        SELECT host, count(*) AS told_count FROM told WHERE NOT starts_with(signal, 'hazard.') GROUP BY host
     ) USING (host)
 ),
 symptoms AS (
@@ -51,6 +55,7 @@ scored AS (
         CASE
             WHEN evidence_count > 0 AND severity IS NULL AND read IS NOT NULL THEN NULL
             WHEN severity < ops.severity(calm) THEN worst
+            WHEN told_count >= 48 AND read IS NOT NULL THEN NULL
             ELSE {'state': calm, 'reason': 'NONE', 'words': ''}
         END AS says
     FROM alone AS a JOIN gpus USING (host) LEFT JOIN symptoms USING (host, gpu)
@@ -69,6 +74,7 @@ COMMENT ON MACRO TABLE ops.gpu_scores_at IS
 CREATE OR REPLACE VIEW ops.gpu_scores AS FROM ops.gpu_scores_at('infinity'::TIMESTAMP);
 COMMENT ON VIEW ops.gpu_scores IS
     'each GPU with state, score over 8 hours, hazard and strongest evidence, of its host''s last score, worst first: SELECT host, left(gpu, 12) AS gpu, state, score, relative_speed, reason FROM ops.gpu_scores LIMIT 3';
-COMMENT ON COLUMN ops.gpu_scores.state IS 'NULL: of evidence that was stored before version 12';
+COMMENT ON COLUMN ops.gpu_scores.state IS
+    'NULL: not known; its evidence was stored before version 12, or may have been left out (of a host the 48 strongest pieces are stored)';
 COMMENT ON COLUMN ops.gpu_scores.relative_speed IS
     'what its evidence says of it; NULL without: of a GPU that nothing is wrong with it is not stored (ScoreNodes has it), only that of its host''s slowest (ops.hosts)';

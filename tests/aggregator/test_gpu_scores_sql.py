@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import exp, isnan
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from gangline.aggregator.judgement.experience import NOTHING, Experience, Outcomes
 from gangline.aggregator.judgement.judge import Judgement, judge
+from gangline.aggregator.judgement.scoring import EVIDENCE_MAX
 from gangline.aggregator.query import fences
 from gangline.aggregator.service.score import ScoreService
 from gangline.aggregator.verdicts import Reason, State
@@ -180,13 +182,40 @@ def test_both_files_answer_the_same(played: Played) -> None:
     assert found[0] == found[1]
 
 
-def test_evidence_of_before_says_no_state(played: Played, tmp_path: Path) -> None:
-    """A GPU that had broken before the upgrade must not be HEALTHY after it."""
-    copy = tmp_path / "operators.duckdb"
+@contextmanager
+def changed(played: Played, folder: Path, *statements: str) -> Iterator[Any]:
+    """Yield a connection to a copy of the operators' file of *played*, changed by *statements*."""
+    copy = folder / "operators.duckdb"
     copy.write_bytes((played.folder / "operators.duckdb").read_bytes())
     with duckdb.connect(str(copy)) as connection:
-        connection.execute("UPDATE evidence SET state = NULL")
+        for statement in statements:
+            connection.execute(statement)
+        yield connection
+
+
+def test_evidence_of_before_says_no_state(played: Played, tmp_path: Path) -> None:
+    """A GPU that had broken before the upgrade must not be HEALTHY after it."""
+    with changed(played, tmp_path, "UPDATE evidence SET state = NULL") as connection:
         found = connection.execute(
             "SELECT gpu, state FROM ops.gpu_scores WHERE host = 'h2' ORDER BY gpu"
         ).fetchall()
     assert found == [(gpu_of(Host("h2"), 0), None), (gpu_of(Host("h2"), 1), None)]
+
+
+@pytest.mark.parametrize(
+    ("count", "state"), [(EVIDENCE_MAX - 1, "HEALTHY"), (EVIDENCE_MAX, None)], ids=["all", "cut"]
+)
+def test_a_gpu_whose_evidence_may_have_been_cut_has_no_state(
+    played: Played, tmp_path: Path, count: int, state: str | None
+) -> None:
+    """144 links of a host failed: of its eight GPUs those whose links were past the 48th were HEALTHY."""
+    more = f"""
+        INSERT INTO evidence BY NAME (
+            SELECT time, host, version, 'nic' AS device, 'fabric' AS signal, 0.0 AS log_hazard_delta
+            FROM scores, range({count}) AS more(n) WHERE host = 'h0'
+        )"""
+    with changed(played, tmp_path, more) as connection:
+        found = connection.execute(
+            "SELECT state, hazard_per_hour > 0, evidence_count FROM ops.gpu_scores WHERE host = 'h0'"
+        ).fetchall()
+    assert found == [(state, True, 0)] * 2
