@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, isnan
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,21 @@ from typing import Any
 import duckdb
 import pytest
 
+from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.judgement.experience import NOTHING, Experience, Outcomes
 from gangline.aggregator.judgement.judge import Judgement, judge
+from gangline.aggregator.judgement.restart import restore
 from gangline.aggregator.judgement.scoring import EVIDENCE_MAX
 from gangline.aggregator.query import fences
 from gangline.aggregator.service.score import ScoreService
+from gangline.aggregator.store.records import of_snapshot
 from gangline.aggregator.verdicts import Reason, State
 from gangline.fingerprints.wire import score_pb2
 from tests.aggregator.query.asking import rows_of
 from tests.aggregator.test_evidence_sql import GPUS, StoredWorld
 from tests.aggregator.test_recompute import MEASURING
-from tests.aggregator.world import Host, gpu_of, throttle
+from tests.aggregator.test_restart import back
+from tests.aggregator.world import Host, World, gpu_of, throttle
 
 Key = tuple[str, str]
 Row = dict[str, Any]
@@ -219,3 +223,24 @@ def test_a_gpu_whose_evidence_may_have_been_cut_has_no_state(
             "SELECT state, hazard_per_hour > 0, evidence_count FROM ops.gpu_scores WHERE host = 'h0'"
         ).fetchall()
     assert found == [(state, True, 0)] * 2
+
+
+@pytest.mark.usefixtures("without_snapshots")
+@pytest.mark.parametrize("state", [State.UNHEALTHY, None], ids=["as stored", "of before"])
+def test_what_was_known_before_a_restart_is_stored_again_as_it_was(state: State | None) -> None:
+    """A GPU broke, its host was heard again after a deployment, and for a minute SQL said that the GPU was well."""
+    world = World()
+    world.run(20)
+    world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
+    snapshot = world.run(2)
+    told = [one for _, one in of_snapshot(snapshot, snapshot.hosts)]
+    assert [e.state for e in told[0].evidence] == [State.UNHEALTHY]
+    told[0] = replace(told[0], evidence=(replace(told[0].evidence[0], state=state),))
+    world.fleet = Fleet(epoch=8)
+    before = restore(world.fleet, [(one, 8) for one in told], world.now_ns)
+    world.snapshot = judge(world.fleet, world.now_ns, None, before)
+    back(world)
+    snapshot = world.run(5)
+    assert next(snapshot.gpus.of(0)).state is State.HEALTHY  # nothing shows it again yet
+    [(_, again)] = of_snapshot(snapshot, [snapshot.hosts[0]])
+    assert again.state is State.UNHEALTHY and again.evidence == told[0].evidence
