@@ -48,7 +48,8 @@ symptoms AS (
 scored AS (
     SELECT
         host, gpu, coalesce(evidence_count, 0) AS evidence_count, read, a.time AS judged, simulated,
-        least(own * (share + coalesce(factor, 1) - 1), hazard_per_hour) AS hazard, hazard_spread AS spread,
+        CASE WHEN own IS NOT NULL THEN least(own * (share + coalesce(factor, 1) - 1), hazard_per_hour) END AS hazard,
+        hazard_spread AS spread,
         speed, 1.645 * coalesce(speed_error, 0.02) AS reach,
         hazard_spread > 3 OR measured_speed IS NULL AS unmeasured,
         CASE WHEN hazard_spread > 3 THEN 'STALE' WHEN read >= since THEN 'HEALTHY' ELSE 'UNKNOWN' END AS calm,
@@ -76,5 +77,6 @@ COMMENT ON VIEW ops.gpu_scores IS
     'each GPU with state, score over 8 hours, hazard and strongest evidence, of its host''s last score, worst first: SELECT host, left(gpu, 12) AS gpu, state, score, relative_speed, reason FROM ops.gpu_scores LIMIT 3';
 COMMENT ON COLUMN ops.gpu_scores.state IS
     'NULL: not known; its evidence was stored before version 12, or may have been left out (of a host the 48 strongest pieces are stored)';
+COMMENT ON COLUMN ops.gpu_scores.hazard_per_hour IS 'NULL: its host''s score was stored before version 9, without what it was computed from';
 COMMENT ON COLUMN ops.gpu_scores.relative_speed IS
     'what its evidence says of it; NULL without: of a GPU that nothing is wrong with it is not stored (ScoreNodes has it), only that of its host''s slowest (ops.hosts)';

@@ -206,6 +206,18 @@ def test_evidence_of_before_says_no_state(played: Played, tmp_path: Path) -> Non
     assert found == [(gpu_of(Host("h2"), 0), None), (gpu_of(Host("h2"), 1), None)]
 
 
+def test_a_score_without_its_inputs_gives_its_gpus_no_hazard(
+    played: Played, tmp_path: Path
+) -> None:
+    """Scores of before version 9 gave each of eight GPUs the hazard of all eight together."""
+    forgotten = "UPDATE scores SET log_hazard_base = NULL WHERE host = 'h0'"
+    with changed(played, tmp_path, forgotten) as connection:
+        found = connection.execute(
+            "SELECT hazard_per_hour, score, hazard_upper, state FROM ops.gpu_scores WHERE host = 'h0'"
+        ).fetchall()
+    assert found == [(None, None, None, "HEALTHY")] * 2
+
+
 @pytest.mark.parametrize(
     ("count", "state"), [(EVIDENCE_MAX - 1, "HEALTHY"), (EVIDENCE_MAX, None)], ids=["all", "cut"]
 )
