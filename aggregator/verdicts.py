@@ -94,9 +94,8 @@ class Evidence:
     words: str  # for a person: "GPU-3f.. clock at 68 % of its peers, held down by heat"
     observed_ns: int  # aggregator's clock
     sql: str  # returns the rows it was computed from
-    state: State | None = (
-        None  # that it puts its GPU in, as far as that is stored (`store/gpustates.py`)
-    )
+    #: That it puts its GPU in, as far as that is stored (`store/gpustates.py`).
+    gpu_state: State | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ _GPU_SCORES_BY_HAND = """
 WITH last AS (SELECT host, max(time) AS time FROM scores GROUP BY host),
 told AS (
     SELECT host, device, exp(sum(log_hazard_delta)) AS factor, min(relative_speed_factor) AS speed,
-        any_value(state) AS state, any_value(reason) AS reason, any_value(words) AS words, count(*) AS n
+        any_value(gpu_state) AS state, any_value(reason) AS reason, any_value(words) AS words, count(*) AS n
     FROM evidence JOIN last USING (host, time) GROUP BY host, device
 )
 SELECT host, device, coalesce(t.state, 'HEALTHY') AS state, exp(-8 * hazard), exp(-8 * 3 * hazard), exp(-8 / 3 * hazard),

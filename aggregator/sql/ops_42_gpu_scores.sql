@@ -13,8 +13,8 @@ WITH judged AS (
 ),
 told AS (
     SELECT
-        host, signal, device, log_hazard_delta, relative_speed_factor, score_delta, ops.severity(state) AS severity,
-        {'state': state, 'reason': reason, 'words': words} AS says
+        host, signal, device, log_hazard_delta, relative_speed_factor, score_delta, ops.severity(gpu_state) AS severity,
+        {'state': gpu_state, 'reason': reason, 'words': words} AS says
     FROM main.evidence SEMI JOIN judged USING (host, time, version)
 ),
 gpus AS (

@@ -33,4 +33,6 @@ def _told(evidence: Evidence, gpus: Mapping[str, GpuScore]) -> Evidence:
     gpu = gpus.get(evidence.device.partition("/")[0])
     if gpu is None:
         return evidence
-    return replace(evidence, state=gpu.state if gpu.reason is evidence.reason else State.HEALTHY)
+    return replace(
+        evidence, gpu_state=gpu.state if gpu.reason is evidence.reason else State.HEALTHY
+    )

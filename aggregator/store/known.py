@@ -162,7 +162,7 @@ def evidence_of(row: dict[str, Any]) -> Evidence:
     """Return what `evidence` was given, from a row of it."""
     own = {key: row[key] for key in Evidence.__slots__ if key in row}
     own |= {"value": _number(row["value"]), "reason": _reason(row["reason"])}
-    own["state"] = _state(row["state"]) if row["state"] else None
+    own["gpu_state"] = _state(row["gpu_state"]) if row["gpu_state"] else None
     return Evidence(**own, observed_ns=time_ns(row["observed"]))
 
 

@@ -203,13 +203,13 @@ def evidence(judged: Iterable[ScoreOf]) -> Any:
     return table(
         "time:time host:str version:int signal:str device:str value:float unit:str normal:str "
         "log_hazard_delta:float relative_speed_factor:float score_delta:float reason:str words:str "
-        "observed:time sql:str state:str",
+        "observed:time sql:str gpu_state:str",
         [
             (
                 time_us(s.computed_ns), h.host, s.version, e.signal, e.device, e.value, e.unit,
                 e.normal, e.log_hazard_delta, e.relative_speed_factor, e.score_delta,
                 e.reason.name, e.words, time_us(e.observed_ns), e.sql,
-                e.state.name if e.state else None,
+                e.gpu_state.name if e.gpu_state else None,
             )
             for s, h in judged
             for e in h.evidence

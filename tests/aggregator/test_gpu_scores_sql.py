@@ -186,6 +186,14 @@ def test_both_files_answer_the_same(played: Played) -> None:
     assert found[0] == found[1]
 
 
+def test_a_question_of_scores_and_their_evidence_names_one_state(played: Played) -> None:
+    """The upgrade made "state" ambiguous in a dashboard's query that had joined the two for a year."""
+    joined = (
+        "SELECT host, device AS gpu, state FROM evidence JOIN scores USING (host, time, version)"
+    )
+    assert played.asked(joined)["h2", gpu_of(Host("h2"), 1)]["state"] == "UNHEALTHY"
+
+
 @contextmanager
 def changed(played: Played, folder: Path, *statements: str) -> Iterator[Any]:
     """Yield a connection to a copy of the operators' file of *played*, changed by *statements*."""
@@ -199,7 +207,7 @@ def changed(played: Played, folder: Path, *statements: str) -> Iterator[Any]:
 
 def test_evidence_of_before_says_no_state(played: Played, tmp_path: Path) -> None:
     """A GPU that had broken before the upgrade must not be HEALTHY after it."""
-    with changed(played, tmp_path, "UPDATE evidence SET state = NULL") as connection:
+    with changed(played, tmp_path, "UPDATE evidence SET gpu_state = NULL") as connection:
         found = connection.execute(
             "SELECT gpu, state FROM ops.gpu_scores WHERE host = 'h2' ORDER BY gpu"
         ).fetchall()
@@ -246,8 +254,8 @@ def test_what_was_known_before_a_restart_is_stored_again_as_it_was(state: State 
     world.event(world.hosts[0], 95, gpu_of(world.hosts[0], 0))
     snapshot = world.run(2)
     told = [one for _, one in of_snapshot(snapshot, snapshot.hosts)]
-    assert [e.state for e in told[0].evidence] == [State.UNHEALTHY]
-    told[0] = replace(told[0], evidence=(replace(told[0].evidence[0], state=state),))
+    assert [e.gpu_state for e in told[0].evidence] == [State.UNHEALTHY]
+    told[0] = replace(told[0], evidence=(replace(told[0].evidence[0], gpu_state=state),))
     world.fleet = Fleet(epoch=8)
     before = restore(world.fleet, [(one, 8) for one in told], world.now_ns)
     world.snapshot = judge(world.fleet, world.now_ns, None, before)
