@@ -159,7 +159,7 @@ def of_snapshot(snapshot: Snapshot, chosen: Iterable[HostScore]) -> list[ScoreOf
     """Return *chosen* with what is stored of their snapshot, and no more: while a disk is full they wait, and
     each second's judgement of a whole fleet would wait with them (6 MB of 10,000 hosts)."""
     head = Snapshot(snapshot.version, snapshot.computed_ns, snapshot.horizon_seconds, ())
-    return [(head, with_gpu_states(snapshot, one)) for one in chosen]
+    return [(head, one) for one in with_gpu_states(snapshot, chosen)]
 
 
 def scores(judged: Iterable[ScoreOf]) -> Any:

@@ -15,6 +15,7 @@ import pytest
 
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.judgement.experience import NOTHING, Experience, Outcomes
+from gangline.aggregator.judgement.gpus import Gpus
 from gangline.aggregator.judgement.judge import Judgement, judge
 from gangline.aggregator.judgement.restart import restore
 from gangline.aggregator.judgement.scoring import EVIDENCE_MAX
@@ -264,3 +265,23 @@ def test_what_was_known_before_a_restart_is_stored_again_as_it_was(state: State 
     assert next(snapshot.gpus.of(0)).state is State.HEALTHY  # nothing shows it again yet
     [(_, again)] = of_snapshot(snapshot, [snapshot.hosts[0]])
     assert again.state is State.UNHEALTHY and again.evidence == told[0].evidence
+
+
+def test_hosts_that_change_together_are_looked_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand hosts changed in one second: for each all GPUs of the fleet were looked through, on the loop."""
+    world = World(hosts=4, gpus=2)
+    world.run(5)
+    late = gpu_of(world.hosts[0], 2)  # its row is behind those of all other hosts
+    world.register(world.hosts[0], gpus=3)
+    for key in ("gpu_1s", "gpu_10s"):
+        readings = world.hosts[0].readings
+        readings[key, late] = dict(readings[key, gpu_of(world.hosts[0], 0)])
+    world.run(10)
+    sick = [late, *(gpu_of(host, 1) for host in world.hosts[1:])]
+    for host, gpu in zip(world.hosts, sick, strict=True):
+        world.event(host, 95, gpu)
+    snapshot = world.run(2)
+    monkeypatch.setattr(Gpus, "of", None)
+    told = [e for _, host in of_snapshot(snapshot, snapshot.hosts) for e in host.evidence]
+    states = {e.device: e.gpu_state for e in told if e.signal == "gpu.xid"}
+    assert states == dict.fromkeys(sick, State.UNHEALTHY)
