@@ -70,7 +70,7 @@ SELECT
     says.reason AS reason, says.words AS words, evidence_count, read, judged, simulated
 FROM scored ORDER BY ops.severity(says.state), hazard DESC, host, gpu;
 COMMENT ON MACRO TABLE ops.gpu_scores_at IS
-    'ops.gpu_scores as they were at a time, over so many hours: SELECT host, left(gpu, 12) AS gpu, state, score FROM ops.gpu_scores_at(TIMESTAMP ''2023-11-14 22:16:00'', hours := 24) LIMIT 3';
+    'ops.gpu_scores of a time, over so many hours, by scores and evidence of then; which GPUs there are, and which are read, is of now: SELECT host, left(gpu, 12) AS gpu, state, score FROM ops.gpu_scores_at(TIMESTAMP ''2023-11-14 22:16:00'', hours := 24) LIMIT 3';
 
 CREATE OR REPLACE VIEW ops.gpu_scores AS FROM ops.gpu_scores_at('infinity'::TIMESTAMP);
 COMMENT ON VIEW ops.gpu_scores IS
