@@ -94,7 +94,7 @@ class Evidence:
     words: str  # for a person: "GPU-3f.. clock at 68 % of its peers, held down by heat"
     observed_ns: int  # aggregator's clock
     sql: str  # returns the rows it was computed from
-    #: That it puts its GPU in, as far as that is stored (`store/gpustates.py`).
+    #: Of its GPU, where this is of the reason of it, as far as that is stored (`store/gpustates.py`).
     gpu_state: State | None = None
 
 
