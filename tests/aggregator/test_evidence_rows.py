@@ -469,10 +469,10 @@ def test_peers_are_those_that_judging_compares(tmp_path: Path) -> None:
         world.store.submit_host(record, {})
     world.fleet.shape_version += 1
     world.run(12)
-    for gpu in range(2):  # nobody could read them since; their host is awake
-        gone = world.hosts[9].readings, gpu_of(world.hosts[9], gpu)
-        gone[0].pop(("gpu_1s", gone[1]))
-        world.hosts[9].growth.pop(("gpu_1s", gone[1], "energy_joules"), None)
+    unread = world.hosts[9]  # nobody could read its GPUs since; it is awake
+    for gpu in range(2):
+        unread.readings.pop(("gpu_1s", gpu_of(unread, gpu)))
+        unread.growth.pop(("gpu_1s", gpu_of(unread, gpu), "energy_joules"))
     world.run(20)
     made_answers = Answers(world, tmp_path)
     moment = f"TIMESTAMP '1970-01-01' + to_microseconds({made_answers.now_ns // 1000})"
