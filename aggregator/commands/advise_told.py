@@ -138,8 +138,8 @@ def replayed(answer: wire.EvaluateRuleResponse) -> str:
             "of the policy as gpu_thermal, a reason, a signal)"
         )
     limits = (
-        f"{_some(answer.held_back_count, 'case')} held back by limits or price, at most {answer.nodes_at_once_max} hosts "
-        "out at once"
+        f"{_some(answer.held_back_count, 'case')} held back by limits or price, at most "
+        f"{_some(answer.nodes_at_once_max, 'host')} out at once"
     )
     price = (
         f"price: acting {answer.acting_gpu_hours:,.1f}, waiting {answer.waiting_gpu_hours:,.1f} "

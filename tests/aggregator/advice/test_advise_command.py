@@ -80,7 +80,7 @@ def test_an_operator_lists_shows_accepts_and_is_refused(
     assert "it has ended" in say("reject", "a1", "--reason", "no", code=1)
     assert "a99" in say("show", "a99", code=4)
     replayed = say("what-if", "gpu.xid 95", "--days", "30")
-    assert "1 episodes; 1 advisories, 0 cases held back" in replayed and "h2" in replayed
+    assert "1 episode; 1 advisory, 0 cases held back" in replayed and "h2" in replayed
     assert say("what-if", "XID 95") == replayed and "nothing" in say("what-if", "gpu.xid 79")
     assert "did you mean gpu_thermal or " in say("what-if", "gpu_termal", code=1)
 
