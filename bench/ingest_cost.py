@@ -19,6 +19,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -67,6 +68,8 @@ class Shape(NamedTuple):
     moments: int  # seconds a frame
     frames: int  # of a stream
     late_frames: int | None = None  # that the agent may send in one message; None: they are live
+    streams: int = STREAMS
+    step_ns: int = STEP_NS  # between two frames, by their stamps
 
 
 LIVE_SECOND = Shape("1 s of 8 GPUs a frame", 1, 240)
@@ -160,17 +163,18 @@ class Host:
         await self.done.wait()
 
 
-def _hosts(seed: int, shape: Shape) -> list[Host]:
+def hosts_of(seed: int, shape: Shape, begin_ns: int | None = None) -> list[Host]:
+    """Return the hosts with their messages, made by the wall clock from *begin_ns* on (None: now)."""
     source = random.Random(seed)
-    wall = time.time_ns()
+    wall = begin_ns or time.time_ns()
     templates = [readings(source, f"{at}", shape.moments * shape.frames) for at in range(TEMPLATES)]
     hosts = []
     with tempfile.TemporaryDirectory() as folder:
-        for at in range(STREAMS):
+        for at in range(shape.streams):
             agent = Agent(Path(folder), shape.late_frames or 0)
             stamps = (
-                Stamp(agent.spool.run_id, bytes(16), sequence, wall - BOOTED_NS + sequence * STEP_NS,
-                      wall + sequence * STEP_NS + source.randrange(10**6))
+                Stamp(agent.spool.run_id, bytes(16), sequence, wall - BOOTED_NS + sequence * shape.step_ns,
+                      wall + sequence * shape.step_ns + source.randrange(10**6))
                 for sequence in range(1, shape.frames + 1)
             )  # fmt: skip
             made = _frames(stamps, templates[at % TEMPLATES], shape.moments)
@@ -284,14 +288,20 @@ def _rest(running: Running) -> None:
         before = now
 
 
-async def _send(address: str, hosts: list[Host]) -> None:
-    # As from so many machines: each has its own connection.
+@asynccontextmanager
+async def connections(address: str, count: int) -> AsyncIterator[list[grpc.aio.Channel]]:
+    """Yield channels as from so many machines: each has its own connection."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
-    channels = [grpc.aio.insecure_channel(address, options) for _ in hosts]
-    await asyncio.gather(
-        *(host.run(channel) for host, channel in zip(hosts, channels, strict=True))
-    )
+    channels = [grpc.aio.insecure_channel(address, options) for _ in range(count)]
+    yield channels
     await asyncio.gather(*(channel.close() for channel in channels))
+
+
+async def _send(address: str, hosts: list[Host]) -> None:
+    async with connections(address, len(hosts)) as channels:
+        await asyncio.gather(
+            *(host.run(channel) for host, channel in zip(hosts, channels, strict=True))
+        )
     for host in hosts:
         assert host.durable == host.frames, f"{host.name}: {host.durable} durable"
 
@@ -342,7 +352,7 @@ def raw_costs(seed: int) -> dict[int, float]:
 
 def cost(seed: int, shape: Shape) -> tuple[float, str]:
     """Return the aggregator's CPU us a row from the wire to durable, and words on what came."""
-    hosts = _hosts(seed, shape)
+    hosts = hosts_of(seed, shape)
     rows = STREAMS * shape.frames * shape.moments * GPUS
     sent_bytes = sum(len(message) for host in hosts for _, message in host.messages)
     ours, own = (seconds / rows * 1e6 for seconds in _ours(hosts))
