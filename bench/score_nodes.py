@@ -1,9 +1,10 @@
 """ScoreNodes over 10,000 hosts, timed at the client, against an echo that returns as many bytes.
 
 A real aggregator whose scores a process of its own answers (`listen_scores`), and an echo, `grpc.aio` in a process of
-its own too; calls alternate, so that both meet the same machine. Three times: all idle; with 10,000 hosts of eight GPUs
+its own too; calls alternate, so that both meet the same machine. Four times: all idle; with 10,000 hosts of eight GPUs
 judged each second; with that, ingest and a hundred watchers: once of whole hosts, as many as two cores bear beside the
-rest, once of as many rows of GPUs as 10,000 hosts have (both rates are in the notes). The same calls to the aggregator's own port say what the process is for.
+rest, once of as many rows of GPUs as 10,000 hosts have (both rates are in the notes). The same calls to the aggregator's
+own port say what the process is for.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def _watched(late: list[float], what: str) -> Result:
 
 
 def run(seed: int) -> list[Result]:
-    """Return p50 and p99 of the call in each of the three states, watchers, and memory of the process."""
+    """Return p50 and p99 of the call in each state, watchers, and memory of the process."""
     with ExitStack() as stack:
         said, says = stack.enter_context(_child("score_server", "scores", "--hosts", str(HOSTS)))
         found = json.loads(says.readline())
