@@ -27,6 +27,12 @@ def counted(hits: int, of: int) -> str:
     return f"{hits} of {of}, {hits / of:.2f} [{low:.2f}, {high:.2f}]"
 
 
+def percent(hits: int, of: int) -> str:
+    """Return "3 of 74,014 [0.0016 %, 0.0099 %]": of a share that is small, its interval of 90 % (Wilson's)."""
+    low, high = wilson(hits, of)
+    return f"{hits:,} of {of:,} [{100 * low:.2g} %, {100 * high:.2g} %]"
+
+
 def number(value: float) -> str:
     """Return a number with about three digits; "-" for none."""
     if not isfinite(value):

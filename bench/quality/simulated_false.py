@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil, inf, nan
 
 from . import intervals
-from .markdown import number, table
+from .markdown import counted, number, percent, table
 from .simulated_feed import JUDGE
 from .simulated_kinds import BLAMED, Score, Wrong
 from .simulated_moments import KINDS
@@ -156,7 +156,8 @@ def look_alikes(run: Run) -> str:
     """Return the table of benign classes."""
     text = (
         "Hosts on which a look-alike stood and no fault did, and all that the judge said of them while it stood.\n"
-        "WATCH and STALE keep nothing off a host for good; HEALTHY is a finding that costs nothing."
+        "WATCH and STALE keep nothing off a host for good; HEALTHY is a finding that costs nothing. Intervals are of episodes, as the hosts\n"
+        "of one have a cause in common."
     )
     return f"{text}\n\n{_struck(run, 'benign')}\n\n{_passing(run)}"
 
@@ -173,10 +174,11 @@ def _passing(run: Run) -> str:
                     said[f"{rule} {state.name}"] += count
                     grave += count * (state in BLAMED)
         times = sum(one.passed[kind] for one in run.sampled())
-        rows.append([kind, f"{times:,}", _counted(said), str(grave)])
+        # One host may have been said two things of.
+        rows.append([kind, f"{times:,}", _counted(said), percent(min(grave, times), times)])
     text = (
         "And what passes in the hours of the fleet on hosts on which nothing stands, with what was said while it did, or\n"
-        "within a minute:"
+        "within a minute (the interval as if each were by itself; a checkpoint is of all hosts of a job at once):"
     )
     return f"{text}\n\n{table(['what', 'times, by host', 'said of how many of them', 'DEGRADED or worse'], rows)}"
 
@@ -203,24 +205,18 @@ def _struck(run: Run, sort: str) -> str:
                 said[f"{rule} {state.name}"] += count
         counts = [_of_class(scores, each.name, what) for what in ("name", "drain", "avoid")]
         hosts = sum(one.hosts for one in scores)
-        rows.append(
-            [f"`{each.name}`", str(len(scores)), str(hosts), _counted(said), *map(str, counts)]
-        )
-    head = [
-        "class",
-        "episodes",
-        "hosts",
-        "said of how many of them",
-        "DEGRADED or worse",
-        "false drains",
-        "AVOID",
+        rows.append([f"`{each.name}`", str(len(scores)), str(hosts), _counted(said), *counts])
+    head = ["class", "episodes", "hosts", "said of how many of them"]
+    head += [
+        f"{what}; episodes with any" for what in ("DEGRADED or worse", "false drains", "AVOID")
     ]
     return table(head, rows)
 
 
-def _of_class(scores: Sequence[Score], name: str, what: str) -> int:
-    return sum(
-        one.by == JUDGE and one.what == what and name in one.about
+def _of_class(scores: Sequence[Score], name: str, what: str) -> str:
+    """Return how often, and in how many of the episodes."""
+    times = [
+        sum(one.by == JUDGE and one.what == what and name in one.about for one in each.wrong)
         for each in scores
-        for one in each.wrong
-    )
+    ]
+    return f"{sum(times)}; {counted(sum(map(bool, times)), len(times))}"

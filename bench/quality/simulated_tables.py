@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from . import intervals
-from .markdown import counted, number, table
+from .markdown import counted, number, percent, table
 from .simulated_baselines import BASELINES
 from .simulated_feed import JUDGE
 from .simulated_kinds import DOMAIN, RIGHT, Found, Shared
@@ -39,13 +39,13 @@ def _detected(found: Sequence[Found], seed: int) -> list[str]:
     )
     return [
         counted(len(named), len(found)),
-        f"{sum(one.part_is_right for one in with_part)} of {len(with_part)}" if with_part else "-",
+        counted(sum(one.part_is_right for one in with_part), len(with_part)),
         f"{middle:.0f} [{low:.0f}, {high:.0f}]" if delays else "-",
         f"{np.quantile(delays, 0.9):.0f}" if delays else "-",
-        f"{sum(one.is_blamed for one in found)} of {len(found)}",
-        f"{sum(one.before_death for one in kills)} of {len(kills)}" if kills else "-",
+        counted(sum(one.is_blamed for one in found), len(found)),
+        counted(sum(one.before_death for one in kills), len(kills)),
         ", ".join(f"{rule} {count}" for rule, count in rules) or "-",
-        f"{blamed} of {gangs}" if gangs else "-",
+        counted(blamed, gangs),
     ]
 
 
@@ -71,10 +71,9 @@ def baselines(run: Run) -> str:
     for each, found in run.faults():
         if not found:
             continue
-        cells = [_of(sum(bool(one.rule) for one in found), len(found))]
-        cells.append(_of(sum(one.is_blamed for one in found), len(found)))
-        cells += [_of(sum(one.by_baseline[name] for one in found), len(found)) for name in names]
-        rows.append([f"`{each.name}`", *cells])
+        hits = [sum(bool(one.rule) for one in found), sum(one.is_blamed for one in found)]
+        hits += [sum(one.by_baseline[name] for one in found) for name in names]
+        rows.append([f"`{each.name}`", *(counted(one, len(found)) for one in hits)])
     looks = sum(one.calm_hosts for one in run.sampled())
     rows.append(
         [
@@ -90,14 +89,9 @@ row is their price: of the hosts on which nothing stood in an hour of the fleet,
     return f"{text}\n\n{table(['class', 'judge', 'judge, DEGRADED or worse', *names], rows)}"
 
 
-def _of(hits: int, of: int) -> str:
-    return f"{hits} of {of}"
-
-
 def _healthy(run: Run, by: str, looks: int) -> str:
     named = sum(one.calm_named[by] for one in run.sampled())
-    low, high = intervals.wilson(named, looks)
-    return f"{named} of {looks:,} [{100 * low:.2g} %, {100 * high:.2g} %]"
+    return percent(named, looks)
 
 
 def shared_causes(run: Run) -> str:
@@ -122,7 +116,7 @@ def _attributed(found: Sequence[Shared]) -> list[str]:
         number(float(np.median([one.hosts for one in found]))),
         f"{named} of {hosts}",
         counted(sum(one.shared == 1 for one in found), len(found)),
-        f"{sum(one.right_domain for one in found)} of {len(found)}",
+        counted(sum(one.right_domain for one in found), len(found)),
         f"{sum(one.alone for one in found)}, at most {max(one.alone for one in found)}",
         str(sum(one.drains for one in found)),
     ]
