@@ -30,6 +30,12 @@ WORDS_CHARACTERS_MAX = 1_000
 FIGURES_MAX = 64
 #: A day's hazard is not larger, whatever is summed: a fault an hour.
 LOG_HAZARD_PER_DAY_MAX = math.log(HOURS_A_DAY)
+#: Standard errors that hold 90 %.
+Z90 = 1.645
+#: Up and down of a host's hazard where it was not measured: hosts of one fleet differ by about this much (assumed).
+SPREAD_ASSUMED = 3.0
+#: A host that is not heard may be in any state, and has 100; one that is heard is known better.
+SPREAD_MAX = 30.0
 
 #: Faults per 1,000 node-days by days since the return, of StepFun's 400 nodes of 8 GPUs over 348 days
 #: (stepfun-ai/InfiniteHBD-Trace): the middle of each interval, and the rate there.
@@ -59,6 +65,8 @@ class HazardModel:
     metrics: Mapping[str, float] = field(default_factory=dict)
     #: P(fault within 7 days) as told and as it came, out of fold, by bins of equal mass.
     calibration: tuple[tuple[float, float], ...] = ()
+    #: Factor up and down of the 90 % interval of one host's hazard.
+    spread: float = SPREAD_ASSUMED
 
     def contributions(self, columns: Floats) -> tuple[Floats, Floats]:
         """Return ln(hazard per hour) of each host, and what each feature adds to it (hosts x features).
@@ -101,6 +109,8 @@ class HazardModel:
         # version, of a model of before it was learned from is what it was.
         own = zip(NAMES, self.weights, strict=True)
         told["weights"] = {name: one for name, one in own if one or name in NAMES_ALIKE}
+        if self.spread == SPREAD_ASSUMED:
+            del told["spread"]
         return json.dumps(told, allow_nan=False, indent=1)
 
     @staticmethod
@@ -119,6 +129,7 @@ class HazardModel:
 
 def _checked(told: dict[str, Any]) -> HazardModel:
     wanted = set(HazardModel.__dataclass_fields__)
+    told = {"spread": SPREAD_ASSUMED, **told}  # one of an earlier version has none
     if set(told) != wanted:
         odd = sorted(map(str, set(told) ^ wanted))
         raise ModelError(f"fields that are missing or unknown: {', '.join(odd)[:200]}")
@@ -139,6 +150,7 @@ def _checked(told: dict[str, Any]) -> HazardModel:
         ridge=_number(told["ridge"], "ridge", 1e9),
         metrics=_metrics(told["metrics"]),
         calibration=_calibration(told["calibration"]),
+        spread=_spread(told["spread"]),
     )
 
 
@@ -146,6 +158,13 @@ def _number(value: Any, name: str, most: float = LOG_MAX) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= most:
         raise ModelError(f"{name}: expected a number within {-most:g} to {most:g}")
     return float(value)
+
+
+def _spread(value: Any) -> float:
+    spread = _number(value, "spread", SPREAD_MAX)
+    if spread < 1.0:
+        raise ModelError(f"spread: expected a factor from 1 to {SPREAD_MAX:g}")
+    return spread
 
 
 def _words(told: dict[str, Any], name: str) -> str:

@@ -74,7 +74,8 @@ def _table(table: Table) -> list[str]:
         ),
         (
             f"Model: {model.source}; ridge {model.ridge:g}; {weights}. Out of fold before the split: AUC "
-            f"{model.metrics['auc']:.3f}, recall {model.metrics['recall']:.3f}, ECE {model.metrics['ece']:.4f}."
+            f"{model.metrics['auc']:.3f}, recall {model.metrics['recall']:.3f}, ECE {model.metrics['ece']:.4f}; "
+            f"a host's own hazard within a factor of {model.spread:.1f} of what is told of it (90 %)."
         ),
         "",
         *(

@@ -11,6 +11,7 @@ from .fitting import fit
 from .history import HARDWARE, units_of
 from .hostdays import HostDays
 from .model import HazardModel
+from .spread import spread_of
 
 #: Fewer fault starts teach nothing: the prior stays.
 STARTS_MIN = 20
@@ -45,4 +46,5 @@ def train(
         ridge=form.ridge,
         metrics={"auc": best.auc, "recall": best.recall, "ece": best.ece},
         calibration=best.calibration,
+        spread=spread_of(daily, outcome),
     )

@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 
 from ..fleet.arrays import Bytes, Codes, Flags, Floats
 from ..fleet.devices import Names
+from ..hazard.model import Z90
 from ..verdicts import SEVERITY, GpuScore, HostScore, Reason, State
 from .hosts import Hosts
 from .present import Present
 from .scoring import (
     GPU_HAZARD_PER_HOUR,
     SPEED_UNKNOWN,
-    SPREAD_HEARD,
     SPREAD_UNHEARD,
-    Z90,
     Seen,
     base_hazards_per_hour,
     speed_interval,
@@ -89,7 +88,7 @@ def score_gpus(present: Present, hosts: Hosts, seen: Mapping[int, Sequence[Seen]
         names=gpus.names,
         host=host,
         hazard_per_hour=share[host].astype(np.float32),
-        hazard_spread=np.where(heard, SPREAD_HEARD, SPREAD_UNHEARD).astype(np.float32),
+        hazard_spread=np.where(heard, subjects.spread, SPREAD_UNHEARD).astype(np.float32),
         relative_speed=speed,
         speed_lower=lower,
         speed_upper=upper,

@@ -9,7 +9,7 @@ from typing import overload
 import numpy as np
 
 from ..fleet.arrays import Codes, Flags, Floats, Times
-from ..hazard.model import PRIOR
+from ..hazard.model import PRIOR, SPREAD_ASSUMED
 from ..verdicts import SIMULATED_SILENT_SECONDS_MAX, HostScore, State
 from .experience import NO_OUTCOMES, Outcomes
 from .scoring import Own, Subject, score_host
@@ -32,6 +32,7 @@ class Subjects:
     features: Floats
     model: str = PRIOR
     at_ns: int = 0
+    spread: float = SPREAD_ASSUMED  # of the 90 % interval of a hazard, up and down
     outcomes: Outcomes = NO_OUTCOMES
 
     def __len__(self) -> int:
@@ -53,6 +54,7 @@ class Subjects:
                 tuple(self.parts[host].tolist()),
                 tuple(self.features[host].tolist()),
                 self.at_ns,
+                self.spread,
                 self.outcomes,
             ),
         )

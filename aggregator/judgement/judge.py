@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ..fleet.fleet import Fleet
 from ..fleet.peers import slowest
 from ..fleet.sources import Source
-from ..hazard.model import PRIOR, HazardModel
+from ..hazard.model import PRIOR, SPREAD_ASSUMED, HazardModel
 from ..verdicts import Snapshot
 from . import found, hysteresis, outage
 from .columns import Columns, pack_hosts
@@ -297,6 +297,7 @@ def _subjects(
         features=features,
         model=model.version if model else PRIOR,
         at_ns=present.now_ns,
+        spread=model.spread if model else SPREAD_ASSUMED,
         outcomes=experience.outcomes,
     )
 

@@ -14,7 +14,11 @@ def trained(model: HazardModel | None) -> HazardModel | None:
     """Return *model* if it was trained here, and all its figures are numbers: no other is believed."""
     if model is None or model.is_prior:
         return None
-    return model if np.isfinite((model.base_log_hazard_per_day, *model.weights)).all() else None
+    return (
+        model
+        if np.isfinite((model.base_log_hazard_per_day, model.spread, *model.weights)).all()
+        else None
+    )
 
 
 def parts_of(model: HazardModel | None, features: Floats, gpus: Codes) -> tuple[Floats, Floats]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..fleet.arrays import Codes, Floats
-from ..hazard.model import PRIOR
+from ..hazard.model import PRIOR, SPREAD_ASSUMED, Z90
 from ..verdicts import Evidence, HostScore, Inputs, Reason, State
 from .experience import NO_OUTCOMES, Outcomes
 from .features import evidence_of
@@ -29,12 +29,12 @@ GPU_HAZARD_PER_HOUR = 2.2e-5
 #: What a host without GPUs adds (assumed: no public rate is given for hosts alone).
 HOST_HAZARD_PER_HOUR = 5e-6
 
-#: 90 % interval of the hazard, as a factor up and down: hosts of one fleet differ by about this much
-#: (assumed), and one that is not heard may be in any state.
-SPREAD_HEARD, SPREAD_UNHEARD = 3.0, 100.0
+#: 90 % interval of the hazard of a host that is not heard, as a factor up and down: it may be in any state (assumed). A
+#: model's own is below that.
+SPREAD_UNHEARD = 100.0
 
-#: Standard errors that hold 90 %, and the standard error of a pace that no peers were measured with (assumed).
-Z90, SPEED_ERROR = 1.645, 0.02
+#: Standard error of a pace that no peers were measured with (assumed).
+SPEED_ERROR = 0.02
 #: Within these a host's pace lies of which nothing is known (assumed: a power brake leaves a tenth).
 SPEED_UNKNOWN = (0.05, 1.10)
 
@@ -56,6 +56,7 @@ class Own(NamedTuple):
     parts: tuple[float, ...]  # what each feature adds to ln(hazard)
     features: tuple[float, ...]
     at_ns: int
+    spread: float  # of the 90 % interval of the hazard, up and down
     outcomes: Outcomes = NO_OUTCOMES
 
 
@@ -162,7 +163,7 @@ def numbers(
     hazard = exp(inputs.log_hazard_base + sum(deltas))
     spread = inputs.hazard_spread
     speed = _speed(inputs.measured_speed, speeds)
-    slow, fast = speed_interval(speed, inputs.speed_error, heard=spread <= SPREAD_HEARD)
+    slow, fast = speed_interval(speed, inputs.speed_error, heard=spread < SPREAD_UNHEARD)
     return Numbers(
         exp(-hazard * horizon_hours),
         exp(-hazard * spread * horizon_hours),
@@ -180,12 +181,16 @@ def inputs_of(subject: Subject) -> Inputs:
     return Inputs(
         model=own.model if own else PRIOR,
         log_hazard_base=own.log_base if own else log(base_hazard_per_hour(subject.gpus)),
-        hazard_spread=SPREAD_HEARD if subject.heard else SPREAD_UNHEARD,
+        hazard_spread=_spread(own) if subject.heard else SPREAD_UNHEARD,
         measured_speed=subject.relative_speed,
         speed_error=subject.speed_error,
         features=own.features if own else (),
         log_hazard_outcomes=own.outcomes.log_factor if own else 0.0,
     )
+
+
+def _spread(own: Own | None) -> float:
+    return own.spread if own else SPREAD_ASSUMED
 
 
 def _parts(subject: Subject) -> list[tuple[int, float]]:

@@ -51,8 +51,8 @@ scored AS (
         CASE WHEN own IS NOT NULL THEN least(own * (share + coalesce(factor, 1) - 1), hazard_per_hour) END AS hazard,
         hazard_spread AS spread,
         speed, 1.645 * coalesce(speed_error, 0.02) AS reach,
-        hazard_spread > 3 OR measured_speed IS NULL AS unmeasured,
-        CASE WHEN hazard_spread > 3 THEN 'STALE' WHEN read >= since THEN 'HEALTHY' ELSE 'UNKNOWN' END AS calm,
+        hazard_spread >= 100 OR measured_speed IS NULL AS unmeasured,
+        CASE WHEN hazard_spread >= 100 THEN 'STALE' WHEN read >= since THEN 'HEALTHY' ELSE 'UNKNOWN' END AS calm,
         CASE
             WHEN evidence_count > 0 AND severity IS NULL AND read IS NOT NULL THEN NULL
             WHEN severity < ops.severity(calm) THEN worst

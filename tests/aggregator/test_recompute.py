@@ -36,6 +36,7 @@ TRAINED = HazardModel(
 MEASURING = replace(
     TRAINED,
     weights=(*TRAINED.weights[: -len(MEASURED)], 0.5, 0.8, 0.3, 0.6, 0.9, 0.7, 0.4, 0.35, 0.2),
+    spread=4.5,
 )
 
 

@@ -15,7 +15,14 @@ from gangline.aggregator.hazard.events import EventsError, parse_events
 from gangline.aggregator.hazard.features import FEATURES, NAMES, NAMES_ALIKE
 from gangline.aggregator.hazard.fitting import fit
 from gangline.aggregator.hazard.history import ALL, HARDWARE, State
-from gangline.aggregator.hazard.model import PUBLISHED_RATES, HazardModel, ModelError, prior
+from gangline.aggregator.hazard.model import (
+    PUBLISHED_RATES,
+    SPREAD_ASSUMED,
+    SPREAD_MAX,
+    HazardModel,
+    ModelError,
+    prior,
+)
 from gangline.aggregator.hazard.training import train
 from tests.aggregator.hazard.fleets import data_of, recording
 
@@ -34,6 +41,7 @@ MODELS = st.builds(
     ridge=st.floats(0, 1e6),
     metrics=st.dictionaries(st.text(max_size=10), st.floats(-1e6, 1e6), max_size=4),
     calibration=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=10).map(tuple),
+    spread=st.floats(1, SPREAD_MAX),
 )
 
 
@@ -41,6 +49,13 @@ MODELS = st.builds(
 def test_a_model_comes_back_from_its_text(model: HazardModel) -> None:
     """What is stored is what is used after a restart."""
     assert HazardModel.from_text(model.to_text()) == model
+
+
+def test_a_model_of_before_spreads_were_measured_keeps_its_text() -> None:
+    """Its version is stored with every score of its time: a digest that changes makes a stranger of it."""
+    text = prior().to_text()
+    assert "spread" not in json.loads(text)
+    assert HazardModel.from_text(text).spread == SPREAD_ASSUMED
 
 
 @given(MODELS, st.lists(st.floats(0, 1), min_size=len(NAMES), max_size=len(NAMES)))
@@ -64,6 +79,8 @@ def test_contributions_add_up(model: HazardModel, row: list[float]) -> None:
         ({"source": "x" * 1001}, "source: expected at most 1000 characters"),
         ({"metrics": []}, "metrics: expected an object"),
         ({"calibration": [[1]]}, "calibration: expected pairs"),
+        ({"spread": 0.9}, "spread: expected a factor from 1 to 30"),
+        ({"spread": 100}, "spread: expected a number within -30 to 30"),
         ({"more": 1}, "fields that are missing or unknown: more"),
     ],
 )

@@ -1,0 +1,63 @@
+"""How far one host's hazard may lie from what a model tells of it: the 90 % interval, by how hosts and fortnights differ.
+
+What lasts of a host shows in fortnights far apart: one that had more faults than the others in some has more in others,
+too. A burst after a repair is over by then. What befalls all hosts alike is the fleet's level, which differs by itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .events import Floats, Indexes
+from .history import Units
+from .model import SPREAD_ASSUMED, SPREAD_MAX, Z90
+
+#: Blocks of days that are compared, each with those that are not next to it.
+BLOCK_DAYS = 14
+#: What is assumed weighs as much as so many pairs of blocks in which a fault each was expected: a few faults tell little.
+PAIRS_ASSUMED = 5.0
+VARIANCE_ASSUMED = float(np.expm1((np.log(SPREAD_ASSUMED) / Z90) ** 2))
+
+
+def spread_of(daily: Units, outcome: str) -> float:
+    """Return the factor up and down that holds 90 % of hosts' hazards: each has one of its own, as has each block of days.
+
+    *daily*: all units, with windows of a day. Both factors are taken for lognormal, of mean 1, their variances by moments. Of hosts: over pairs
+    of blocks, faults beyond those expected in the one times those in the other, by what is expected of both. Of the level:
+    faults beyond those expected of a block, squared, less their own variance. To the variance of the logarithm comes one
+    over the number of faults: the level is no surer.
+    """
+    came = daily.came(outcome)
+    block = daily.day // BLOCK_DAYS
+    shape = (int(daily.node.max()) + 1, int(block.max()) + 1)
+    at = daily.node * shape[1] + block
+    up, faults = (_summed(at, one, shape) for one in (np.ones(len(at)), came))
+    logs = _of_hosts(up, faults) + _of_level(up.sum(axis=0), faults.sum(axis=0))
+    logs += 1.0 / max(float(came.sum()), 1.0)
+    return float(min(np.exp(Z90 * np.sqrt(logs)), SPREAD_MAX))
+
+
+def _summed(at: Indexes, values: Floats, shape: tuple[int, int]) -> Floats:
+    """Return hosts x blocks."""
+    return np.bincount(at, values, shape[0] * shape[1]).astype(np.float64).reshape(shape)
+
+
+def _of_hosts(up: Floats, faults: Floats) -> float:
+    """Return the variance of the logarithm of hosts' own factors. *up*: days of hosts x blocks."""
+    expected = up * (faults.sum(axis=0) / np.maximum(up.sum(axis=0), 1.0))
+    known = _pairs(expected) + PAIRS_ASSUMED
+    variance = (_pairs(faults - expected) + PAIRS_ASSUMED * VARIANCE_ASSUMED) / known
+    return float(np.log1p(max(variance, 0.0)))
+
+
+def _of_level(up: Floats, faults: Floats) -> float:
+    """Return the same of the fleet's level. *up*: days of all hosts, by blocks."""
+    expected = up * (faults.sum() / up.sum())
+    beyond = ((faults - expected) ** 2 - faults).sum() / max((expected**2).sum(), 1.0)
+    return float(np.log1p(max(beyond, 0.0)))
+
+
+def _pairs(values: Floats) -> float:
+    """Return the sum, over hosts (rows), of the products of all pairs of blocks (columns) that are not neighbours."""
+    alone, beside = (values**2).sum(), (values[:, 1:] * values[:, :-1]).sum()
+    return float(((values.sum(axis=1) ** 2).sum() - alone) / 2.0 - beside)

@@ -1,0 +1,85 @@
+"""The interval of a hazard: measured by how the hosts of a fleet differ, and as wide as was assumed where little is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gangline.aggregator.hazard.events import Faults, Floats
+from gangline.aggregator.hazard.history import ALL, units_of
+from gangline.aggregator.hazard.model import SPREAD_ASSUMED, SPREAD_MAX
+from gangline.aggregator.hazard.spread import spread_of
+
+DAYS = 196
+REPAIR_DAYS = 0.3
+
+
+def fleet(hazards_per_day: Floats, seed: int, days: int = DAYS) -> Faults:
+    """Return the faults of hosts whose hazards are these: of nodes (rows), by day (columns; or one for all days)."""
+    source = np.random.default_rng(seed)
+    hazards = np.broadcast_to(hazards_per_day, (len(hazards_per_day), days))
+    node, day = np.nonzero(source.random(hazards.shape) < -np.expm1(-hazards))
+    start = day + source.uniform(0.0, 0.6, len(day))
+    order = np.argsort(start)
+    node, start = node[order], start[order]
+    names = tuple(f"node-{at}" for at in range(len(hazards)))
+    hardware = np.ones(len(node), dtype=bool)
+    return Faults(names, node, start, start + REPAIR_DAYS, hardware, float(days))
+
+
+def spread(faults: Faults) -> float:
+    return spread_of(units_of(faults, 1), ALL)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.5, 1.0, 1.5])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_nine_hosts_of_ten_are_within_it(sigma: float, seed: int) -> None:
+    """An interval of 90 % that holds a third of the hosts, or all of them tenfold, is a decoration.
+
+    It lies about a mean: where hosts differ very much, most of those outside are better than its lower end.
+    """
+    source = np.random.default_rng(100 + seed)
+    own = 0.01 * np.exp(sigma * source.normal(size=600) - sigma**2 / 2)
+    factor = spread(fleet(own[:, None], seed))
+    beyond = own / own.mean()
+    assert (beyond > factor).mean() <= 0.05
+    assert (beyond < 1.0 / factor).mean() <= (0.2 if sigma <= 1.0 else 0.3)
+    assert factor <= 1.3 * np.exp(1.645 * sigma)
+
+
+def test_a_level_that_moves_for_all_makes_it_wider() -> None:
+    """Where a whole fleet fails twice as often for a month, nobody knows next month's level."""
+    calm = np.full((400, DAYS), 0.01)
+    moved = calm * np.where(np.arange(DAYS) // 28 % 2, 2.0, 0.5)
+    assert spread(fleet(calm, 1)) < 1.4
+    assert spread(fleet(moved, 1)) > 1.8
+
+
+def test_bursts_after_a_repair_are_none_of_a_hosts_own() -> None:
+    """Hosts alike, of which each falls again at once and then stays up for months, differ in nothing that lasts."""
+    first = fleet(np.full((600, 1), 0.003), 1)
+    again = Faults(
+        first.nodes,
+        np.repeat(first.node, 3),
+        (first.start[:, None] + [0.0, 1.0, 2.0]).ravel(),
+        (first.end[:, None] + [0.0, 1.0, 2.0]).ravel(),
+        np.repeat(first.hardware, 3),
+        first.end_days,
+    )
+    assert spread(again) < 2.5
+    lemons = np.where(np.arange(600) % 20 == 0, 0.06, 0.003)
+    assert spread(fleet(lemons[:, None], 1)) > 3.0
+
+
+def test_with_little_to_go_by_it_is_what_was_assumed() -> None:
+    """A handful of faults tells nothing of how hosts differ, and a narrow interval would say that it did."""
+    few = fleet(np.full((100, 1), 0.003), 3, days=60)
+    assert 10 < len(few.node) < 40
+    assert spread(few) == pytest.approx(SPREAD_ASSUMED, rel=0.35)
+
+
+def test_it_has_an_end() -> None:
+    """One host has nearly all of the faults: no factor is as large as that of a host which is not heard."""
+    hazards = np.full((2000, 1), 1e-5)
+    hazards[0] = 2.0
+    assert spread(fleet(hazards, 1)) == SPREAD_MAX
