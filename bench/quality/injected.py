@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from .injected_faults import KINDS, Kind
 from .injected_hosts import MEMORY, folder, prepare
@@ -38,19 +39,27 @@ ALONE = "`python -m bench.quality --only injected` makes this section alone.\n"
 
 def section(seed: int, progress: Progress) -> str:
     """Return the section in Markdown. Raises what goes wrong: no round is left out."""
-    return page(rounds(KINDS, seed, ROUNDS, progress), seed, ROUNDS)
+    return page(rounds(KINDS, seed, ROUNDS, progress), seed)
 
 
-def rounds(kinds: Sequence[Kind], seed: int, count: int, progress: Progress) -> list[Subject]:
-    """Return what came of all hosts of so many rounds."""
-    found: list[Subject] = []
+class Round(NamedTuple):
+    """What came of the hosts of a round; how often the API was asked, and how often it did not answer in time."""
+
+    subjects: Sequence[Subject]
+    asked: int
+    unanswered: int
+
+
+def rounds(kinds: Sequence[Kind], seed: int, count: int, progress: Progress) -> list[Round]:
+    """Play so many rounds."""
+    found: list[Round] = []
     progress("injected faults", 0.0)
     prepare()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         playing = [pool.submit(round_of, kinds, seed * 1000 + number) for number in range(count)]
         try:
             for done, each in enumerate(playing, 1):
-                found += each.result()
+                found.append(each.result())
                 progress(f"injected faults, {done} of {count} rounds", done / count)
         finally:
             # No round is begun for a page that will not be.
@@ -58,7 +67,7 @@ def rounds(kinds: Sequence[Kind], seed: int, count: int, progress: Progress) -> 
     return found
 
 
-def round_of(kinds: Sequence[Kind], seed: int) -> list[Subject]:
+def round_of(kinds: Sequence[Kind], seed: int) -> Round:
     """Play all *kinds* side by side, each on a host of its own; kill the aggregator at the end, and look again."""
     with folder() as disk, folder(MEMORY) as memory, Stage(disk, memory, kinds, seed) as stage:
         stage.open()
@@ -66,20 +75,21 @@ def round_of(kinds: Sequence[Kind], seed: int) -> list[Subject]:
         stage.play(WATCH_SECONDS)
         stage.ask_advice()
         stage.restart(RESTART_SECONDS)
-        return stage.subjects
+        return Round(stage.subjects, stage.asked, stage.unanswered)
 
 
 # The page ----------------------------------------------------------------------------------------
 
 
-def page(subjects: Sequence[Subject], seed: int, count: int) -> str:
+def page(played: Sequence[Round], seed: int) -> str:
     """Return the section of what came of all rounds."""
+    subjects = [subject for one in played for subject in one.subjects]
     by_kind: dict[str, list[Subject]] = {}
     for each in subjects:
         by_kind.setdefault(each.kind.name, []).append(each)
     groups = list(by_kind.values())
     method = METHOD.format(
-        hosts=len(groups), rounds=count, seed=seed, watch=WATCH_SECONDS, look=LOOK_SECONDS
+        hosts=len(groups), rounds=len(played), seed=seed, watch=WATCH_SECONDS, look=LOOK_SECONDS
     )
     parts = [
         "## Injected\n",
@@ -90,6 +100,7 @@ def page(subjects: Sequence[Subject], seed: int, count: int) -> str:
         table(CONTROLS_HEAD, [_control(each) for each in groups if each[0].kind.is_control]) + "\n",
         _advice(subjects),
         _restarts(subjects),
+        _answers(played),
     ]
     return "\n".join(parts)
 
@@ -160,6 +171,12 @@ def _restarts(subjects: Sequence[Subject]) -> str:
     return "\n".join(words) + "\n"
 
 
+def _answers(played: Sequence[Round]) -> str:
+    """Say how often the API left a question open: what it would have said then is not known."""
+    asked, unanswered = sum(one.asked for one in played), sum(one.unanswered for one in played)
+    return f"The API was asked {asked:,} times; {unanswered} times it did not answer within 5 s.\n"
+
+
 def main() -> None:
     """Print the section."""
     parser = argparse.ArgumentParser(
@@ -171,7 +188,7 @@ def main() -> None:
     options = parser.parse_args()
     kinds = [kind for kind in KINDS if options.only in kind.name]
     found = rounds(kinds, options.seed, options.rounds, Bar())
-    print(page(found, options.seed, options.rounds))
+    print(page(found, options.seed))
 
 
 if __name__ == "__main__":

@@ -89,6 +89,8 @@ class Stage:
             for kind, number in zip(kinds, order, strict=True)
         ]
         self._client = Client(self._address)
+        #: How often the API was asked of all hosts, and did not answer within the client's 5 s.
+        self.asked = self.unanswered = 0
         self._left = ExitStack()  # what is to be ended
 
     def _subject(self, place: Path, kind: Kind, number: int, source: random.Random) -> Subject:
@@ -122,7 +124,7 @@ class Stage:
         wanted = set(sources)
 
         def settled() -> bool:
-            scores = self.listing()
+            scores = self._asked()
             return len(scores) == len(self.subjects) and all(
                 State(score.state) is State.HEALTHY
                 and wanted <= {each.source for each in score.sources if each.outcome == "ok"}
@@ -171,8 +173,17 @@ class Stage:
     def look(self) -> None:
         """Ask the API once, and note what it says."""
         at = {f"nodes/{each.host.name}": each for each in self.subjects}
-        for score in self.listing():
+        for score in self._asked():
             note(at[score.node], score, time.monotonic())
+
+    def _asked(self) -> list[NodeScore]:
+        """Return the listing; nothing where it is not answered, which is counted: it is a result, too."""
+        self.asked += 1
+        try:
+            return self.listing()
+        except CommandError:
+            self.unanswered += 1
+            return []
 
     def ask_advice(self) -> None:
         """Note which advice was proposed about whom, open or ended."""

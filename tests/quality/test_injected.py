@@ -6,7 +6,7 @@ import select
 import socket
 from pathlib import Path
 
-from bench.quality.injected import page
+from bench.quality.injected import Round, page
 from bench.quality.injected_cable import Cable
 from bench.quality.injected_faults import KINDS, Kind
 from bench.quality.injected_hosts import MEMORY, folder
@@ -41,10 +41,14 @@ def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
         stage.play(GUARD_SECONDS, told, apart_seconds=0.0)
         stage.look()
         assert told()
-        said = page(stage.subjects, 1, 1)
+        stage.aggregator.kill()
+        stage.look()
+        assert stage.unanswered == 1 and fault.state is State.UNHEALTHY
+        said = page([Round(stage.subjects, stage.asked, stage.unanswered)], 1)
     assert (fault.named, fault.named_for) == (State.UNHEALTHY, Reason.XID_FATAL)
     assert "XID 79: GPU has fallen off the bus" in fault.words
     assert not fault.others and not control.others
+    assert "times; 1 times it did not answer" in said
     rows = {line.split("|")[1].strip(): line for line in said.splitlines() if line[:1] == "|"}
     assert "1 of 1" in rows[fault.kind.name] and "UNHEALTHY, XID_FATAL" in rows[fault.kind.name]
     assert "0 of 1" in rows[control.kind.name] and "nothing" in rows[control.kind.name]
