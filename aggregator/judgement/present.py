@@ -189,8 +189,8 @@ class Present:
         return int(devices.host[row]), devices.names[row]
 
     def sql(self, table: str, row: int, columns: str, seconds: float) -> str:
-        """Return the query for the last *seconds* of a device's readings."""
-        return f"SELECT time, {columns} {self._readings(table, row, seconds)} ORDER BY time"
+        """Return the query for the last *seconds* of a device's readings, the newest first: it is the one that counts."""
+        return f"SELECT time, {columns} {self._readings(table, row, seconds)} ORDER BY time DESC"
 
     def sql_counted(self, table: str, row: int, column: str, unit: str, seconds: int) -> str:
         """Return the query for a device's counter with what it counted (`queries.counted`)."""

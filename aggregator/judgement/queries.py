@@ -81,13 +81,13 @@ def counted(
 ) -> str:
     """Return the query for a counter of *device* (host, device) with what it counted until *at_ns*, fading over *seconds*.
 
-    The last row is of *at_ns*: a number within *seconds*, or where *unit* ends in `/s` the mean over them.
+    The first row is of *at_ns*: a number within *seconds*, or where *unit* ends in `/s` the mean over them.
     """
     share = f" / {seconds}" if unit.endswith("/s") else ""
     where = _is(device) + " AND " + of_table(table, at_ns, CONSTANTS_BACK * seconds)
     return (
         f"SELECT time, {column}, new, sum({faded(table, at_ns, seconds)}) OVER (ORDER BY time){share} AS "
-        f"{in_unit(unit)} FROM ({steps(table, column, where)}) ORDER BY time"
+        f"{in_unit(unit)} FROM ({steps(table, column, where)}) ORDER BY time DESC"
     )
 
 

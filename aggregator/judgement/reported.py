@@ -69,7 +69,7 @@ def query(present: Present, record: Occurrence) -> str:
     return (
         "SELECT time, last_time, count, device, name, code, process_name, message, event_id FROM events "
         f"WHERE host = {quoted(present.fleet.names[record.host])} AND lower(device) IN ({devices}) "
-        f"AND name = {quoted(record.name)} AND code = {record.code} AND {_which(record)} ORDER BY time"
+        f"AND name = {quoted(record.name)} AND code = {record.code} AND {_which(record)} ORDER BY time DESC"
     )
 
 

@@ -124,7 +124,7 @@ def test_events_are_those_of_the_device_and_of_what_still_stands(answers: Answer
     """`gangline explain` told of 9 lines of XID 95 on a GPU, and its query showed those of all GPUs, of any day."""
     host = answers.world.hosts[1]
     score = next(one for one in answers.snapshot.hosts if one.host == host.name)
-    for device, counts in ((gpu_of(host, 0), [7, 2]), (gpu_of(host, 1), [1])):
+    for device, counts in ((gpu_of(host, 0), [2, 7]), (gpu_of(host, 1), [1])):
         evidence = next(
             e for e in score.evidence if (e.signal, e.value, e.device) == ("gpu.xid", 95.0, device)
         )
