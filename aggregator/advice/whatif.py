@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -51,15 +51,35 @@ class Advised(NamedTuple):
     action: str
 
 
+class Held(NamedTuple):
+    """A case for which nothing would have been proposed then, and why."""
+
+    at_ns: int
+    key: str
+    words: str
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What would have come of a rule. `from_ns`: since then its evidence was read."""
 
     episodes: tuple[Episode, ...]
     advised: tuple[Advised, ...]
-    held_back: int
+    held: tuple[Held, ...]
     at_once_max: int
     from_ns: int
+
+    @property
+    def held_back(self) -> int:
+        """How many cases would have been held back."""
+        return len({one.key for one in self.held})
+
+    def held_words(self, episodes: Sequence[Episode]) -> list[str]:
+        """Say of each of *episodes* what held advice about it back, last; "" where nothing did."""
+        found: dict[str, list[Held]] = defaultdict(list)  # by case, in the order of time
+        for one in self.held:
+            found[one.key].append(one)
+        return [_last_within(found.get(one.case.key, []), one) for one in episodes]
 
     def are_advised(self, episodes: Sequence[Episode]) -> list[bool]:
         """Say of each of *episodes* whether advice about its host would have been given while it lasted."""
@@ -70,9 +90,18 @@ class Report:
         return [_is_within(at_ns.get(one.case.host, []), one) for one in episodes]
 
 
+def _last_within(held: Sequence[Held], one: Episode) -> str:
+    last = bisect_right(held, _end_ns(one), key=lambda each: each.at_ns) - 1
+    return held[last].words if last >= 0 and held[last].at_ns >= one.first_ns else ""
+
+
+def _end_ns(one: Episode) -> int:
+    return one.last_ns + seconds_ns(GAP_SECONDS)
+
+
 def _is_within(at_ns: Sequence[int], one: Episode) -> bool:
     first = bisect_left(at_ns, one.first_ns)
-    return first < len(at_ns) and at_ns[first] <= one.last_ns + seconds_ns(GAP_SECONDS)
+    return first < len(at_ns) and at_ns[first] <= _end_ns(one)
 
 
 #: Of the newest so many rows, the oldest first.
@@ -224,14 +253,14 @@ def _replayed(episodes: tuple[Episode, ...], limits: Limits, hosts: int, from_ns
     """Give the episodes to a machine whose advice is always accepted and done at once."""
     machine = Machine(limits)
     advised: list[Advised] = []
-    held: set[str] = set()
+    held: list[Held] = []
     most = 0
     for event in _events(episodes, hosts, from_ns, limits):
         answers: list[Event] = [event]
         while answers:
             for one in machine.step(answers.pop(0)):
                 if isinstance(one, HeldBack):
-                    held.add(one.key)
+                    held.append(Held(event.now_ns, one.key, one.words))
                 if not isinstance(one, Publish) or one.advisory.state is not AdvisoryState.PROPOSED:
                     continue
                 a = one.advisory
@@ -240,7 +269,7 @@ def _replayed(episodes: tuple[Episode, ...], limits: Limits, hosts: int, from_ns
                 done = (AdvisoryState.ACCEPTED, AdvisoryState.DONE)
                 answers += [Acked(event.now_ns, a.name, to, "what-if") for to in done]
         most = max(most, len(machine.memory.holds))
-    return Report(episodes, tuple(advised), len(held), most, from_ns)
+    return Report(episodes, tuple(advised), tuple(held), most, from_ns)
 
 
 def _events(

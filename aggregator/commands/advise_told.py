@@ -156,7 +156,8 @@ def replayed(answer: wire.EvaluateRuleResponse) -> str:
     rows += [
         (
             one.node.removeprefix("nodes/"), _at(one.start_time), _at(one.end_time),
-            enum_name(wire.Action, one.action), _yes(one.advised), _yes(one.followed_by_fault), one.words,
+            enum_name(wire.Action, one.action), _yes(one.advised), _yes(one.followed_by_fault),
+            f"held back: {one.held_back_text}; {one.words}" if one.held_back_text else one.words,
         )
         for one in answer.episodes
     ]  # fmt: skip

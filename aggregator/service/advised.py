@@ -61,9 +61,9 @@ def evaluated(report: Report) -> advisory_pb2.EvaluateRuleResponse:
                 node=f"nodes/{one.case.host}", start_time=timestamp(one.first_ns),
                 end_time=timestamp(one.last_ns), action=_enum(one.case.action),
                 advised=advised, words=one.case.words,
-                followed_by_fault=one.faulty_ns > 0,
+                followed_by_fault=one.faulty_ns > 0, held_back_text="" if advised else held,
             )
-            for one, advised in zip(told, report.are_advised(told), strict=True)
+            for one, advised, held in zip(told, report.are_advised(told), report.held_words(told), strict=True)
         ],
         episodes_count=len(report.episodes), advised_count=len(report.advised),
         held_back_count=report.held_back, nodes_at_once_max=report.at_once_max,

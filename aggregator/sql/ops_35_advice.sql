@@ -19,13 +19,24 @@ COMMENT ON VIEW ops.advice_history IS
 
 CREATE OR REPLACE VIEW ops.advice_shadow AS
 SELECT
-    action, reason, count(*) AS advisories, count(DISTINCT subject) AS subjects,
+    action, reason, NULL AS held_back, count(*) AS advisories, count(DISTINCT subject) AS subjects,
     sum(waiting_gpu_hours) AS waiting_gpu_hours, sum(acting_gpu_hours) AS acting_gpu_hours,
     min(proposed) AS first, max(proposed) AS last
 FROM ops.advice WHERE shadow
-GROUP BY action, reason ORDER BY advisories DESC, action, reason;
+GROUP BY action, reason
+UNION ALL
+SELECT
+    -- By the numbers of `advice/advisory.py`, from 1.
+    [
+        'AVOID', 'DRAIN_AFTER_JOB', 'DRAIN_AT_CHECKPOINT', 'EVICT_NOW', 'RESET_GPU', 'REBOOT', 'RETURN_TO_SERVICE', 'RUN_DIAGNOSTIC',
+        'CAP_POWER', 'DRAIN_P2P', 'DRAIN_AND_RESET', 'RECOVER_IMEX_DOMAIN', 'INSPECT'
+    ][(body ->> 'action')::INTEGER] AS action,
+    NULL, words, 0, count(DISTINCT host), NULL, NULL, min(time), max(time)
+FROM main.advice_decisions WHERE shadow AND kind = 'HeldBack'
+GROUP BY ALL
+ORDER BY held_back NULLS FIRST, advisories DESC, subjects DESC, action, reason;
 COMMENT ON VIEW ops.advice_shadow IS
-    'what would have been advised in shadow mode (advice_shadow), and at what price: FROM ops.advice_shadow';
+    'what would have been advised in shadow mode (advice_shadow), and at what price; then what limits or price held back, and why: FROM ops.advice_shadow';
 
 CREATE OR REPLACE VIEW ops.outcomes AS
 SELECT

@@ -14,7 +14,7 @@ import pytest
 
 from gangline.aggregator.advice import rows
 from gangline.aggregator.advice.advisory import Action, Basis, State
-from gangline.aggregator.advice.events import Acked, Publish, Tick
+from gangline.aggregator.advice.events import Acked, HeldBack, Publish, Tick
 from gangline.aggregator.advice.limits import HOUR_NS, Limits
 from gangline.aggregator.advice.rows import restored
 from gangline.aggregator.advice.telling import Telling
@@ -151,6 +151,16 @@ def test_in_shadow_mode_all_is_kept_and_nobody_is_told(store: Store) -> None:
     assert asked(store, "SELECT action, reason, advisories FROM ops.advice_shadow") == [
         ("DRAIN_AT_CHECKPOINT", "XID_FATAL", 1)
     ]
+
+    held = [
+        HeldBack(f"h{one}/made-up", f"h{one}", one, "two of its rack are out") for one in Action
+    ]
+    batch = rows.Batch(decisions=[(90 + one.action, world.now_ns, one) for one in held])
+    store.in_transaction(lambda connection: rows.write(connection, batch, shadow=True))
+    assert asked(
+        store,
+        "SELECT action, held_back, subjects FROM ops.advice_shadow WHERE held_back NOT NULL ORDER BY first, action",
+    ) == sorted((one.name, "two of its rack are out", 1) for one in Action)
 
     async def shown() -> str:
         async with served(book, world) as (stub, _):

@@ -338,7 +338,7 @@ def test_who_hangs_up_does_not_have_two_rules_evaluated_at_once(
         def what_if(*_: object) -> whatif.Report:
             begun.set()
             assert go.wait(GUARD_SECONDS)
-            return whatif.Report((), (), 0, 0, 0)
+            return whatif.Report((), (), (), 0, 0)
 
         monkeypatch.setattr(book, "what_if", what_if)
         async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):

@@ -86,6 +86,9 @@ def test_limits_of_a_rack_count_as_they_would() -> None:
     assert len(stored.asked("gpu.xid 95").advised) == 4
     report = stored.asked("gpu.xid 95", racked=True)
     assert (len(report.advised), report.held_back, report.at_once_max) == (2, 2, 2)
+    words = report.held_words(report.episodes)
+    assert [bool(one) for one in words] == [not one for one in report.are_advised(report.episodes)]
+    assert all("rack r1" in one for one in words if one)
 
 
 def test_an_episode_is_advised_by_what_was_advised_in_it() -> None:
@@ -118,7 +121,7 @@ def test_a_thousand_episodes_are_looked_up_not_searched_for() -> None:
     (episode,) = stored.asked("gpu.xid 95").episodes
     advised = [Advised(at, (f"h{at % 500}",), "", "") for at in range(10_000)]
     advised.append(Advised(episode.first_ns, (Counted("h1"),), "", ""))
-    report = Report((episode,) * 1000, tuple(advised), 0, 0, 0)
+    report = Report((episode,) * 1000, tuple(advised), (), 0, 0)
     assert report.are_advised(report.episodes) == [True] * 1000
     assert Counted.looks < 10
 
