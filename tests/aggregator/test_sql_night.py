@@ -15,20 +15,28 @@ from gangline.aggregator.store.actions import actions
 from gangline.fingerprints.policy_table import builtin
 from gangline.fingerprints.xid import policy
 from tests.aggregator import sql_page
-from tests.aggregator.night import FLAPPING, REMAPPING, SILENT, WRONG_CLOCK, Night, night
+from tests.aggregator.night import FLAPPING, REMAPPING, SILENT, WRONG_CLOCK, night
 from tests.aggregator.query.asking import rows_of
 
 Rows = list[dict[str, Any]]
+Connection = duckdb.DuckDBPyConnection
 _EXAMPLE = re.compile(r": ((?:FROM|SELECT) .+)$")
 
 
 @pytest.fixture(scope="module")
-def passed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Night]]:
-    """The folder of a store after the night, and the night."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a store after the night."""
     folder = tmp_path_factory.mktemp("night")
-    with night(folder) as one:
+    with night(folder):
         pass
-    yield folder, one
+    return folder
+
+
+@pytest.fixture(scope="module")
+def operators(folder: Path) -> Iterator[Connection]:
+    """Its operators' file, as `gangline sql` opens it; once, as that takes longer than most queries."""
+    with fences.opened(folder / "operators.duckdb") as connection:
+        yield connection
 
 
 def objects(folder: Path, file: str = "operators.duckdb") -> dict[str, str]:
@@ -43,18 +51,16 @@ def objects(folder: Path, file: str = "operators.duckdb") -> dict[str, str]:
     return {name: comment or "" for name, comment in rows}
 
 
-def asked(folder: Path, query: str) -> Rows:
+def asked(connection: Connection, query: str) -> Rows:
     """Return the rows of *query* as `gangline sql` gets them."""
-    with fences.opened(folder / "operators.duckdb") as connection:
-        names, rows = rows_of(connection, query)
-        return [dict(zip(names, row, strict=True)) for row in rows]
+    names, rows = rows_of(connection, query)
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def test_every_object_says_what_it_is_with_an_example_that_runs(
-    passed: tuple[Path, Night],
+    folder: Path, operators: Connection
 ) -> None:
     """A view that nobody can guess how to call is not there at 3 a.m.; nor is one whose example fails."""
-    folder, _ = passed
     page = sql_page.PAGE.read_text()
     there = objects(folder)
     assert len(there) >= 35 and there == objects(folder, "gangline.duckdb")
@@ -64,19 +70,19 @@ def test_every_object_says_what_it_is_with_an_example_that_runs(
         assert example and name in example[1], (
             f"{name}: its comment ends in no example: {comment!r}"
         )
-        assert asked(folder, example[1]), f"{name}: its example shows nothing"
+        assert asked(operators, example[1]), f"{name}: its example shows nothing"
         assert f"`{name}" in page, f"{name} is not in docs/sql.md"
         live.execute(example[1]).fetchall()
     live.close()
 
 
-def test_the_page_is_what_the_night_answers(passed: tuple[Path, Night]) -> None:
+def test_the_page_is_what_the_night_answers(folder: Path) -> None:
     """An output that was written by hand tells of columns that are gone; `make docs` writes the page."""
     page = sql_page.PAGE.read_text()
     queries = sql_page.queries(page)
     assert len(queries) >= 20 and len(set(queries)) == len(queries)
     assert len(queries) == page.count("$ gangline sql ")
-    assert sql_page.answered(page, sql_page.asking(passed[0])) == page, "run `make docs`"
+    assert sql_page.answered(page, sql_page.asking(folder)) == page, "run `make docs`"
 
 
 NOBODY = "no host of this name has registered: SELECT host FROM ops.hosts lists them"
@@ -224,22 +230,20 @@ SHOWN: list[tuple[str, Rows]] = [
 
 
 @pytest.mark.parametrize(("query", "rows"), SHOWN, ids=[query[:60] for query, _ in SHOWN])
-def test_what_a_view_shows(passed: tuple[Path, Night], query: str, rows: Rows) -> None:
+def test_what_a_view_shows(operators: Connection, query: str, rows: Rows) -> None:
     """A view that runs and shows another host's fault sends the wrong host to repair."""
-    assert asked(passed[0], query) == rows
+    assert asked(operators, query) == rows
 
 
-def test_a_score_and_its_readings_of_a_time_before_there_was_any(
-    passed: tuple[Path, Night],
-) -> None:
+def test_a_score_and_its_readings_of_a_time_before_there_was_any(operators: Connection) -> None:
     """Asked of a moment before the first score: nothing, not the score of later."""
     query = "FROM ops.score_at('sim-006', TIMESTAMP '2023-11-14 22:00:00')"
-    assert asked(passed[0], query) == []
+    assert asked(operators, query) == []
 
 
-def test_actions_are_those_of_the_policy(passed: tuple[Path, Night]) -> None:
+def test_actions_are_those_of_the_policy(operators: Connection) -> None:
     """SQL that recommends what the policy does not is worse than none."""
-    rows = asked(passed[0], "SELECT * EXCLUDE (source) FROM ops.actions")
+    rows = asked(operators, "SELECT * EXCLUDE (source) FROM ops.actions")
     assert [tuple(row.values()) for row in rows] == [row[:-1] for row in actions()]
     found = {(row["signal"], row["code"]): row["action"] for row in rows}
     assert all(found["gpu.xid", code] == one.action for code, one in policy().items())
