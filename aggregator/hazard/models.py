@@ -110,7 +110,12 @@ def compared(found: Recorded, in_use: HazardModel) -> Trained:
         "" if better else ": worse, so that the one in use stays"
     )
     whole = train(faults, ALL, "the store", days_measured)
-    metrics = {**whole.metrics, "log_loss": losses[0], "log_loss_of_the_one_in_use": losses[1]}
+    metrics = {
+        **whole.metrics,
+        "hazard_spread": whole.spread,
+        "log_loss": losses[0],
+        "log_loss_of_the_one_in_use": losses[1],
+    }
     model = replace(
         whole, first_time=_iso(found.first_us), last_time=_iso(found.last_us), metrics=metrics
     )

@@ -12,7 +12,7 @@ known AS (
         version,
         CASE WHEN NOT accepted THEN 'refused' WHEN time = newest THEN 'in use' ELSE 'replaced' END AS status,
         time AS trained, words AS why, outcome, first_time, last_time, nodes, faults, metrics['auc'] AS auc,
-        metrics['recall'] AS recall, metrics['ece'] AS ece, metrics, calibration
+        metrics['recall'] AS recall, metrics['ece'] AS ece, metrics['hazard_spread'] AS hazard_spread, metrics, calibration
     FROM trained
     UNION ALL BY NAME
     SELECT
@@ -23,6 +23,7 @@ known AS (
 FROM known ORDER BY status != 'in use', trained DESC NULLS LAST;
 COMMENT ON VIEW ops.models IS
     'which model of hazard judges (scores.hazard_model), what it was made from, how good it was out of fold, and why others were refused: SELECT version, status, why, faults, auc, ece FROM ops.models';
+COMMENT ON COLUMN ops.models.hazard_spread IS 'factor up and down of the 90 % interval of one host''s hazard, measured; NULL: 3, assumed';
 
 CREATE OR REPLACE MACRO ops.host_days(host_name) AS TABLE
 SELECT * EXCLUDE (host) FROM main.host_days WHERE host = host_name ORDER BY day DESC;

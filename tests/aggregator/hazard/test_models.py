@@ -165,8 +165,10 @@ def test_a_model_is_trained_kept_and_in_use_after_a_restart(tmp_path: Path) -> N
         models.load()
         assert models.in_use == done.model
         with store.reading() as cursor:
-            kept = cursor.execute("SELECT accepted, faults, metrics['ece'] FROM models").fetchall()
-    assert kept == [(True, done.model.faults, done.model.metrics["ece"])]
+            kept = cursor.execute(
+                "SELECT accepted, faults, metrics['ece'], metrics['hazard_spread'] FROM models"
+            ).fetchall()
+    assert kept == [(True, done.model.faults, done.model.metrics["ece"], done.model.spread)]
 
 
 def put_planted(connection: Any) -> None:
