@@ -221,6 +221,24 @@ def test_why_is_told_once(state_text: str, told: str) -> None:
     assert [line.partition(" UTC")[2] for line in lines if line.startswith("  state ")] == [told]
 
 
+def test_what_would_have_held_advice_back_is_told_of_its_episode() -> None:
+    """It said that two cases were held back, and not which of a hundred, nor by what."""
+    held = wire.RuleEpisode(
+        node="nodes/h3",
+        action=wire.EVICT_NOW,
+        words="lost data",
+        held_back_text="2 of rack r1 are out",
+    )
+    given = wire.RuleEpisode(
+        node="nodes/h1", action=wire.EVICT_NOW, advised=True, words="lost data"
+    )
+    answer = wire.EvaluateRuleResponse(episodes=[given, held], episodes_count=2, held_back_count=1)
+    said = TOLD["what-if"](answer).split("\n")
+    (of_h1,), (of_h3,) = ([line for line in said if line.startswith(host)] for host in ("h1", "h3"))
+    assert of_h1.endswith("  lost data")
+    assert of_h3.endswith("held back: 2 of rack r1 are out; lost data")
+
+
 def test_a_rejection_needs_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody could say later why the host had been left in."""
     with pytest.raises(SystemExit):
