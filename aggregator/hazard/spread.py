@@ -6,17 +6,21 @@ too. A burst after a repair is over by then. What befalls all hosts alike is the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import erf, exp, expm1, log, sqrt
+
 import numpy as np
 
 from .events import Floats, Indexes
 from .history import Units
-from .model import SPREAD_ASSUMED, SPREAD_MAX, Z90
+from .model import SPREAD_ASSUMED, SPREAD_MAX
 
 #: Blocks of days that are compared, each with those that are not next to it.
 BLOCK_DAYS = 14
 #: What is assumed weighs as much as so many pairs of blocks in which a fault each was expected: a few faults tell little.
 PAIRS_ASSUMED = 5.0
-VARIANCE_ASSUMED = float(np.expm1((np.log(SPREAD_ASSUMED) / Z90) ** 2))
+#: What the interval holds.
+SHARE = 0.9
 
 
 def spread_of(daily: Units, outcome: str) -> float:
@@ -34,7 +38,40 @@ def spread_of(daily: Units, outcome: str) -> float:
     up, faults = (_summed(at, one, shape) for one in (np.ones(len(at)), came))
     logs = _of_hosts(up, faults) + _of_level(up.sum(axis=0), faults.sum(axis=0))
     logs += 1.0 / max(float(came.sum()), 1.0)
-    return float(min(np.exp(Z90 * np.sqrt(logs)), SPREAD_MAX))
+    return factor_of(sqrt(logs))
+
+
+def factor_of(sigma: float) -> float:
+    """Return f, so that a lognormal of mean 1, whose logarithm has the standard deviation *sigma*, is within 1 / f and f
+    with 90 %; SPREAD_MAX at most.
+
+    It lies about the mean, which is above the median: most of the rest is below 1 / f, better than is told.
+    """
+    return exp(_root(lambda log_factor: SHARE - _held(log_factor, sigma), log(SPREAD_MAX)))
+
+
+def _held(log_factor: float, sigma: float) -> float:
+    """Return with what chance such a one is within the factor."""
+    low, high = ((sign * log_factor + sigma**2 / 2.0) / (sigma * sqrt(2.0)) for sign in (-1, 1))
+    return (erf(high) - erf(low)) / 2.0
+
+
+def _root(falling: Callable[[float], float], most: float) -> float:
+    """Return where a function that falls is zero, within 0 and *most*."""
+    low, high = 0.0, most
+    for _ in range(50):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if falling(middle) > 0.0 else (low, middle)
+    return (low + high) / 2.0
+
+
+def _variance_of(factor: float) -> float:
+    """Return the variance of such a lognormal of which 90 % are within *factor*."""
+    sigma = _root(lambda one: _held(log(factor), one) - SHARE, 5.0)
+    return expm1(sigma**2)
+
+
+VARIANCE_ASSUMED = _variance_of(SPREAD_ASSUMED)
 
 
 def _summed(at: Indexes, values: Floats, shape: tuple[int, int]) -> Floats:

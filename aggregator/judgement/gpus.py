@@ -88,7 +88,7 @@ def score_gpus(present: Present, hosts: Hosts, seen: Mapping[int, Sequence[Seen]
         names=gpus.names,
         host=host,
         hazard_per_hour=share[host].astype(np.float32),
-        hazard_spread=np.where(heard, subjects.spread, SPREAD_UNHEARD).astype(np.float32),
+        hazard_spread=_spreads(hosts, seen)[host],
         relative_speed=speed,
         speed_lower=lower,
         speed_upper=upper,
@@ -98,6 +98,15 @@ def score_gpus(present: Present, hosts: Hosts, seen: Mapping[int, Sequence[Seen]
     for index, held in seen.items():
         _judge(present, columns, (hosts.told[index], float(own[index])), held)
     return columns
+
+
+def _spreads(hosts: Hosts, seen: Mapping[int, Sequence[Seen]]) -> Singles:
+    """Return the factor of the 90 % interval of each host's hazard: its GPUs' are no surer."""
+    spreads = np.where(hosts.subjects.heard, hosts.subjects.spread, SPREAD_UNHEARD)
+    for index in seen:
+        if inputs := hosts.told[index].inputs:
+            spreads[index] = inputs.hazard_spread
+    return spreads.astype(np.float32)
 
 
 def _intervals(speed: Singles, error: Floats, heard: Flags) -> tuple[Singles, Singles]:

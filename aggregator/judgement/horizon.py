@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import exp
 
 from ..verdicts import Evidence, HostScore
 from .scoring import HORIZON_HOURS
@@ -16,11 +17,14 @@ def over(host: HostScore, hours: float) -> HostScore:
     times = hours / HORIZON_HOURS
     if times == 1.0:
         return host
+    lower, upper = host.score_lower**times, host.score_upper**times
+    if host.inputs:  # of a large hazard nothing of the lower one is left over eight hours
+        lower, upper = (exp(-hazard * hours) for hazard in reversed(host.hazard_interval))
     return replace(
         host,
         score=host.score**times,
-        score_lower=host.score_lower**times,
-        score_upper=host.score_upper**times,
+        score_lower=lower,
+        score_upper=upper,
         evidence=tuple(_over(one, host.score, times) for one in host.evidence),
     )
 

@@ -105,7 +105,7 @@ def score_host(subject: Subject, seen: Sequence[Seen]) -> HostScore:
     """Return what is known of *subject*, of which the symptoms *seen* hold."""
     ordered = sorted(seen, key=lambda s: s.symptom.weight, reverse=True)[:EVIDENCE_MAX]
     symptoms = [s.symptom for s in ordered]
-    inputs = inputs_of(subject)
+    inputs = inputs_of(subject, moved=any(one.log_hazard_delta > 0.0 for one in symptoms))
     parts = _parts(subject)
     beside = [delta for _, delta in parts]
     if inputs.log_hazard_outcomes:
@@ -175,13 +175,13 @@ def numbers(
     )
 
 
-def inputs_of(subject: Subject) -> Inputs:
-    """Return what the score of *subject* is computed from beside its evidence."""
+def inputs_of(subject: Subject, *, moved: bool) -> Inputs:
+    """Return what the score of *subject* is computed from beside its evidence. *moved*: a symptom adds to its hazard."""
     own = subject.own
     return Inputs(
         model=own.model if own else PRIOR,
         log_hazard_base=own.log_base if own else log(base_hazard_per_hour(subject.gpus)),
-        hazard_spread=_spread(own) if subject.heard else SPREAD_UNHEARD,
+        hazard_spread=_spread(own, moved=moved) if subject.heard else SPREAD_UNHEARD,
         measured_speed=subject.relative_speed,
         speed_error=subject.speed_error,
         features=own.features if own else (),
@@ -189,8 +189,10 @@ def inputs_of(subject: Subject) -> Inputs:
     )
 
 
-def _spread(own: Own | None) -> float:
-    return own.spread if own else SPREAD_ASSUMED
+def _spread(own: Own | None, *, moved: bool) -> float:
+    """Return the interval's factor: what a model learned of its hosts says nothing of a symptom's factor, which is assumed."""
+    spread = own.spread if own else SPREAD_ASSUMED
+    return max(spread, SPREAD_ASSUMED) if moved else spread
 
 
 def _parts(subject: Subject) -> list[tuple[int, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gangline.aggregator.hazard.measured import MEASURED
 from gangline.aggregator.hazard.model import HazardModel, prior
 from gangline.aggregator.judgement.experience import Experience, Outcomes
 from gangline.aggregator.judgement.features import NAMES
+from gangline.aggregator.judgement.horizon import over
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.judgement.recompute import recompute
 from gangline.aggregator.judgement.scoring import Numbers
@@ -170,6 +172,27 @@ def test_gpus_have_scores_beside_their_host(world: World) -> None:
     silent = list(snapshot.gpus.of(2))
     assert {g.state.name for g in silent} == {"STALE"}
     assert all(np.isnan(g.relative_speed) and g.speed_upper - g.speed_lower > 0.5 for g in silent)
+
+
+def test_a_symptoms_factor_is_no_surer_for_a_model_that_was_trained(world: World) -> None:
+    """Hosts that hardly differ made an interval of 30 % about a factor of 20,000, which nobody had measured."""
+    alike = replace(TRAINED, spread=1.2)
+    hosts = judge(world.fleet, world.now_ns, world.snapshot, model=alike)
+    spreads = [host.inputs.hazard_spread for host in hosts.hosts if host.inputs]
+    assert spreads == [3.0, 3.0, 100.0, 3.0, 1.2]
+    for index, spread in enumerate(spreads):
+        for gpu in hosts.gpus.of(index):
+            assert gpu.hazard_upper == pytest.approx(spread * gpu.hazard_per_hour)
+
+
+def test_over_a_short_time_a_large_hazard_leaves_an_interval(world: World) -> None:
+    """Of a minute the lower end was 0: over eight hours nothing was left of it, and that was taken to a power."""
+    snapshot = judge(world.fleet, world.now_ns, world.snapshot, model=replace(TRAINED, spread=30.0))
+    host = snapshot.hosts[1]
+    large = replace(host, hazard_per_hour=3.6, score=exp(-28.8), score_lower=0.0)
+    minute = over(large, 1 / 60)
+    assert minute.score_lower == pytest.approx(exp(-3.6 * 30 / 60))
+    assert minute.score == pytest.approx(exp(-3.6 / 60))
 
 
 #: Schedulers reported five interruptions where 1.4 were expected.

@@ -8,7 +8,7 @@ import pytest
 from gangline.aggregator.hazard.events import Faults, Floats
 from gangline.aggregator.hazard.history import ALL, units_of
 from gangline.aggregator.hazard.model import SPREAD_ASSUMED, SPREAD_MAX
-from gangline.aggregator.hazard.spread import spread_of
+from gangline.aggregator.hazard.spread import VARIANCE_ASSUMED, factor_of, spread_of
 
 DAYS = 196
 REPAIR_DAYS = 0.3
@@ -31,12 +31,21 @@ def spread(faults: Faults) -> float:
     return spread_of(units_of(faults, 1), ALL)
 
 
+@pytest.mark.parametrize("sigma", [0.05, 0.3, 0.7, 1.0, 1.5])
+def test_the_factor_holds_nine_of_ten_of_a_lognormal(sigma: float) -> None:
+    """1.645 standard deviations about the mean, which is no median, held 86 % at a factor of five."""
+    drawn = np.exp(np.random.default_rng(1).normal(-(sigma**2) / 2, sigma, 200_000))
+    factor = factor_of(sigma)
+    assert ((drawn >= 1 / factor) & (drawn <= factor)).mean() == pytest.approx(0.9, abs=0.005)
+    assert factor_of(float(np.sqrt(np.log1p(VARIANCE_ASSUMED)))) == pytest.approx(SPREAD_ASSUMED)
+
+
 @pytest.mark.parametrize("sigma", [0.0, 0.5, 1.0, 1.5])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_nine_hosts_of_ten_are_within_it(sigma: float, seed: int) -> None:
     """An interval of 90 % that holds a third of the hosts, or all of them tenfold, is a decoration.
 
-    It lies about a mean: where hosts differ very much, most of those outside are better than its lower end.
+    It lies about a mean: most of those outside are better than its lower end.
     """
     source = np.random.default_rng(100 + seed)
     own = 0.01 * np.exp(sigma * source.normal(size=600) - sigma**2 / 2)
@@ -44,7 +53,7 @@ def test_nine_hosts_of_ten_are_within_it(sigma: float, seed: int) -> None:
     beyond = own / own.mean()
     assert (beyond > factor).mean() <= 0.05
     assert (beyond < 1.0 / factor).mean() <= (0.2 if sigma <= 1.0 else 0.3)
-    assert factor <= 1.3 * np.exp(1.645 * sigma)
+    assert factor <= 1.4 * factor_of(max(sigma, 0.05)) + 0.4
 
 
 def test_a_level_that_moves_for_all_makes_it_wider() -> None:
@@ -82,4 +91,4 @@ def test_it_has_an_end() -> None:
     """One host has nearly all of the faults: no factor is as large as that of a host which is not heard."""
     hazards = np.full((2000, 1), 1e-5)
     hazards[0] = 2.0
-    assert spread(fleet(hazards, 1)) == SPREAD_MAX
+    assert spread(fleet(hazards, 1)) == pytest.approx(SPREAD_MAX)
