@@ -48,6 +48,11 @@ KINDS = (
     ),
     Kind("thresholds", "SELECT name, value FROM declared_thresholds", 1),
     Kind("roll-out of", "SELECT name, rollout FROM declared_thresholds WHERE rollout < 1", 1),
+    Kind(
+        "not rolled out yet",
+        "SELECT name, before_value FROM declared_thresholds WHERE rollout < 1",
+        1,
+    ),
 )
 Rows = Mapping[str, set[Row]]
 
@@ -74,6 +79,7 @@ def rows_of(declared: Declared) -> Rows:
         },
         "thresholds": {row[:2] for row in record_thresholds(declared)},
         "roll-out of": {(name, one.share) for name, one in declared.rollouts.items()},
+        "not rolled out yet": {(name, one.before) for name, one in declared.rollouts.items()},
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from ...fingerprints.place import RAILS_MAX
 from .content import Content
 from .fields import one_line
 from .hostset import parse_pattern
-from .limits import COLUMNS_MAX, HOSTS_MAX
+from .limits import COLUMNS_MAX, PLACES_MAX
 from .model import PLACE_FIELDS, Place
 from .problems import Problems, Where, shown
 
@@ -38,8 +38,10 @@ def parse_csv(text: str, file: str, content: Content, problems: Problems) -> Non
             has_hosts = True
             if problems.cut():
                 return
-            if len(content.places) >= HOSTS_MAX:
-                problems.add(here, f"with this one there are more than {HOSTS_MAX} hosts")
+            if len(content.places) >= PLACES_MAX:
+                problems.add(
+                    here, f"with this one there are more than {PLACES_MAX} places of hosts"
+                )
                 return
             if any(cell.strip() for cell in row[width:]):
                 problems.add(here, _shifted(len(row), width, delimiter))

@@ -9,6 +9,8 @@ FILE_BYTES_MAX = 16 << 20
 TOTAL_BYTES_MAX = 4 * FILE_BYTES_MAX
 #: Hosts whose places are given.
 HOSTS_MAX = 50_000
+#: Entries that give a host a place, in all files: one host may be told of in several.
+PLACES_MAX = 4 * HOSTS_MAX
 #: Columns of a CSV file, ours and others'.
 COLUMNS_MAX = 256
 #: Places that one host is told of in.

@@ -206,7 +206,7 @@ class Live:
 
     def _is_to_write(self, now_ns: int) -> bool:
         changed = self._places_version != self._fleet.declared.places_version
-        rested = now_ns - self._wrote_places_ns >= PLACES_SECONDS * _NS
+        rested = not 0 <= now_ns - self._wrote_places_ns < PLACES_SECONDS * _NS
         return bool(self._unwritten) or (changed and rested)
 
     def _write(self, connection: duckdb.DuckDBPyConnection) -> None:

@@ -17,6 +17,7 @@ from .limits import (
     ENTRIES_MAX,
     FILE_BYTES_MAX,
     FILES_MAX,
+    HOSTS_MAX,
     PIECES_MAX,
     SAID_MAX,
     TOML_BYTES_MAX,
@@ -200,6 +201,8 @@ def _given(
             if unlike:
                 break  # else it is told once for each of the sixteen
         said.append(Said(source, str(where), place))
+    if len(found) > HOSTS_MAX:
+        problems.add(Where("all files"), f"{len(found)} hosts have a place, at most {HOSTS_MAX}")
     return {
         host: (*by_source.get("file", ()), *by_source.get("topograph", ()))
         for host, by_source in found.items()

@@ -103,14 +103,18 @@ def _number(text: str | None) -> int | None:
     return int(text) if good and text is not None else None
 
 
+def characters_max(label: str) -> int:
+    """Return how long the value of *label* may be: rails are several names."""
+    return NAME_CHARACTERS_MAX * (RAILS_MAX if label in LABELS["rails"] else 1)
+
+
 def place_of(labels: Mapping[str, str]) -> Place:
     """Return what *labels* tell of where their host stands; what is too long, or cannot be shown, is not told."""
     values: dict[str, str] = {}
     for field, names in LABELS.items():
         said = (labels.get(name, "").strip() for name in names)
         value = next((one for one in said if one), "")
-        characters_max = NAME_CHARACTERS_MAX * (RAILS_MAX if field == "rails" else 1)
-        if value and len(value) <= characters_max and value.isprintable():
+        if value and len(value) <= characters_max(names[0]) and value.isprintable():
             values[field] = value
     rails = tuple(one for one in values.pop("rails", "").split() if len(one) <= NAME_CHARACTERS_MAX)
     rails = rails[:RAILS_MAX]

@@ -16,9 +16,9 @@ from .hostset import Selection
 from .limits import (
     CODES_MAX,
     ENTRIES_MAX,
-    HOSTS_MAX,
     MAINTENANCE_DAYS_MAX,
     OVERRIDE_DAYS_MAX,
+    PLACES_MAX,
     WHO_CHARACTERS_MAX,
     WHY_CHARACTERS_MAX,
 )
@@ -118,8 +118,8 @@ class _Reader:
                 "hosts",
                 f"{shown(open_ones[0])}: hosts of a place are named, or in ranges as gpu-[001-016]",
             )
-        elif len(self.content.places) + sum(one.count for one in patterns) > HOSTS_MAX:
-            entry.wrong("hosts", f"with these there are more than {HOSTS_MAX} hosts")
+        elif len(self.content.places) + sum(one.count for one in patterns) > PLACES_MAX:
+            entry.wrong("hosts", f"with these there are more than {PLACES_MAX} places of hosts")
         else:
             names = (name for pattern in patterns for name in pattern.names())
             self.content.places += [(name, place, entry.where) for name in names]

@@ -6,13 +6,14 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from ...fingerprints.place import NAME_CHARACTERS_MAX
 from .content import Content
 from .fields import listed, one_line
 from .hostset import parse_pattern
-from .limits import HOSTS_MAX
+from .limits import PLACES_MAX
 from .model import Place
 from .problems import Problems, Where, shown
-from .told import NAMES, place_of
+from .told import NAMES, characters_max, place_of
 
 LABELS_MAX, LAYERS_MAX = 256, 16
 _FORM = '{"instances": [{"id": "node-1", "network_layers": ["leaf-a", "spine-a"], "labels": {}}]}'
@@ -31,8 +32,11 @@ def parse_topograph(text: str, file: str, content: Content, problems: Problems) 
     if not isinstance(instances, list):
         problems.add(where, f"expected Topograph's graph, as {_FORM}")
         return
-    if len(instances) > HOSTS_MAX:
-        problems.add(where, f"{len(instances)} instances, at most {HOSTS_MAX}")
+    if len(content.places) + len(instances) > PLACES_MAX:
+        problems.add(
+            where,
+            f"{len(instances)} instances: with these there are more than {PLACES_MAX} places of hosts",
+        )
         return
     if not instances:
         problems.add(where, "no instances: if that is so, take the file away")
@@ -55,9 +59,10 @@ def _host(instance: Any) -> tuple[str, Place]:
     labels = instance.get("labels") or {}
     if not isinstance(labels, dict) or len(labels) > LABELS_MAX:
         raise ValueError(f"labels: expected an object of at most {LABELS_MAX} texts")
-    told = place_of(
-        {key: _text(f"labels: {key}", labels[key]) for key in sorted(NAMES & labels.keys())}
-    )
+    for key in sorted(NAMES & labels.keys()):
+        if labels[key] != "":  # which tells nothing, as an agent's
+            _text(f"labels: {key}", labels[key], characters_max(key))
+    told = place_of({key: labels[key] for key in NAMES & labels.keys()})
     named = _layers(instance.get("network_layers") or [])
     leaf, spine, core = (*named, "", "", "")[:3]  # what is further out is not asked for
     return host, replace(
@@ -73,8 +78,8 @@ def _layers(layers: Any) -> list[str]:
         raise ValueError(f"network_layers: {error}") from error
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: Any, most: int = NAME_CHARACTERS_MAX) -> str:
     try:
-        return one_line(value)
+        return one_line(value, most)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error

@@ -92,6 +92,20 @@ def test_what_would_change_against_files(
     ]
 
 
+def test_what_holds_where_a_threshold_is_not_rolled_out_yet_is_a_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said that nothing would change, and the number of 99 hosts in a hundred was another."""
+    text = '[thresholds]\n"host.cpu_steal_ratio" = { value = 0.3, rollout = 0.01, before = %s }\n'
+    (tmp_path / "a.toml").write_text(text % "0.15")
+    (tmp_path / "old.toml").write_text(text % "0.12")
+    assert cli.main(["declared", "check", "a.toml", "--against", "old.toml"]) == cli.OK
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "against old.toml: it would change",
+        "~ not rolled out yet: host.cpu_steal_ratio: 0.12 -> 0.15",
+    ]
+
+
 def test_against_what_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The operators' file says what is in force, and which hosts there are: no aggregator is asked."""
     with duckdb.connect(str(tmp_path / "operators.duckdb")) as base:

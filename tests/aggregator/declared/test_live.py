@@ -318,6 +318,18 @@ def test_labels_of_agents_say_where_a_host_stands(running: Running) -> None:
     assert rows == [("r9", "label", False), ("r1", "file", True)]
 
 
+def test_places_are_written_though_our_clock_was_set_back(running: Running) -> None:
+    """Hosts that registered were missing from `ops.places` for as long as the clock had been set back: a day."""
+    running.step(40)
+    running.now_ns -= 86_400 * 10**9
+    running.fleet.register(
+        "h9", simulated=False, boot_id=b"B" * 16, devices=[], labels={"gangline.rack": "r9"}
+    )
+    running.step(2)
+    rows = running.asked("SELECT value FROM declared_places WHERE host = 'h9'")
+    assert rows == [("r9",)]
+
+
 def test_files_of_old_versions_are_let_go(
     running: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

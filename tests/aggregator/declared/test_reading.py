@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.aggregator.declared import fields, index, limits, noise, tomlfile
+from gangline.aggregator.declared import fields, index, limits, noise, tomlfile, topograph
 from gangline.aggregator.declared import problems as problems_of
 from gangline.aggregator.declared.model import NOTHING, Declared, Place, Said
 from gangline.aggregator.declared.problems import DeclaredError
@@ -283,6 +283,10 @@ def test_labels_that_topograph_sets() -> None:
     labels = {"fabric.topograph.run/tier-0": "l", "network.topology.nvidia.com/spine": "s"}
     graph = {"instances": [{"id": "a", "labels": labels}]}
     assert declared(a_json=json.dumps(graph)).place("a") == Place(leaf="l", spine="s")
+    rails = [f"leaf-of-a-long-name-{number:03}" for number in range(8)]
+    labels |= {"network.topology.nvidia.com/spine": "", "gangline.rails": " ".join(rails)}
+    found = declared(a_json=json.dumps({"instances": [{"id": "a", "labels": labels}]})).place("a")
+    assert found == Place(leaf="l", rails=tuple(rails)), "an agent may have these labels, too"
 
 
 def test_yaml_is_refused_with_the_way_out() -> None:
@@ -310,7 +314,14 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = (
         '[[place]]\nhosts = ["h[0-49999]"]\nrack = "r"\n[[place]]\nhosts = ["i[0-1]"]\nrack = "r"\n'
     )
-    assert any("more than 50000 hosts" in one for one in problems(a_toml=wide))
+    assert any("50002 hosts have a place, at most 50000" in one for one in problems(a_toml=wide))
+    graph = json.dumps({"instances": [{"id": f"h{n}"} for n in range(30_000)]})
+    table = "host,rack\n" + "".join(f"h{n},r\n" for n in range(30_000))
+    assert len(declared(a_json=graph, b_csv=table).given) == 30_000, "they are the same hosts"
+    others = json.dumps({"instances": [{"id": f"i{n}"} for n in range(30_000)]})
+    assert any("60000 hosts have a place" in one for one in problems(a_json=graph, b_json=others))
+    monkeypatch.setattr(topograph, "PLACES_MAX", 3)
+    assert any("more than 3 places of hosts" in one for one in problems(a_json=graph))
     assert any(
         "longer than 2097152 bytes" in one
         for one in problems(a_toml="#" * (limits.TOML_BYTES_MAX + 1))
