@@ -97,11 +97,17 @@ def evaluate(
     """Judge the model and its baselines. *told*: hears what is under way. Raises EventsError."""
     first = terms.train_until + 1
     units = units_of(faults)
-    judged = units.between(first, int(units.day.max()))
+    last = int(units.day.max())
+    if last < WINDOW_DAYS:
+        raise EventsError(
+            f"the recording ends at day {faults.end_days:g}: expected {WINDOW_DAYS} days to learn from, one to judge, "
+            f"and {WINDOW_DAYS} more to see what came of it"
+        )
+    judged = units.between(first, last)
     if not len(judged.day):
         raise EventsError(
             f"no unit after day {terms.train_until} has its {WINDOW_DAYS} days within the recording, which ends "
-            f"at day {faults.end_days:g}: expected a split at day {int(units.day.max()) - 1} or before"
+            f"at day {faults.end_days:g}: expected a split at day {last - 1} or before"
         )
     if first < WINDOW_DAYS:
         raise EventsError(

@@ -100,6 +100,10 @@ def units_of(
         raise EventsError(f"{nodes} nodes x {days} days; at most {CELLS_MAX} in all")
     up = _up(faults, days)
     day, node = np.nonzero(up.T)
+    if not len(day):
+        raise EventsError(
+            "no node is up at 00:00 of any day: nothing can be told of who fails next"
+        )
     started = np.isfinite(faults.start)
     state = _state(faults, days).take(np.ravel_multi_index((node, day), up.shape))
     if days_measured is not None:

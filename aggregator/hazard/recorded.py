@@ -27,8 +27,8 @@ INCIDENTS_MAX = 1_000
 ROWS_MAX = 1_000_000
 
 _FIRST = (
-    "SELECT epoch_us(min(time)) FROM (SELECT time FROM scores UNION ALL SELECT time FROM host_days) "
-    "WHERE time >= make_timestamp(?)"
+    "SELECT epoch_us(min(time)) FROM (SELECT host, time FROM scores UNION ALL SELECT host, time FROM host_days) "
+    "SEMI JOIN (FROM hosts WHERE simulated = ?) USING (host) WHERE time >= make_timestamp(?)"
 )
 _HOSTS = "SELECT host FROM hosts WHERE simulated = ? ORDER BY node_index, host"
 _FINDINGS = (
@@ -98,7 +98,7 @@ def recorded(connection: Any, names: Sequence[str], now_us: int, *, simulated: b
     by_host = incidents_of(connection, names, now_us, back_us)
     found = [(at, one) for at, host in enumerate(hosts) for one in by_host.get(host, ())]
     found.sort(key=lambda fault: fault[1].start_us)
-    ((scored,),) = connection.execute(_FIRST, [back_us]).fetchall()
+    ((scored,),) = connection.execute(_FIRST, [simulated, back_us]).fetchall()
     first_us = int(min((one.start_us for _, one in found), default=now_us))
     if scored is not None:
         first_us = min(first_us, scored)

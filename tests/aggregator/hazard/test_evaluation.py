@@ -111,6 +111,14 @@ def test_a_split_that_leaves_nothing_is_refused(
     assert words in str(refused.value)
 
 
+def test_a_recording_that_is_too_short_for_any_split_is_told_as_that() -> None:
+    """It asked for a split at day 2 or before, and, with that, for one at day 6 or later."""
+    rows = fault("a", 1.0, 2.0) + fault("b", 3.0, 10.0)
+    for until in (2, 5):
+        with pytest.raises(EventsError, match="the recording ends at day 10: expected 7 days to"):
+            evaluate(parse_events(data_of(rows)).among(10), replace(TERMS, train_until=until))
+
+
 def test_a_recording_without_hardware_faults_has_its_other_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,13 @@ def test_a_recording_that_is_too_short_or_too_large_is_refused() -> None:
         units_of(parse_events(data_of(fault("a", 1.0, 10_000.0))).among(100_000))
 
 
+def test_a_node_that_is_never_up_at_midnight_gives_no_unit() -> None:
+    """The only node of a file is down from its first second on: a traceback."""
+    rows = [event("a", 0.0, starts=True), event("a", 30.0, starts=True, kind="CPU")]
+    with pytest.raises(EventsError, match="no node is up at 00:00 of any day"):
+        units_of(parse_events(data_of(rows)))
+
+
 def test_more_nodes_and_days_than_memory_has_room_for_are_refused() -> None:
     """A hundred thousand nodes for a year: the command took all of a login node's memory, and was killed without a word."""
     with pytest.raises(EventsError, match="100000 nodes x 94 days; at most 4000000 in all"):
