@@ -272,15 +272,24 @@ def calibration(connection: Connection) -> tuple[int, float]:
 
 
 #: Hosts of outcomes with their time, against the scores that were stored in it, as they were without outcomes:
-#: else what these add would make the next ones expect it.
+#: else what these add would make the next ones expect it. A score counts for as long as it stood: they are stored on
+#: change, too, and a minute of many would outweigh quiet hours.
 _EXPECTED = """
-SELECT number, sum(hazard_per_hour * hours) FROM (
-    SELECT o.number, o.host, o.hours, 
-        avg(s.hazard_per_hour * exp(-coalesce(s.log_hazard_outcomes, 0))) AS hazard_per_hour
+WITH stood AS (
+    SELECT
+        o.number, o.host, o.hours, s.hazard_per_hour * exp(-coalesce(s.log_hazard_outcomes, 0)) AS hazard,
+        greatest(s.time, o.started) AS since,
+        coalesce(lead(s.time) OVER (PARTITION BY o.number, o.host ORDER BY s.time, s.version), o.ended) AS until
     FROM told AS o JOIN scores AS s ON s.host = o.host
         AND s.time BETWEEN o.started - INTERVAL 5 MINUTE AND o.ended
-    GROUP BY ALL
-) GROUP BY number
+),
+hosts AS (
+    -- A microsecond more each: of a job that took no time, too, something counts.
+    SELECT number, host, hours, sum(hazard * microseconds) / sum(microseconds) AS hazard
+    FROM (SELECT *, greatest(epoch_us(until) - epoch_us(since), 0) + 1 AS microseconds FROM stood)
+    GROUP BY number, host, hours
+)
+SELECT number, sum(hazard * hours) FROM hosts GROUP BY number
 """
 
 

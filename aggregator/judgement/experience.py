@@ -8,12 +8,13 @@ from math import log
 from typing import NamedTuple
 
 from ..verdicts import Evidence, Reason
+from .queries import moment
 
 #: No hazard is scaled by more than this, however few or many outcomes there are.
 FACTOR_BOUNDS = (0.1, 10.0)
 _SQL = (
     "SELECT time, outcome, hosts, interrupted, expected_interruptions FROM ops.outcomes "
-    "WHERE expected_interruptions IS NOT NULL ORDER BY time DESC"
+    "WHERE expected_interruptions IS NOT NULL AND time <= {} ORDER BY time DESC"
 )
 
 
@@ -52,7 +53,7 @@ class Outcomes(NamedTuple):
             reason=Reason.NONE,
             words=words,
             observed_ns=at_ns,
-            sql=_SQL,
+            sql=_SQL.format(moment(at_ns)),
         )
 
 

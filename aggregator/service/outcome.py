@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from math import isfinite
 from typing import Any
@@ -37,6 +38,8 @@ class OutcomeService(OutcomeServiceServicer):
     def __init__(self, book: Book, wall_ns: Callable[[], int]) -> None:
         self._book, self._wall_ns = book, wall_ns
         self._answers = Answers()
+        #: A call may ask for a hundred thousand hosts' scores of a year: one after the other.
+        self._one = asyncio.Lock()
 
     async def ReportOutcomes(
         self, request: outcome_pb2.ReportOutcomesRequest, context: Any
@@ -53,7 +56,8 @@ class OutcomeService(OutcomeServiceServicer):
             check(at, one, self._wall_ns())
         spans = [(at, host, *_span(one)) for at, one in enumerate(told) for host in _hosts(one)]
         only_told = request.validate_only or self._answers.has(request, context)
-        expected = {} if only_told else await self._book.expected(spans)
+        async with self._one:
+            expected = {} if only_told else await self._book.expected(spans)
         reporter = actor_with_login(caller(context), "scheduler")
         rows = [self._row(one, expected.get(at), reporter) for at, one in enumerate(told)]
 

@@ -11,6 +11,8 @@ EVENTS_SECONDS = 86_400
 OWN_SECONDS = 6 * 3600
 #: Advice, and what came of it, is looked back at by the month.
 ADVICE_SECONDS = 30 * 86_400
+#: Outcomes move every hazard: they are kept as long as the times of faults, and here.
+OUTCOMES_DAYS = 400
 #: So is what was measured of a host each day.
 DAYS_SECONDS = 30 * 86_400
 
@@ -56,7 +58,7 @@ COPIES: tuple[Copy, ...] = (
     Copy("models", 1_000, "time"),
     Copy("advisories", 100_000, "time", ADVICE_SECONDS),
     Copy("advice_decisions", 100_000, "time", ADVICE_SECONDS),
-    Copy("outcomes", 100_000, "time", ADVICE_SECONDS),
+    Copy("outcomes", 100_000, "time", OUTCOMES_DAYS * 86_400),
     Copy("unavailable"),
     Copy("gangs"),
 )

@@ -22,6 +22,7 @@ from .header import Header
 from .hours import HOUR_NS, Hours, hour_name
 from .ledger import RUNS_PER_HOST_MAX, Ledger, Range, Run, ranges_of
 from .mark import Marker, forget, lost, size_of
+from .opscopies import OUTCOMES_DAYS
 from .pending import Pending
 from .records import HostRecord
 from .rows import Batch, HostFrame, batch
@@ -395,7 +396,7 @@ _HISTORY: Iterable[tuple[str, str, int]] = (
     ("own_health", "time", 0),
     ("advice_decisions", "time", 0),
     ("advisories", "time", 0),
-    ("outcomes", "time", 0),
+    ("outcomes", "time", OUTCOMES_DAYS),
 )
 #: What findings leave behind.
 _PAST = (

@@ -387,6 +387,23 @@ def test_what_is_expected_is_what_scores_said_without_outcomes(store: Store) -> 
     assert found == {0: pytest.approx(plain.hosts[0].hazard_per_hour)}
 
 
+def test_a_score_counts_for_as_long_as_it_stood(store: Store) -> None:
+    """A minute of flapping stored sixty scores: by their number, an hour was expected to be as bad as that minute."""
+    now_us = START_NS // 1000
+    store.in_transaction(
+        lambda connection: connection.execute(
+            "INSERT INTO scores BY NAME SELECT make_timestamp($1 - s * 1000000) AS time, 'h0' AS host, 1 AS version, "
+            "h AS hazard_per_hour FROM (SELECT 60 - range AS s, 1.0 AS h FROM range(60) UNION ALL SELECT 3600, 0.0)",
+            [now_us],
+        )
+    )
+    hour = (0, "h0", START_NS - 3600 * 10**9, START_NS)
+    found = store.in_transaction(lambda connection: rows.expected(connection, [hour]))
+    assert found == {0: pytest.approx(60 / 3600, rel=1e-3)}
+    no_time = (0, "h0", START_NS, START_NS)
+    assert store.in_transaction(lambda connection: rows.expected(connection, [no_time])) == {0: 0.0}
+
+
 async def once(call: Any, request: Any, **ids: Any) -> Any:
     """Return the answer to *request* with *ids*."""
     copy = type(request)()

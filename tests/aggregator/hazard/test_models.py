@@ -147,6 +147,45 @@ def test_what_findings_leave_behind_is_kept_longer_than_they(tmp_path: Path) -> 
         assert left == [[(1,)], [(1,)]]
 
 
+def test_what_was_simulated_before_is_no_part_of_the_recording_of_real_hosts(
+    tmp_path: Path,
+) -> None:
+    """Ninety days of simulated hosts, then real ones: their fifty days counted as 140 without a fault."""
+    with opened(tmp_path) as store:
+        store.in_transaction(
+            lambda connection: connection.execute(
+                "INSERT INTO hosts (host, node_index, simulated) VALUES ('real', 0, false), ('made-up', 1, true)"
+            )
+        )
+        store.in_transaction(
+            lambda connection: connection.execute(
+                "INSERT INTO scores (time, host, version) "
+                "SELECT make_timestamp($now - days * $day), host, 1 FROM (VALUES ('real', 50), ('made-up', 140)) t(host, days)",
+                {"now": NOW_US, "day": DAY_US},
+            )
+        )
+        with store.reading() as cursor:
+            found = [recorded(cursor, NAMES, NOW_US, simulated=one) for one in (False, True)]
+    assert [round(one.faults.end_days) for one in found] == [50, 140]
+
+
+def test_outcomes_stay_as_long_as_the_times_of_faults(tmp_path: Path) -> None:
+    """They move every hazard: two weeks later a restart had forgotten most, and all hazards fell fivefold at once."""
+    with opened(tmp_path) as store:
+        store.in_transaction(
+            lambda connection: connection.execute(
+                "INSERT INTO outcomes (time, outcome, interrupted, expected_interruptions) "
+                "SELECT make_timestamp($now - days * $day), days || ' days', true, 0.1 FROM (VALUES (100), (500)) t(days)",
+                {"now": NOW_US, "day": DAY_US},
+            )
+        )
+    with opened(tmp_path) as store:
+        store.submit_findings([Finding("b", "gpu.xid", "", "new", NOW_US * 1000)])
+        store.hurry()
+    with opened(tmp_path) as store, store.reading() as cursor:
+        assert cursor.execute("SELECT outcome FROM outcomes").fetchall() == [("100 days",)]
+
+
 def test_a_model_is_trained_kept_and_in_use_after_a_restart(tmp_path: Path) -> None:
     """The prior is of another cluster: after two months the fleet's own record replaces it, in one swap."""
     with opened(tmp_path) as store:
