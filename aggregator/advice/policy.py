@@ -18,6 +18,7 @@ from ...fingerprints.policy_table import builtin
 from ...fingerprints.xid import Xid
 from ...fingerprints.xid import policy as xid_rows
 from ...fingerprints.xid import sxid_policy as sxid_rows
+from ..judgement.rules import returned
 from ..verdicts import Evidence, HostScore, Reason, State
 from .advisory import Action, Basis, Scope
 from .costs import Workload
@@ -113,7 +114,7 @@ OTHERWISE = {
 #: Of hosts in other states nothing is asked: they are well, or nobody looks at them.
 ASKED_OF = (State.UNHEALTHY, State.SUSPECT, State.DEGRADED, State.WATCH, State.PROBATION)
 #: Of a model, of outcomes, of a return: a forecast, which moves a score and calls for nothing by itself.
-OF_MODEL = "hazard."
+FORECASTS = ("hazard.", returned.RULE.name)
 #: What a host's own rows in `policy.toml` are called where its evidence names no signal of theirs.
 HUNG = "probe.hung_seconds"
 #: What is told of calls that do not return. Of most that do not, the GPU goes on and they return within minutes (median
@@ -127,7 +128,7 @@ HUNG_SECONDS_MIN = 900.0
 def asked(host: HostScore, evidence: Evidence, work: Workload) -> Asked | None:
     """Return what *evidence* of *host* calls for; None for nothing of a scheduler's."""
     costs = evidence.log_hazard_delta > 0 or evidence.relative_speed_factor < 1
-    costs = costs and not evidence.signal.startswith(OF_MODEL)
+    costs = costs and not evidence.signal.startswith(FORECASTS)
     if not costs or host.state not in ASKED_OF:
         return None
     row = _row(evidence)

@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 from gangline.aggregator.fleet.fleet import Fleet
-from gangline.aggregator.judgement.experience import NOTHING, Experience, Outcomes
+from gangline.aggregator.judgement.experience import Experience, Outcomes, Return
 from gangline.aggregator.judgement.gpus import Gpus
 from gangline.aggregator.judgement.judge import Judgement, judge
 from gangline.aggregator.judgement.restart import restore
@@ -28,7 +28,7 @@ from tests.aggregator.query.asking import rows_of
 from tests.aggregator.test_evidence_sql import GPUS, StoredWorld
 from tests.aggregator.test_recompute import MEASURING
 from tests.aggregator.test_restart import back
-from tests.aggregator.world import Host, World, gpu_of, throttle
+from tests.aggregator.world import START_NS, Host, World, gpu_of, throttle
 
 Key = tuple[str, str]
 Row = dict[str, Any]
@@ -99,12 +99,14 @@ class Played:
         return {(row["host"], row["gpu"]): row for row in found}
 
 
-SEEN = Experience(outcomes=Outcomes(5, 1.4))
+#: The last one has just come back.
+RETURNED = {"h8": Return(START_NS, START_NS + 7 * 86_400 * 10**9)}
+SEEN = Experience(RETURNED, Outcomes(5, 1.4))
 
 
 @pytest.fixture(
     scope="module",
-    params=[(None, NOTHING), (MEASURING, SEEN)],
+    params=[(None, Experience(RETURNED)), (MEASURING, SEEN)],
     ids=["the prior", "a trained model"],
 )
 def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Played:

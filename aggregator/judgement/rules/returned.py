@@ -43,7 +43,7 @@ def returned_hosts(
             rule=RULE,
             host=host,
             device="host",
-            signal="hazard.returned",
+            signal=RULE.name,
             value=days,
             unit="days",
             normal="not taken out by advice lately",

@@ -13,10 +13,12 @@ from gangline.aggregator.advice.book import Book
 from gangline.aggregator.advice.events import Acked
 from gangline.aggregator.advice.limits import Limits
 from gangline.aggregator.advice.observing import Observer
+from gangline.aggregator.commands.explain import explained
 from gangline.aggregator.hazard.features import FEATURES
 from gangline.aggregator.hazard.model import HazardModel
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.judgement.rules.returned import FACTORS, factor_after
+from gangline.aggregator.service.scored import message
 from gangline.aggregator.verdicts import HostScore
 from tests.aggregator.advice.served import Tables, dead_gpu, observe
 from tests.aggregator.world import World, gpu_of
@@ -83,7 +85,7 @@ def test_a_host_that_came_back_is_on_probation_until_its_time_is_over(store: Tab
     host = judged(world, book)
     assert (host.state.name, host.reason.name) == ("PROBATION", "POLICY")
     assert host.clears_when.startswith("it stays well until ")
-    (said,) = [e for e in host.evidence if e.signal == "hazard.returned"]
+    (said,) = [e for e in host.evidence if e.signal == "host.returned"]
     assert "110 times" in said.words and said.score_delta < 0
     assert host.hazard_per_hour == pytest.approx(110.4 * world.snapshot.hosts[1].hazard_per_hour)  # type: ignore[union-attr]
     observe(book, world)
@@ -91,15 +93,19 @@ def test_a_host_that_came_back_is_on_probation_until_its_time_is_over(store: Tab
     again = book_of(store, world)  # after a restart
     assert judged(world, again).state.name == "PROBATION"
     assert judged(world, again, TRAINED).state.name == "PROBATION"
-    trained = [e for e in judged(world, again, TRAINED).evidence if e.signal == "hazard.returned"]
+    trained = [e for e in judged(world, again, TRAINED).evidence if e.signal == "host.returned"]
     assert trained[0].log_hazard_delta == 0.0  # the model says it itself
+    assert world.snapshot is not None
+    told = judged(world, again, TRAINED)
+    words = explained(message(world.snapshot, told, 8.0, full=True, sources=()), 200)
+    assert "back in service since" in words and "Nothing speaks against it" not in words
     begin = again.experience.returned["h2"].since_ns
     world.now_ns = begin + DAY_NS + 10**9
     world.run(8)
     observe(again, world)
     later = judged(world, again)
     assert later.state.name == "PROBATION"
-    assert later.hazard_per_hour == pytest.approx(10.8 * world.snapshot.hosts[1].hazard_per_hour)  # type: ignore[union-attr]
+    assert later.hazard_per_hour == pytest.approx(10.8 * world.snapshot.hosts[1].hazard_per_hour)
     world.now_ns = begin + 2 * DAY_NS
     world.run(8)
     observe(again, world)
