@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gangline.agent.framing import Framer
+from gangline.agent.turn import Outcome
 from gangline.aggregator.fleet.fleet import Fleet
 from gangline.aggregator.ingest.reading import received
 from gangline.aggregator.judgement.judge import Judgement, judge
 from gangline.aggregator.judgement.rules.agent import ENOUGH_SECONDS
-from gangline.aggregator.verdicts import State
+from gangline.aggregator.verdicts import Evidence, State
 from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import TABLES, Kind
 from gangline.fingerprints.wire import telemetry_pb2
@@ -22,6 +23,7 @@ SECOND_NS = 1_000_000_000
 START_NS, UPTIME_NS = 1_700_000_000 * SECOND_NS, 3_600 * SECOND_NS
 BOOT_ID, RUN_ID = b"B" * 16, b"R" * 16
 HOST = "recorded"
+OUTCOME_SIGNAL = "collector.outcome_state"
 
 
 @dataclass
@@ -97,10 +99,19 @@ class Bed:
         self.judgements += 1
         (host,) = self._judged.hosts
         self.states.add(host.state)
-        self.found |= {(one.signal, one.device) for one in host.evidence}
+        self.found |= {(_name(one), one.device) for one in host.evidence}
         self.found |= {(name, subject.split(" ")[0]) for _, name, subject in self.fleet.findings}
         if self._judged.degraded_reason:
             self.degraded.add(self._judged.degraded_reason)
+
+
+def outcome_name(outcome: Outcome) -> str:
+    """Return what is found where a collector's turn ends so: that it was not let see, and that it failed, are two things."""
+    return f"{OUTCOME_SIGNAL} {outcome.name}"
+
+
+def _name(one: Evidence) -> str:
+    return outcome_name(Outcome(int(one.value))) if one.signal == OUTCOME_SIGNAL else one.signal
 
 
 def block_of(table: str, rows: Mapping[str, Mapping[str, float | None]]) -> Block:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from gangline.agent.turn import Outcome
 from gangline.aggregator.verdicts import State
 from gangline.fingerprints.wire import telemetry_pb2
 
 from . import feeding
-from .bed import SECOND_NS, START_NS, Bed
+from .bed import SECOND_NS, START_NS, Bed, outcome_name
 from .feeding import GPUS
 from .intervals import weighted_rate
 from .markdown import table
@@ -27,9 +29,14 @@ class Capture:
     path: str  # below DATA
     what: str
     feed: Callable[[Path, Bed], tuple[int, str]]  # returns how much was read, and of what
-    #: Signal -> why it is true.
-    true: Mapping[str, str] = field(default_factory=dict)
+    #: What is found of which device (a pattern) -> why it is true.
+    true: Mapping[tuple[str, str], str] = field(default_factory=dict)
     devices: tuple[telemetry_pb2.Device, ...] = ()
+    worst: State = State.HEALTHY  # it is truly in no other but this and HEALTHY
+
+    def covers(self, key: tuple[str, str], found: tuple[str, str]) -> bool:
+        """Say whether *found* is what is declared true under *key*."""
+        return key[0] == found[0] and fnmatchcase(found[1], key[1])
 
 
 @dataclass(frozen=True)
@@ -44,15 +51,26 @@ class Told:
     @property
     def true(self) -> list[tuple[str, str]]:
         """What was found and is so."""
-        return sorted(one for one in self.bed.found if one[0] in self.capture.true)
+        return sorted(one for one in self.bed.found if self._is_true(one))
 
     @property
     def false(self) -> list[tuple[str, str]]:
-        """What was found and is not so; a state without a finding is one, too."""
-        false = sorted(one for one in self.bed.found if one[0] not in self.capture.true)
+        """What was found and is not so; a state that it is not in is one, too."""
+        false = sorted(one for one in self.bed.found if not self._is_true(one))
         false += [(words, "the judge itself") for words in sorted(self.bed.degraded)]
-        ill = self.bed.states - {State.HEALTHY}
-        return false + ([(f"state {s.name}", "host") for s in sorted(ill)] if not self.true else [])
+        ill = self.bed.states - {State.HEALTHY, self.capture.worst}
+        return false + [(f"state {state.name}", "host") for state in sorted(ill)]
+
+    @property
+    def missed(self) -> list[tuple[str, str]]:
+        """What is so and was not found: a parser that reads nothing finds nothing false either."""
+        covers, found = self.capture.covers, self.bed.found
+        missed = [key for key in self.capture.true if not any(covers(key, one) for one in found)]
+        worst = self.capture.worst
+        return missed + ([(f"state {worst.name}", "host")] if worst not in self.bed.states else [])
+
+    def _is_true(self, found: tuple[str, str]) -> bool:
+        return any(self.capture.covers(key, found) for key in self.capture.true)
 
 
 def _gpus(count: int) -> tuple[telemetry_pb2.Device, ...]:
@@ -62,6 +80,8 @@ def _gpus(count: int) -> tuple[telemetry_pb2.Device, ...]:
     )
 
 
+#: Of a collector's turns only that they were blind is true: one that fails or hangs does so here, too.
+_BLIND = outcome_name(Outcome.BLIND)
 _UNSEEN = "the recording holds less than root sees (configuration space, other users' processes)"
 _CEILING = (
     "every port's 4-bit counter of buffer overruns stands at 15 for ever, one of link_downed at 255"
@@ -71,7 +91,11 @@ CAPTURES = (
     Capture(
         "kernel_log/dmesg-with-xid-119.log", "kernel log: a GSP that hangs (leptonai/gpud, Apache-2.0)",
         feeding.kernel_log,
-        {"gpu.xid": "five XID 119", "gpu.driver_message": "what the driver says of it"},
+        {
+            ("gpu.xid", "0000:9b:00.0"): "five XID 119",
+            ("gpu.driver_message", "0000:9b:00.0"): "what the driver says of it",
+        },
+        worst=State.UNHEALTHY,
     ),
     Capture(
         "kernel_log/kmsg.1.log", "kernel log: an ordinary boot (leptonai/gpud, Apache-2.0)",
@@ -80,15 +104,19 @@ CAPTURES = (
     Capture(
         "rdma/sys-class-infiniband-h100.0", "sysfs: nine RDMA devices of an H100 host (leptonai/gpud, Apache-2.0)",
         feeding.infiniband,
-        {"counter.saturated": _CEILING, "rdma.buffer_overrun_errors": _CEILING, "rdma.link_downed_events": _CEILING},
+        {
+            ("counter.saturated", "mlx5_*/1"): _CEILING,
+            ("rdma.buffer_overrun_errors", "mlx5_*/1"): _CEILING,
+            ("rdma.link_downed_events", "mlx5_1/1"): _CEILING,
+        },
     ),
     Capture(
         "rdma/procfs_fixtures.ttar", "/proc and /sys of many drivers (prometheus/procfs, Apache-2.0)",
-        feeding.ttar, {"collector.outcome_state": _UNSEEN},
+        feeding.ttar, {(_BLIND, "pcie_60s"): _UNSEEN, (_BLIND, "service_60s"): _UNSEEN},
     ),
     Capture(
         "topology/40intel64-2g2n4c+pcilocality.tar.bz2", "/sys of a host of four NUMA nodes (open-mpi/hwloc, BSD)",
-        feeding.tar, {"collector.outcome_state": _UNSEEN},
+        feeding.tar, {(_BLIND, "pcie_60s"): _UNSEEN},
     ),
     Capture(
         "nvidia_smi/linux-x86_64__nvidia-h100-80gb-hbm3__590.48.01.txt",
@@ -140,8 +168,9 @@ def _head() -> list[str]:
         "What others recorded of real hosts (`../shared/data`, no part of the project), each as one host: files through the agent's own",
         "collectors and its follower of the kernel's log, readings through real frames, the real judge each second. nvidia-smi and the power",
         "logs are no files of a host: their fields are put under the columns that the agent fills from NVML. A host that stands still is judged for",
-        f"{feeding.STILL_SECONDS} s. A finding is whatever is told of a host: evidence, a finding on record, a state other than HEALTHY. *True*: it is so, and why is said below;",
-        "all others are *false*. All but the first recording are negative controls; what is true in them is no fault of a host.",
+        f"{feeding.STILL_SECONDS} s. A finding is whatever is told of a host: evidence, a finding on record, a state other than HEALTHY. *True*: it is so of this device, and why is",
+        "said below; all others are *false*, a collector whose turn fails or hangs among them. All but the first recording are negative controls, and HEALTHY throughout;",
+        "what is true in them is no fault of a host.",
         "",
     ]
 
@@ -155,12 +184,22 @@ def _table(found: list[Told]) -> list[str]:
         for one in found
         for signal, device in one.false
     ]
-    why = {f"{signal}: {words}" for one in found for signal, words in one.capture.true.items()}
+    missed = [
+        f"- {one.capture.path}: {signal} of {device}"
+        for one in found
+        for signal, device in one.missed
+    ]
+    why = {
+        f"{signal} of {device}: {words}"
+        for one in found
+        for (signal, device), words in one.capture.true.items()
+    }
     return [
         table(heads, [_cells(one) for one in found]),
         "",
         f"**{false} false findings** in {hours:.2f} host-hours{_rate(hours) if not false else ''}.",
         *ill,
+        *(["", "**Not found, though it is so:**", *missed] if missed else []),
         "",
         "True, and why:",
         *sorted(f"- {one}" for one in why),

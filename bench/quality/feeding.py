@@ -16,7 +16,7 @@ from gangline.agent.kernel_log.driver import Decoder
 from gangline.agent.kernel_log.follow import Follower
 from gangline.agent.kernel_log.position import Keeper
 from gangline.agent.kernel_log.stamps import Stamps
-from gangline.agent.turn import Outcome, take_turn
+from gangline.agent.turn import take_turn
 from gangline.fingerprints.wire import telemetry_pb2
 from tests.agent.recorded import unpack_ttar
 
@@ -111,11 +111,14 @@ def _host(root: Path, bed: Bed) -> None:
     collectors = [
         make(roots) for name, make in COLLECTORS.items() if not name.startswith(NOT_FILES)
     ]
-    for collector in collectors:
-        take_turn(collector, Stopped())
+    first = [take_turn(collector, Stopped()) for collector in collectors]
     turns = [take_turn(collector, Stopped()) for collector in collectors]
-    blocks = [block for turn in turns if turn.outcome is Outcome.OK for block in turn.blocks]
-    told = outcomes_of((turn.collector, int(turn.outcome)) for turn in turns)
+    # Of one that is blind to a part, what it sees goes out, as the agent sends it.
+    blocks = [block for turn in turns for block in turn.blocks]
+    told = outcomes_of(
+        (turn.collector, max(before.outcome, turn.outcome))
+        for before, turn in zip(first, turns, strict=True)
+    )
     bed.still(STILL_SECONDS, [*blocks, told])
     for collector in collectors:
         getattr(collector, "close", lambda: None)()

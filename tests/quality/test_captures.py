@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import tarfile
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bench.quality import feeding
-from bench.quality.captures import CAPTURES, DATA, Told, told_of
+from bench.quality import captures, feeding
+from bench.quality.bed import block_of
+from bench.quality.captures import CAPTURES, DATA, Capture, Told, told_of
+from gangline.agent.hardware.roots import Roots
+from gangline.agent.turn import Outcome
 from gangline.aggregator.verdicts import State
+from gangline.fingerprints.block import Block
+from gangline.fingerprints.catalogue import Pace
 
-pytestmark = pytest.mark.skipif(
-    not DATA.exists(), reason="the recordings of ../shared/data are not here"
-)
 #: Those that take less than a second; `python -m bench.quality --only captures` takes all.
 SHORT = ("kernel_log/", "nvidia_smi/", "rdma/sys")
 
@@ -20,6 +25,8 @@ SHORT = ("kernel_log/", "nvidia_smi/", "rdma/sys")
 @pytest.fixture(scope="module")
 def told() -> dict[str, Told]:
     """What came of the short ones, by path."""
+    if not DATA.exists():
+        pytest.skip("the recordings of ../shared/data are not here")
     feeding.STILL_SECONDS, before = 20, feeding.STILL_SECONDS
     try:
         return {one.path: told_of(one) for one in CAPTURES if one.path.startswith(SHORT)}
@@ -31,6 +38,7 @@ def test_no_false_finding_on_real_recordings(told: dict[str, Told]) -> None:
     """Containers' links that come up, counters that are full, an idle GPU: none of it is a fault."""
     assert len(told) == 4
     assert {path: one.false for path, one in told.items() if one.false} == {}
+    assert {path: one.missed for path, one in told.items() if one.missed} == {}
     assert all(one.bed.readings or one.read > 40 for one in told.values())
 
 
@@ -39,4 +47,63 @@ def test_a_gsp_that_hangs_is_found_and_would_be_false_elsewhere(told: dict[str, 
     one = told["kernel_log/dmesg-with-xid-119.log"]
     assert {signal for signal, _ in one.true} == {"gpu.xid", "gpu.driver_message"}
     assert State.UNHEALTHY in one.bed.states
-    assert len(replace(one, capture=replace(one.capture, true={})).false) > len(one.true)
+    assert len(replace(one, capture=replace(one.capture, true={})).false) == len(one.true)
+    assert replace(one, capture=replace(one.capture, worst=State.HEALTHY)).false == [
+        ("state UNHEALTHY", "host")
+    ]
+    elsewhere = {(signal, "0000:00:00.0"): why for (signal, _), why in one.capture.true.items()}
+    moved = replace(one, capture=replace(one.capture, true=elsewhere))
+    assert len(moved.false) == 2 and len(moved.missed) == 2
+
+
+class Reader:
+    """A collector of PCIe functions that ends its turn as it is told."""
+
+    name, pace, enters_driver = "pcie_60s", Pace.MINUTE, False
+
+    def __init__(self, ends: Outcome) -> None:
+        self._ends = ends
+        self.blind_words = "root is shown more" if ends is Outcome.BLIND else ""
+
+    def collect(self) -> Sequence[Block]:
+        if self._ends is Outcome.ERROR:
+            raise ValueError("'16.0 GT/s': a form that this parser does not know")
+        return [block_of("pcie_60s", {"0000:3b:00.0": {"max_payload_bytes": 256}})]
+
+
+def _read_by(collector: object, folder: Path, patch: pytest.MonkeyPatch) -> Told:
+    """Return what comes of a small /sys read by *collector* alone, of which it is true that a part is hidden."""
+
+    def made(roots: Roots) -> object:
+        return collector
+
+    with tarfile.open(folder / "host.tar", "w") as archive:
+        archive.add(folder, "host", recursive=False)
+    patch.setattr(feeding, "COLLECTORS", {"pcie_60s": made})
+    patch.setattr(feeding, "STILL_SECONDS", 20)
+    true = {("collector.outcome_state BLIND", "pcie_60s"): "a part is hidden"}
+    return told_of(Capture("host.tar", "a small host", feeding.tar, true), folder)
+
+
+def test_a_collector_that_fails_is_a_false_finding_though_it_may_be_blind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are one signal: with blindness declared true, no parser could fail on a recording."""
+    told = _read_by(Reader(Outcome.ERROR), tmp_path, monkeypatch)
+    assert told.false == [("collector.outcome_state ERROR", "pcie_60s")] and not told.true
+    page = "\n".join(captures._table([told]))
+    assert "**1 false findings**" in page
+    assert "- host.tar: collector.outcome_state ERROR of pcie_60s" in page
+    missed = page.partition("**Not found, though it is so:**")[2]
+    assert "- host.tar: collector.outcome_state BLIND of pcie_60s" in missed
+
+
+def test_what_a_collector_that_is_blind_to_a_part_sees_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent sends it; left out, nothing false could be found in it."""
+    told = _read_by(Reader(Outcome.BLIND), tmp_path, monkeypatch)
+    seconds_and_outcome, payload = 2, 1
+    assert told.bed.readings == seconds_and_outcome + payload
+    assert (told.false, told.missed) == ([], [])
+    assert "Not found" not in "\n".join(captures._table([told]))
