@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .injected_faults import KINDS, Kind
 from .injected_hosts import MEMORY, folder, prepare
-from .injected_stage import APART_SECONDS, LOOK_SECONDS, Stage, Subject
+from .injected_stage import APART_SECONDS, LISTED_SECONDS, LOOK_SECONDS, Stage, Subject
 from .markdown import counted, table
 from .progress import Bar, Progress
 
@@ -32,7 +32,8 @@ NVML is a stand-in, the kernel's log a FIFO; a network cut is a relay that goes 
 `clock_gettime`. Each row has a host of its own in a fleet of {hosts}, all side by side under one aggregator with its default
 settings (but that of a full disk); {rounds} rounds with fresh fleets, seed {seed}: which host, which GPU, which port, which call. Each is watched for
 {watch:.0f} s, through `ScoreService`, asked every {look:g} s. *Named* is: this host, this device, a state and a reason that are
-right. Delays are from the injection to the answer of the API. Intervals (90 %) are Wilson's: {rounds} rounds are few.
+right. A host that an answer lacks has that held against it. Delays are from the injection to the answer of the API.
+Intervals (90 %) are Wilson's: {rounds} rounds are few.
 """
 ALONE = "`python -m bench.quality --only injected` makes this section alone.\n"
 
@@ -135,7 +136,7 @@ def _control(group: Sequence[Subject]) -> list[str]:
 
 def _others(group: Sequence[Subject]) -> str:
     """Say what else was held against hosts, and on how many."""
-    said = Counter(f"{reason.name}" for each in group for reason in {key[0] for key in each.others})
+    said = Counter(name for each in group for name in {one.name for one in each.others.values()})
     return (
         "; ".join(f"{name} ({count} of {len(group)})" for name, count in said.items()) or "nothing"
     )
@@ -162,11 +163,11 @@ def _restarts(subjects: Sequence[Subject]) -> str:
     changed = [s for s in subjects if s.changed and (s in standing or s in well)]
     lost = counted(sum(s in standing for s in changed), len(standing))
     false = counted(sum(s in well for s in changed), len(well))
-    again = f"each host is looked at for {RESTART_SECONDS:.0f} s more"
     words = [
-        f"Then the aggregator is killed (-9) and started again, and {again}: of faults that stood, "
+        f"Then the aggregator is killed (-9) and started again, and each host is looked at for {RESTART_SECONDS:.0f} s from its first answer (what is named",
+        f"only now counts as not named): of faults that stood, {lost} changed state or reason, or were not listed {LISTED_SECONDS:.0f} s after that answer; of controls, {false}.",
     ]
-    words[0] += f"{lost} changed state or reason; of controls, {false}."
+    words += [""] if changed else []
     words += [f"- {s.kind.name}: {', '.join(s.changed)}" for s in changed]
     return "\n".join(words) + "\n"
 

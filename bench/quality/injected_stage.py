@@ -26,6 +26,10 @@ from .injected_hosts import Host
 LOOK_SECONDS = 0.2
 #: Injections begin within so long of each other: each meets what comes every ten seconds at a moment of its own.
 APART_SECONDS = 5.0
+#: A listing that lacks a host is held against it. An aggregator that was started again has so long from its first answer:
+#: hosts that are not on its record it knows as they register again, one after the other.
+LISTED_SECONDS = 5.0
+NOT_LISTED = "not listed"
 #: States in which nothing is held against a host.
 CALM = (State.HEALTHY, State.UNKNOWN)
 #: Before these have reported well nothing is known of a host's past: what is injected then was always so.
@@ -38,6 +42,11 @@ class Named(NamedTuple):
     reason: Reason
     device: str
     words: str
+
+    @property
+    def name(self) -> str:
+        """Its reason; of a host that is not listed there is none."""
+        return self.reason.name if self.reason is not Reason.NONE else self.words
 
 
 @dataclass(eq=False)
@@ -60,10 +69,34 @@ class Subject:
     advised: list[str] = field(default_factory=list)  # actions that were proposed
     changed: list[str] = field(default_factory=list)  # after a restart of the aggregator
 
+    @property
+    def stands(self) -> str:
+        """Its state and reason, as last seen."""
+        return f"{self.state.name} for {self.reason.name}"
+
+    def change(self, words: str) -> None:
+        """Note that it is another than before the restart, each way once."""
+        if words not in self.changed:
+            self.changed.append(words)
+
     def is_about(self, device: str) -> bool:
         """Say whether *device* is the one that was made sick; of a host as a whole any is."""
         names = self.kind.about(self.host)
         return not names or device in names
+
+
+def not_listed(subject: Subject) -> None:
+    """Hold it against a host that the API answered without it: what is not shown cannot be well."""
+    subject.others.setdefault((Reason.NONE, ""), Named(Reason.NONE, "", NOT_LISTED))
+
+
+def not_yet(_: Subject) -> None:
+    """A restarted aggregator may list it still."""
+
+
+def forgotten(subject: Subject) -> None:
+    """A restarted aggregator has had its time to list it."""
+    subject.change(NOT_LISTED)
 
 
 class Stage:
@@ -89,6 +122,7 @@ class Stage:
             for kind, number in zip(kinds, order, strict=True)
         ]
         self._client = Client(self._address)
+        self._watched_until = 0.0  # monotonic
         #: How often the API was asked of all hosts, and did not answer within the client's 5 s.
         self.asked = self.unanswered = 0
         self._left = ExitStack()  # what is to be ended
@@ -124,7 +158,7 @@ class Stage:
         wanted = set(sources)
 
         def settled() -> bool:
-            scores = self._asked()
+            scores = self._asked() or []
             return len(scores) == len(self.subjects) and all(
                 State(score.state) is State.HEALTHY
                 and wanted <= {each.source for each in score.sources if each.outcome == "ok"}
@@ -153,7 +187,7 @@ class Stage:
     ) -> None:
         """Do what is done to the hosts, and look at the API, for so long, or until *done*. Once."""
         began = time.monotonic()
-        end = began + seconds
+        end = self._watched_until = began + seconds
         for subject in self.subjects:
             subject.due = began + subject.due * apart_seconds
         while (now := time.monotonic()) < end and not done():
@@ -162,6 +196,7 @@ class Stage:
                     self._act(subject)
             self.look()
             time.sleep(max(0.0, min(now + LOOK_SECONDS, end) - time.monotonic()))
+        self._watched_until = 0.0
 
     @staticmethod
     def _act(subject: Subject) -> None:
@@ -170,20 +205,26 @@ class Stage:
         seconds = next(subject.act, None)
         subject.due = float("inf") if seconds is None else began + seconds
 
-    def look(self) -> None:
-        """Ask the API once, and note what it says."""
-        at = {f"nodes/{each.host.name}": each for each in self.subjects}
-        for score in self._asked():
-            note(at[score.node], score, time.monotonic())
+    def look(self, unlisted: Callable[[Subject], None] = not_listed) -> None:
+        """Ask the API once, and note what it says; of a host that its answer lacks, by *unlisted*."""
+        scores = self._asked()
+        if scores is None:
+            return
+        now = time.monotonic()
+        left = {f"nodes/{each.host.name}": each for each in self.subjects}
+        for score in scores:
+            note(left.pop(score.node), score, now, is_watched=now <= self._watched_until)
+        for each in left.values():
+            unlisted(each)
 
-    def _asked(self) -> list[NodeScore]:
-        """Return the listing; nothing where it is not answered, which is counted: it is a result, too."""
+    def _asked(self) -> list[NodeScore] | None:
+        """Return the listing; None where it is not answered, which is counted: it is a result, too."""
         self.asked += 1
         try:
             return self.listing()
         except CommandError:
             self.unanswered += 1
-            return []
+            return None
 
     def ask_advice(self) -> None:
         """Note which advice was proposed about whom, open or ended."""
@@ -197,26 +238,23 @@ class Stage:
 
     def restart(self, seconds: float) -> None:
         """Kill the aggregator and start it again; note of each host whether it stands as before, for so long."""
-        before = {each.host.name: (each.state, each.reason) for each in self.subjects}
+        before = {each.host.name: each.stands for each in self.subjects}
         for each in self.subjects:
             each.played = each.state
         self.aggregator.kill()
         self.aggregator.start()
         self.until_answered()
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self.look()
+        began = time.monotonic()
+        while (now := time.monotonic()) < began + seconds:
+            self.look(forgotten if now >= began + LISTED_SECONDS else not_yet)
             for each in self.subjects:
-                now = each.state, each.reason
-                if now != before[each.host.name]:
-                    words = f"{now[0].name} for {now[1].name}"
-                    if words not in each.changed:
-                        each.changed.append(words)
+                if each.stands != before[each.host.name]:
+                    each.change(each.stands)
             time.sleep(LOOK_SECONDS)
 
 
-def note(subject: Subject, score: NodeScore, now: float) -> None:
-    """Take note of what the API says of a host."""
+def note(subject: Subject, score: NodeScore, now: float, *, is_watched: bool) -> None:
+    """Take note of what the API says of a host. What is right is found while it *is_watched*, and not later."""
     kind = subject.kind
     subject.state, subject.reason = State(score.state), Reason(score.reason)
     right = []
@@ -226,7 +264,7 @@ def note(subject: Subject, score: NodeScore, now: float) -> None:
         else:
             subject.others.setdefault((each.reason, each.device), each)
     told = subject.state in kind.states and subject.reason in kind.reasons
-    if right and told and subject.named_seconds is None:
+    if is_watched and right and told and subject.named_seconds is None:
         subject.named_seconds = now - subject.began
         subject.named, subject.named_for = subject.state, subject.reason
         subject.words = score.reason_words

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import select
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from bench.quality import injected_stage
 from bench.quality.injected import Round, page
 from bench.quality.injected_cable import Cable
 from bench.quality.injected_faults import KINDS, Kind
 from bench.quality.injected_hosts import MEMORY, folder
-from bench.quality.injected_stage import Stage
+from bench.quality.injected_stage import APART_SECONDS, LISTED_SECONDS, NOT_LISTED, Stage, Subject
+from gangline.aggregator.commands.client import CommandError
 from gangline.aggregator.verdicts import Reason, State
+from gangline.fingerprints.wire.score_pb2 import Contribution, NodeScore
 from tests.hosts import NO_NVML
-from tests.processes import GUARD_SECONDS
+from tests.processes import GUARD_SECONDS, until
 
 #: What the kernel's log says needs neither the inventory nor NVML, and a stand-in is long in the making.
 FAST = {"collectors_off": '["inventory"]', "nvml_library": NO_NVML}
@@ -37,7 +44,7 @@ def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
             return fault.named_seconds is not None and f"nodes/{control.host.name}" in heard
 
         stage.open(**FAST)
-        stage.until_answered()
+        until(lambda: len(stage.listing()) == len(kinds), "both hosts are listed")
         stage.play(GUARD_SECONDS, told, apart_seconds=0.0)
         stage.look()
         assert told()
@@ -52,6 +59,117 @@ def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
     rows = {line.split("|")[1].strip(): line for line in said.splitlines() if line[:1] == "|"}
     assert "1 of 1" in rows[fault.kind.name] and "UNHEALTHY, XID_FATAL" in rows[fault.kind.name]
     assert "0 of 1" in rows[control.kind.name] and "nothing" in rows[control.kind.name]
+
+
+#: By its clock: all is injected by then.
+PLAY_SECONDS = APART_SECONDS + 2
+
+
+class Played(Stage):
+    """A stage without processes: what its API says at which second of a clock that is handed in is told by `says`."""
+
+    def __init__(self, place: Path, names: tuple[str, ...]) -> None:
+        super().__init__(place, place, [kind_of(name) for name in names], 1)
+        for subject in self.subjects:
+            subject.act = iter(())
+        self.seconds = 0.0
+        self.restarted: float | None = None
+        self.aggregator = SimpleNamespace(log="", kill=lambda: None, start=self._starts)  # type: ignore[assignment]
+        self.says: Callable[[Subject], NodeScore | None] = self.score
+
+    def _starts(self) -> None:
+        self.restarted = self.seconds
+
+    @property
+    def since(self) -> float:
+        """Seconds since the restart; below none before it."""
+        return -1.0 if self.restarted is None else self.seconds - self.restarted
+
+    def listing(self) -> list[NodeScore]:
+        return [score for each in self.subjects if (score := self.says(each)) is not None]
+
+    @staticmethod
+    def score(subject: Subject) -> NodeScore:
+        """Say what is to be said of a host."""
+        kind, node = subject.kind, f"nodes/{subject.host.name}"
+        if kind.is_control or not subject.began:
+            return NodeScore(node=node, state="HEALTHY")
+        (device, *_), reason = kind.about(subject.host), f"REASON_{kind.reasons[0].name}"
+        against = Contribution(reason=reason, device=device, log_hazard_delta=1.0)
+        return NodeScore(
+            node=node, state=kind.states[0].name, reason=reason, contributions=[against]
+        )
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    """A fault and a control that are told of as they should be, by a clock that nobody waits for."""
+    stage = Played(tmp_path, ("XID 79, off", "XID 43"))
+
+    def sleep(seconds: float) -> None:
+        stage.seconds += max(seconds, 0.001)
+
+    clock = SimpleNamespace(monotonic=lambda: 1000.0 + stage.seconds, sleep=sleep)
+    monkeypatch.setattr(injected_stage, "time", clock)
+    return stage
+
+
+def _restarts(stage: Stage) -> str:
+    said = page([Round(stage.subjects, stage.asked, stage.unanswered)], 1)
+    return said[said.index("Then the aggregator is killed") :]
+
+
+def test_a_host_that_the_api_says_nothing_of_is_no_host_that_stands(played: Played) -> None:
+    """A restarted aggregator that forgot it: "0 of 95 changed", as nothing new was heard of it."""
+    fault, control = played.subjects
+    played.says = lambda each: None if each is fault and played.since >= 0 else played.score(each)
+    played.play(PLAY_SECONDS)
+    assert fault.named_seconds is not None
+    played.restart(LISTED_SECONDS - 1)
+    assert not fault.changed, "it registers again"
+    played.restart(LISTED_SECONDS + 1)
+    assert fault.changed == [NOT_LISTED] and not control.changed
+    assert "of faults that stood, 1 of 1" in _restarts(played)
+    assert f"- {fault.kind.name}: not listed" in _restarts(played)
+
+
+def test_a_control_that_is_not_listed_is_not_well(played: Played) -> None:
+    """Nothing could be held against a host of which nothing was said."""
+    _, control = played.subjects
+    played.says = lambda each: None if each is control and played.seconds > 1 else played.score(each)  # fmt: skip
+    played.play(PLAY_SECONDS)
+    assert [one.name for one in control.others.values()] == [NOT_LISTED]
+    said = page([Round(played.subjects, played.asked, played.unanswered)], 1)
+    (row,) = (line for line in said.splitlines() if line.startswith(f"| {control.kind.name}"))
+    assert "1 of 1" in row and "not listed (1 of 1)" in row
+
+
+def test_a_question_that_is_not_answered_makes_no_host_vanish(played: Played) -> None:
+    """A busy machine: the question is counted, the hosts stand."""
+
+    def says(each: Subject) -> NodeScore:
+        if 1 < played.seconds < 2 or played.since > 1:
+            raise CommandError("no answer within 5 s", 1)
+        return played.score(each)
+
+    played.says = says
+    played.play(PLAY_SECONDS)
+    played.restart(LISTED_SECONDS + 2)
+    assert played.unanswered > 2
+    assert not any(each.changed for each in played.subjects)
+    assert not any(each.others for each in played.subjects)
+    assert "not listed (" not in page([Round(played.subjects, 1, 1)], 1)
+
+
+def test_a_fault_that_is_named_only_after_it_was_watched_is_not_named(played: Played) -> None:
+    """ "Watched for 47 s" was no limit: after the restart of the aggregator there was time for more."""
+    fault, _ = played.subjects
+    well = NodeScore(node=f"nodes/{fault.host.name}", state="HEALTHY")
+    played.says = lambda each: well if each is fault and played.since < 1 else played.score(each)
+    played.play(PLAY_SECONDS)
+    played.restart(3.0)
+    assert fault.state is State.UNHEALTHY, "it was told at last"
+    assert fault.named_seconds is None
 
 
 def test_a_cut_wire_loses_nothing() -> None:
