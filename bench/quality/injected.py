@@ -175,7 +175,7 @@ def _restarts(subjects: Sequence[Subject]) -> str:
 def _answers(played: Sequence[Round]) -> str:
     """Say how often the API left a question open: what it would have said then is not known."""
     asked, unanswered = sum(one.asked for one in played), sum(one.unanswered for one in played)
-    return f"The API was asked {asked:,} times; {unanswered} times it did not answer within 5 s.\n"
+    return f"Of {asked:,} questions to the API {unanswered:,} were not answered within 5 s.\n"
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
     assert (fault.named, fault.named_for) == (State.UNHEALTHY, Reason.XID_FATAL)
     assert "XID 79: GPU has fallen off the bus" in fault.words
     assert not fault.others and not control.others
-    assert "times; 1 times it did not answer" in said
+    assert f"Of {stage.asked:,} questions to the API 1 were not answered within 5 s." in said
     rows = {line.split("|")[1].strip(): line for line in said.splitlines() if line[:1] == "|"}
     assert "1 of 1" in rows[fault.kind.name] and "UNHEALTHY, XID_FATAL" in rows[fault.kind.name]
     assert "0 of 1" in rows[control.kind.name] and "nothing" in rows[control.kind.name]
