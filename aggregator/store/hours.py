@@ -15,6 +15,8 @@ from __future__ import annotations
 import re
 import time
 from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import duckdb
@@ -23,7 +25,7 @@ from ...fingerprints.catalogue import FORMER_TABLES
 from ..history import segments
 from ..history.segments import Segment
 from ..history.views import columns_of, past_sources, union
-from .layout import COLUMNS, Column, definitions
+from .layout import COLUMNS, definitions
 
 _FORMER = {name: former for former, name in FORMER_TABLES.items()}
 #: Ten digits are an hour of a version before this one.
@@ -76,24 +78,17 @@ class Hours:
         self._marks = marks
 
     def _read_parts(self) -> None:
-        known, self._parts = self._parts, {table: {} for table in COLUMNS}
-        rows = self._connection.execute(
-            "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'hours'"
+        """In one query: DuckDB looks at all columns there are for those of one table."""
+        self._parts = {table: {} for table in COLUMNS}
+        rows: list[tuple[str, str, str]] = self._connection.execute(
+            "SELECT table_name, column_name, data_type FROM duckdb_columns() "
+            "WHERE schema_name = 'hours' ORDER BY table_name, column_index"
         ).fetchall()
-        for (name,) in rows:
+        for name, columns in groupby(rows, itemgetter(0)):
             match = _NAME.fullmatch(name)
             if match:
-                table, part = match["table"], match["part"]
-                types = known.get(table, {}).get(part) or self._types(name)
-                self._parts.setdefault(table, {})[part] = types
-
-    def _types(self, name: str) -> Types:
-        rows: list[Column] = self._connection.execute(
-            "SELECT column_name, data_type FROM duckdb_columns() "
-            "WHERE schema_name = 'hours' AND table_name = ? ORDER BY column_index",
-            [name],
-        ).fetchall()
-        return dict(rows)
+                types = {column: kind for _, column, kind in columns}
+                self._parts.setdefault(match["table"], {})[match["part"]] = types
 
     def table_for(self, table: str, now_ns: int) -> str:
         """Return the name of the table of *table* for these five minutes, made if it is not there yet."""
