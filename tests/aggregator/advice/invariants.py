@@ -237,7 +237,9 @@ class Watcher:
             if other.name != now.name:
                 both = set(other.cases) & set(now.cases)
                 both = {key for key in both if key in self.cases}
-                graver = now.host and other.state is State.ACCEPTED
+                # What is under way goes on, is renewed too, while something graver is asked for.
+                pairs = ((now, other), (other, now))
+                graver = any(a.host and b.state is State.ACCEPTED for a, b in pairs)
                 withdrawn_next = other.host and not now.host
                 assert not both or graver or withdrawn_next, (
                     f"one case, two advisories: {both}: {now}, {other}"
