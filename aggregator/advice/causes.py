@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -140,16 +140,25 @@ def _least(scope: Scope, limits: Limits) -> int:
 
 
 def _together(members: list[Standing], span_ns: int) -> list[Standing]:
-    """Return the most of *members* that began within *span_ns* of each other."""
+    """Return those of *members* that began within *span_ns* of each other: of most hosts, then most cases.
+
+    A host has as many cases as it has devices that are ill, and is one host all the same.
+    """
     ordered = sorted(members, key=lambda one: (one.case.since_ns, one.case.key))
-    best: list[Standing] = []
+    best, most = slice(0, 0), (0, 0)
+    of_host: Counter[str] = Counter()
     first = 0
     for last, one in enumerate(ordered):
+        of_host[one.case.host] += 1
         while one.case.since_ns - ordered[first].case.since_ns > span_ns:
+            before = ordered[first].case.host
+            of_host[before] -= 1
+            if not of_host[before]:
+                del of_host[before]
             first += 1
-        if last - first + 1 > len(best):
-            best = ordered[first : last + 1]
-    return best
+        if (len(of_host), last - first + 1) > most:
+            best, most = slice(first, last + 1), (len(of_host), last - first + 1)
+    return ordered[best]
 
 
 def belongs(standing: Standing, subject: str, since_ns: int, limits: Limits) -> bool:

@@ -199,3 +199,13 @@ def test_an_advisory_of_a_version_before_goes_on() -> None:
     braked(world, 4)
     assert cause(world).hosts == ("h0", "h1", "h2", "h4")
     assert told(world.later(1), Publish) == []
+
+
+def test_a_host_with_many_ill_devices_hides_nobody() -> None:
+    """Eight GPUs of one host throttled; a minute later three hosts of the rack did, and were told one by one."""
+    world = World()
+    for gpu in range(8):
+        world.see("h7", "THERMAL_THROTTLE", key=f"h7/hot/{gpu}", devices=(f"GPU-{gpu}",))
+    world.now_ns += 60 * SECOND_NS
+    braked(world, 0, 1, 2, reason="THERMAL_THROTTLE")
+    assert cause(world).hosts == ("h0", "h1", "h2")
