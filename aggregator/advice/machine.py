@@ -126,7 +126,10 @@ class Machine:
 
 
 def _seen(desk: Desk, case: Case) -> None:
-    """Keep *case*; what is news of one that went into an advisory is weighed again."""
+    """Keep *case*; what is news of one that went into an advisory is weighed again.
+
+    It began when it was first told, not when its symptom was last seen; unless it is other trouble by now.
+    """
     before = desk.memory.cases.get(case.key)
     if before is None:
         desk.memory.cases[case.key] = Standing(case, desk.now_ns)
@@ -134,6 +137,8 @@ def _seen(desk: Desk, case: Case) -> None:
         return
     if not material(before.case, case):
         return
+    if case.reason == before.case.reason:
+        case = replace(case, since_ns=before.case.since_ns)
     before.case = case
     desk.touched = True
     before.changed = before.advisory in desk.memory.advisories

@@ -209,3 +209,43 @@ def test_a_host_with_many_ill_devices_hides_nobody() -> None:
     world.now_ns += 60 * SECOND_NS
     braked(world, 0, 1, 2, reason="THERMAL_THROTTLE")
     assert cause(world).hosts == ("h0", "h1", "h2")
+
+
+ILL: dict[str, Any] = {"reason": "ECC_TREND", "action": Action.AVOID, **SLOW, "job": ""}
+
+
+def ill_since_days(world: World) -> None:
+    """Let three hosts of a rack fall ill a day apart; each has an advisory of its own."""
+    for number in (0, 1, 2):
+        world.see(f"h{number}", **ILL)
+        world.later(86_400)
+
+
+@pytest.mark.parametrize("change", [{"job": "llm-8"}, {"place": Place("r0", leaf="l7")}])
+def test_trouble_began_when_it_began_whatever_changes_meanwhile(change: dict[str, Any]) -> None:
+    """A gang began on three hosts that were ill since Monday, Tuesday and Wednesday: they "had the same trouble within
+    2 s", and what was advised for each was withdrawn. So it was when places were read again."""
+    world = World()
+    ill_since_days(world)
+    for number in (0, 1, 2):
+        world.see(f"h{number}", **{**ILL, **change})
+    world.later(3)
+    standing = [one.case.since_ns for one in world.machine.memory.cases.values()]
+    assert len(set(standing)) == 3 and max(standing) < world.now_ns - 86_400 * SECOND_NS
+    assert all(one.host for one in world.machine.memory.advisories.values())
+
+
+@pytest.mark.parametrize("other", ["gone for a moment", "XID_FATAL"])
+def test_what_comes_anew_begins_anew(other: str) -> None:
+    """What had gone, and other trouble of the same device, did not begin days ago."""
+    world = World()
+    ill_since_days(world)
+    for number in (0, 1, 2):
+        key = f"h{number}/ECC_TREND"
+        if other == "XID_FATAL":
+            world.see(f"h{number}", **{**ILL, "reason": other, "key": key})
+        else:
+            world.gone(f"h{number}", "ECC_TREND")
+            world.see(f"h{number}", **ILL)
+    world.later(3)
+    assert cause(world).hosts == ("h0", "h1", "h2")
