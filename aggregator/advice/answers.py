@@ -9,6 +9,7 @@ from .advisory import ENDED, SILENCE, TRANSITIONS, Action, Advisory, State, take
 from .desk import Desk, Hold
 from .events import Acked, Act, Clear, Refused
 from .limits import seconds_ns
+from .muted import mute_members
 from .proposing import verified
 
 #: What may be answered; the other states are ours to say.
@@ -279,8 +280,5 @@ def again_seconds(desk: Desk, one: Advisory) -> float:
 def mute_all(desk: Desk, one: Advisory, seconds: float) -> None:
     """Propose nothing as grave of what *one* was about for so long; nor of the hosts of a cause."""
     desk.mute(one.subject, one.action, seconds)
-    if one.host:
-        return
-    for standing in desk.memory.cases.values():
-        if standing.advisory == one.name:
-            desk.mute(f"host {standing.case.host}", standing.case.action, seconds)
+    if not one.host:
+        mute_members(desk, one, seconds)

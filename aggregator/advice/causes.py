@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -107,13 +107,8 @@ class Cause:
     hosts: tuple[str, ...]
 
 
-def found(
-    standings: Iterable[Standing], limits: Limits, muted: Callable[[str], bool]
-) -> Cause | None:
-    """Return the largest cause among *standings*, the narrowest of as large ones; None for none.
-
-    *muted*: of these subjects nothing is to be said now.
-    """
+def found(standings: Iterable[Standing], limits: Limits) -> Cause | None:
+    """Return the largest cause among *standings*, the narrowest of as large ones; None for none."""
     groups: dict[Domain, list[Standing]] = defaultdict(list)
     for one in standings:
         for domain in domains_of(one.case.place, one.case.reason):
@@ -121,13 +116,13 @@ def found(
     best: Cause | None = None
     for domain, members in sorted(groups.items(), key=lambda item: item[0].width):
         least = _least(domain.scope, limits)
-        if len(members) < least or muted(domain.subject):
-            continue
-        together = _together(members, seconds_ns(limits.shared_seconds))
-        hosts = tuple(sorted({one.case.host for one in together}))
         before = len(best.hosts) if best else 0
         if domain.scope is Scope.FLEET:
             before = max(FLEET_RATIO * before - 1, 0)
+        if len(members) < least or len({one.case.host for one in members}) <= before:
+            continue
+        together = _together(members, seconds_ns(limits.shared_seconds))
+        hosts = tuple(sorted({one.case.host for one in together}))
         if len(hosts) >= least and len(hosts) > before:
             keys = tuple(sorted(one.case.key for one in together))
             since = min(one.case.since_ns for one in together)
@@ -164,10 +159,10 @@ def _together(members: list[Standing], span_ns: int) -> list[Standing]:
 def belongs(standing: Standing, subject: str, since_ns: int, limits: Limits) -> bool:
     """Say whether *standing* is one more of the cause *subject* that began then: with it, or after it."""
     case = standing.case
-    if all(domain.subject != subject for domain in domains_of(case.place, case.reason)):
-        return False
     after_ns = case.since_ns - since_ns
-    return -seconds_ns(limits.shared_seconds) <= after_ns <= seconds_ns(limits.shared_join_seconds)
+    if not -seconds_ns(limits.shared_seconds) <= after_ns <= seconds_ns(limits.shared_join_seconds):
+        return False
+    return any(domain.subject == subject for domain in domains_of(case.place, case.reason))
 
 
 def words_of(

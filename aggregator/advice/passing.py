@@ -213,7 +213,7 @@ def withdraw_empty(desk: Desk) -> None:
             continue
         if one.action is not Action.RETURN_TO_SERVICE:
             desk.put(one, "what it was about is gone", state=State.WITHDRAWN)
-            desk.mute(one.subject, one.action, desk.limits.flap_seconds)
+            mute_all(desk, one, desk.limits.flap_seconds)
         elif (hold := desk.memory.holds.get(one.host)) is None:
             desk.put(one, "what was set ran out by itself", state=State.WITHDRAWN)
         elif not verified(desk, hold):

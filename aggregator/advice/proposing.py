@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import UTC, datetime
 
 from . import budget
@@ -20,8 +20,9 @@ def propose(desk: Desk) -> None:
     """Propose what is due: causes first, then hosts, the gravest first, then returns."""
     waiting = _waiting(desk)
     if waiting:
-        share(desk, waiting)
-        _for_hosts(desk, [one for one in waiting if not one.advisory or one.changed])
+        held = share(desk, waiting)
+        left = [one for one in waiting if one.case.key not in held]
+        _for_hosts(desk, [one for one in left if not one.advisory or one.changed], held)
     for hold in list(desk.memory.holds.values()):
         _return(desk, hold)
 
@@ -42,8 +43,11 @@ def _waiting(desk: Desk) -> list[Standing]:
 # ---- hosts
 
 
-def _for_hosts(desk: Desk, waiting: Sequence[Standing]) -> None:
-    """Propose for hosts that waited long enough for others of their cause, the gravest first."""
+def _for_hosts(desk: Desk, waiting: Sequence[Standing], held: Container[str]) -> None:
+    """Propose for hosts that waited long enough for others of their cause, the gravest first.
+
+    *held*: cases of a cause of which nothing is said now; nor is it here.
+    """
     due: dict[str, list[Standing]] = defaultdict(list)
     for one in waiting:
         if _is_due(desk, one):
@@ -52,7 +56,8 @@ def _for_hosts(desk: Desk, waiting: Sequence[Standing]) -> None:
         return
     standing: dict[str, list[Standing]] = defaultdict(list)
     for one in desk.memory.cases.values():
-        standing[one.case.host].append(one)
+        if one.case.key not in held:
+            standing[one.case.host].append(one)
     order = sorted((-gravity(lead(_cases(new)).action), host) for host, new in due.items())
     full, busy = "", {one.host for one in desk.memory.advisories.values()}
     for grave, host in order:

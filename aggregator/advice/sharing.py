@@ -5,16 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import causes, costs
+from . import causes, costs, muted
 from .advisory import Action, Advisory, Basis, Case, Scope, State
 from .composing import NAMED_MAX, composed, lead
 from .desk import Desk, Standing
 
 
-def share(desk: Desk, waiting: Sequence[Standing]) -> None:
-    """Put cases of one cause into its advisory."""
-    memory = desk.memory
-    for known in [a for a in memory.advisories.values() if not a.host]:
+def share(desk: Desk, waiting: Sequence[Standing]) -> set[str]:
+    """Put cases of one cause into its advisory. Return the keys of those of which nothing is to be said now."""
+    _join(desk, waiting)
+    candidates = _candidates(desk)
+    quiet = muted.of_muted(desk, candidates)
+    candidates = _without(candidates, quiet)
+    while cause := causes.found(candidates, desk.limits):
+        members = _members(desk, cause, candidates)
+        candidates = _without(candidates, members)
+        if muted.is_muted(desk, cause.domain.subject):
+            quiet += members
+            continue
+        alone = {one.advisory for one in members if one.advisory}
+        new = _new(desk, cause, [one.case for one in members])
+        for one in members:
+            desk.into(one, new.name)
+        for name in sorted(alone):
+            _leave(desk, desk.memory.advisories[name], new)
+    return muted.hold_back(desk, quiet)
+
+
+def _join(desk: Desk, waiting: Sequence[Standing]) -> None:
+    """Put what follows into the advisory of its cause, and tell that anew."""
+    for known in [a for a in desk.memory.advisories.values() if not a.host]:
         since_ns = known.since_ns or known.proposed_ns
         joined = [
             one
@@ -27,17 +47,23 @@ def share(desk: Desk, waiting: Sequence[Standing]) -> None:
         if joined or changed:
             retell(desk, known, _joined(joined), [one.case.host for one in joined])
 
-    def muted(subject: str) -> bool:
-        return desk.is_muted(subject, Action.INSPECT)
 
-    while cause := causes.found(_candidates(desk), desk.limits, muted):
-        members = [memory.cases[key] for key in cause.keys]
-        alone = {one.advisory for one in members if one.advisory}
-        new = _new(desk, cause, [one.case for one in members])
-        for one in members:
-            desk.into(one, new.name)
-        for name in sorted(alone):
-            _leave(desk, memory.advisories[name], new)
+def _members(desk: Desk, cause: causes.Cause, candidates: Sequence[Standing]) -> list[Standing]:
+    """Return the cases of *cause*: those that began together, and what followed while nothing was told of them."""
+    together = set(cause.keys)
+    subject, since_ns = cause.domain.subject, cause.since_ns
+    members = [
+        one
+        for one in candidates
+        if one.case.key in together
+        or (not one.advisory and causes.belongs(one, subject, since_ns, desk.limits))
+    ]
+    return sorted(members, key=lambda one: one.case.key)
+
+
+def _without(candidates: Sequence[Standing], others: Sequence[Standing]) -> list[Standing]:
+    keys = {one.case.key for one in others}
+    return [one for one in candidates if one.case.key not in keys]
 
 
 def _candidates(desk: Desk) -> list[Standing]:
@@ -53,7 +79,8 @@ def _candidates(desk: Desk) -> list[Standing]:
 
 def _new(desk: Desk, cause: causes.Cause, cases: Sequence[Case]) -> Advisory:
     scope = cause.domain.scope
-    fields = _of_cause(desk, cases, cause.hosts, scope, cause.since_ns)
+    hosts = tuple(sorted({one.host for one in cases}))
+    fields = _of_cause(desk, cases, hosts, scope, cause.since_ns)
     first = lead(cases)
     return desk.put(
         Advisory(

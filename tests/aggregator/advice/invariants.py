@@ -17,6 +17,7 @@ from gangline.aggregator.advice.advisory import (
     Scope,
     State,
     gravity,
+    lawful,
     takes_out,
 )
 from gangline.aggregator.advice.events import (
@@ -74,7 +75,7 @@ class Watcher:
     probation: set[str] = field(default_factory=set)
     acts_ns: list[int] = field(default_factory=list)
     fuse: str = "closed"
-    #: Subject -> (until when, how grave) of what was rejected.
+    #: Subject, or case of what hosts share -> (until when, how grave) of what was rejected.
     rejected: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def saw(self, event: Event, told: list[Instruction]) -> None:
@@ -200,14 +201,19 @@ class Watcher:
             out.job = ""
 
     def _asked_once(self, before: Advisory | None, now: Advisory) -> None:
-        """What was rejected is not asked for again for a while, under whatever name."""
+        """What was rejected is not asked for again for a while: under whatever name, or domain, nor host by host."""
         if now.action is Action.RETURN_TO_SERVICE:
             return
-        rejected = self.rejected.setdefault(now.subject, [])
         if now.state is State.REJECTED:
             until_ns = self.now_ns + seconds_ns(self.limits.rejected_seconds)
-            rejected.append((until_ns, gravity(now.action)))
+            self.rejected.setdefault(now.subject, []).append((until_ns, gravity(now.action)))
+            for key in [key for key in now.cases if not now.host and key in self.cases]:
+                grave = gravity(lawful(self.cases[key].case).action)
+                self.rejected.setdefault(key, []).append((until_ns, grave))
         elif now.state is State.PROPOSED and (before is None or before.action is not now.action):
+            rejected = [
+                one for each in (now.subject, *now.cases) for one in self.rejected.get(each, [])
+            ]
             again = [
                 one for one in rejected if one[0] > self.now_ns and one[1] >= gravity(now.action)
             ]
