@@ -162,6 +162,7 @@ class Case:
     relative_speed: float = 1.0  # of the host; 1.0 where it is not known
     #: How many hosts stand in each domain of `place`, in the order of its fields; () where nobody counted.
     among: tuple[int, ...] = ()
+    unseen: bool = False  # it began while we were away: `since_ns` is when we came back
 
 
 def gravity(action: Action) -> int:

@@ -107,8 +107,11 @@ class Cause:
     hosts: tuple[str, ...]
 
 
-def found(standings: Iterable[Standing], limits: Limits) -> Cause | None:
-    """Return the largest cause among *standings*, the narrowest of as large ones; None for none."""
+def found(standings: Iterable[Standing], limits: Limits, fleet_hosts: int) -> Cause | None:
+    """Return the largest cause among *standings*, the narrowest of as large ones; None for none.
+
+    *fleet_hosts*: how many there are.
+    """
     groups: dict[Domain, list[Standing]] = defaultdict(list)
     for one in standings:
         for domain in domains_of(one.case.place, one.case.reason):
@@ -119,10 +122,10 @@ def found(standings: Iterable[Standing], limits: Limits) -> Cause | None:
         before = len(best.hosts) if best else 0
         if domain.scope is Scope.FLEET:
             before = max(FLEET_RATIO * before - 1, 0)
-        if len(members) < least or len({one.case.host for one in members}) <= before:
+        if len(members) < least or len(_hosts(members)) <= before:
             continue
-        together = _together(members, seconds_ns(limits.shared_seconds))
-        hosts = tuple(sorted({one.case.host for one in together}))
+        together = _together(members, domain.scope, limits, fleet_hosts)
+        hosts = tuple(sorted(_hosts(together)))
         if len(hosts) >= least and len(hosts) > before:
             keys = tuple(sorted(one.case.key for one in together))
             since = min(one.case.since_ns for one in together)
@@ -134,7 +137,27 @@ def _least(scope: Scope, limits: Limits) -> int:
     return limits.shared_unplaced_hosts_min if scope is Scope.FLEET else limits.shared_hosts_min
 
 
-def _together(members: list[Standing], span_ns: int) -> list[Standing]:
+def _hosts(standings: Iterable[Standing]) -> set[str]:
+    return {one.case.host for one in standings}
+
+
+def _together(
+    members: list[Standing], scope: Scope, limits: Limits, fleet_hosts: int
+) -> list[Standing]:
+    """Return those of *members* that have one cause: that began at once, or else are most of the domain.
+
+    What began while we were away has no time of its own: hosts may have fallen hours apart.
+    """
+    at_once = _at_once(
+        [one for one in members if not one.case.unseen], seconds_ns(limits.shared_seconds)
+    )
+    unseen = [one for one in members if one.case.unseen]
+    hosts, whole = len(_hosts(unseen)), _counted([one.case for one in unseen], scope, fleet_hosts)
+    is_most = 0 < whole < 2 * hosts
+    return unseen if is_most and hosts > len(_hosts(at_once)) else at_once
+
+
+def _at_once(members: list[Standing], span_ns: int) -> list[Standing]:
     """Return those of *members* that began within *span_ns* of each other: of most hosts, then most cases.
 
     A host has as many cases as it has devices that are ill, and is one host all the same.
@@ -178,14 +201,16 @@ def words_of(
     of = f" of {whole}" if whole >= hosts else ""
     where = _where(first.place, scope, what)
     late = max(one.since_ns for one in cases) - since_ns
-    span = (
-        "within" if late <= seconds_ns(limits.shared_seconds) else "one after the other, the first"
-    )
-    at = f"{datetime.fromtimestamp(since_ns // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    when = f"{span} {limits.shared_seconds:g} s, at {at}" if span == "within" else f"{span} at {at}"
+    at = f"at {datetime.fromtimestamp(since_ns // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    if first.unseen:
+        fell = f"were silent when we came back {at}: likely"
+    elif late <= seconds_ns(limits.shared_seconds):
+        fell = f"{what.fell} within {limits.shared_seconds:g} s, {at}:"
+    else:
+        fell = f"{what.fell} one after the other, the first {at}:"
     told = "" if first.reason == SILENCE else f"; {first.host}: {first.words}"
     return (
-        f"{hosts}{of} hosts {where} {what.fell} {when}: one fault of what they share, not one each. "
+        f"{hosts}{of} hosts {where} {fell} one fault of what they share, not one each. "
         f"Look there ({what.look}) before at any of them{told}"
     )
 

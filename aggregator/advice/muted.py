@@ -79,7 +79,7 @@ def _was_in(desk: Desk, case: Case) -> bool:
 def _began(desk: Desk, were: Sequence[Standing]) -> dict[str, list[int]]:
     """Return when cases of each muted cause began, in order."""
     began: dict[str, set[int]] = defaultdict(set)
-    for one in were:
+    for one in [one for one in were if not one.case.unseen]:
         for domain in domains_of(one.case.place, one.case.reason):
             began[domain.subject].add(one.case.since_ns)
     return {subject: sorted(times) for subject, times in began.items() if is_muted(desk, subject)}

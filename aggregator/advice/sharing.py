@@ -17,7 +17,7 @@ def share(desk: Desk, waiting: Sequence[Standing]) -> set[str]:
     candidates = _candidates(desk)
     quiet = muted.of_muted(desk, candidates)
     candidates = _without(candidates, quiet)
-    while cause := causes.found(candidates, desk.limits):
+    while cause := causes.found(candidates, desk.limits, desk.memory.hosts):
         members = _members(desk, cause, candidates)
         candidates = _without(candidates, members)
         if muted.is_muted(desk, cause.domain.subject):

@@ -48,15 +48,22 @@ def silence(
     before = memory.cases.get(key)
     if before is not None and before.case.place == stand.place:
         return before.case
-    since_ns = max(host.heard_ns, restarted_ns)
-    heard = datetime.fromtimestamp(host.heard_ns // SECOND_NS, UTC)
+    since_ns, unseen = max(host.heard_ns, restarted_ns), host.heard_ns < restarted_ns
+    if before is not None:
+        since_ns, unseen = before.case.since_ns, before.case.unseen
+    away = f", and it was silent when we came back at {_moment(since_ns)}" if unseen else ""
     words = (
-        f"nothing was heard of it since {heard:%Y-%m-%d %H:%M:%S} UTC: look at its power, its network, its "
+        f"nothing was heard of it since {_moment(host.heard_ns)}{away}: look at its power, its network, its "
         "agent; it may work all the same"
     )
     case = Case(
         key=key, host=host.host, reason=SILENCE, basis=Basis.DETERMINISTIC, action=Action.INSPECT,
         scope=Scope.HOST, words=words, since_ns=since_ns, place=stand.place, job=work.job,
         gang_gpus=work.gang_gpus, hazard_per_hour=host.hazard_per_hour, gpus=gpus, among=stand.among,
+        unseen=unseen,
     )  # fmt: skip
     return replace(case, price=together([case]))
+
+
+def _moment(at_ns: int) -> str:
+    return f"{datetime.fromtimestamp(at_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -169,21 +169,46 @@ def test_a_rack_that_is_switched_off_on_purpose_is_no_news() -> None:
     assert fleet.open == []
 
 
-def test_hosts_that_have_not_found_us_again_are_not_dark() -> None:
-    """We were restarted, and whose agents waited longest to try again were told to be a dark rack."""
+def restarted(*silent: int) -> Fleet:
+    """Return a fleet that we watch again since just now, and of which these hosts have not found us again."""
     fleet = Fleet()
     world = fleet.world
     scores = dict(enumerate(world.snapshot.hosts)) if world.snapshot else {}
-    fleet.hush(*range(6))
-    world.fleet.first_ns[:6] = 0
+    fleet.hush(*silent)
+    world.fleet.first_ns[list(silent)] = 0
     began = world.now_ns + SECOND_NS
     world.fleet.heard_ns[:] = world.now_ns
     world.snapshot = judge(world.fleet, began, None, Before(began, scores))
+    return fleet
+
+
+def test_hosts_that_have_not_found_us_again_are_not_dark() -> None:
+    """We were restarted, and whose agents waited longest to try again were told to be a dark rack."""
+    fleet = restarted(*range(6))
     fleet.run(890, step=5)
     assert fleet.open == []
     fleet.run(60, step=5)
     (one,) = fleet.open
     assert one.subject == "rack r7 silence", "silent for a quarter of an hour: they are"
+    assert one.words.startswith(
+        "6 of 6 hosts of rack r7 were silent when we came back at 2023-11-14 22:13:31 UTC: likely one fault"
+    )
+
+
+def test_hosts_that_fell_while_we_were_away_did_not_fall_at_once() -> None:
+    """Three of a rack had died hours apart in a night without us: "fell silent within 2 s", and nobody looked at each."""
+    fleet = restarted(0, 1, 2)
+    fleet.run(1000, step=10)
+    assert fleet.open == []
+    world = fleet.world
+    moved = {**world.fleet.declared.places, "h0": Place(rack="r7", leaf="l9")}
+    world.fleet.declared = replace(
+        world.fleet.declared, places=MappingProxyType(moved), places_version=2
+    )
+    fleet.run(900, step=10)
+    assert sorted(one.subject for one in fleet.open) == ["host h0", "host h1", "host h2"]
+    for one in fleet.open:
+        assert "it was silent when we came back at 2023-11-14 22:13:31 UTC: look at" in one.words
 
 
 @pytest.mark.parametrize("hosts", [1, 5])

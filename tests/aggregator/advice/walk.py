@@ -177,6 +177,7 @@ class Walk:
             then=rng.choice([None, Action.RESET_GPU]), devices=(gpu,), place=self.place(host),
             job=rng.choice(["", "job1", "job2"]), checkpoint_seconds=rng.choice([0.0, 600.0]),
             count=rng.choice([1, 1, 3, 800_000]), price=Price(rng.random() * 100, 1.0),
+            among=rng.choice([(), (8, 16, 16, 8, 32, 0)]), unseen=reason == SILENCE and rng.random() < 0.3,
         )  # fmt: skip
 
     def _heal(self) -> None:
