@@ -7,7 +7,7 @@ from dataclasses import replace
 from . import budget
 from .advisory import ENDED, SILENCE, TRANSITIONS, Action, Advisory, State, takes_out
 from .desk import Desk, Hold
-from .events import Acked, Act, Clear, Refused
+from .events import Acked, Act, Clear, Refused, Renew
 from .limits import seconds_ns
 from .muted import mute_members
 from .proposing import verified
@@ -115,6 +115,7 @@ def _names() -> str:
 def _accept(desk: Desk, one: Advisory, event: Acked) -> None:
     lease = desk.after(desk.limits.lease_seconds)
     if one.state is State.ACCEPTED:
+        _hold_anew(desk, one)
         desk.put(one, f"{event.actor} is still at it", lease_until_ns=lease)
         return
     if takes_out(one.action) and (words := _too_much(desk, one)):
@@ -168,6 +169,19 @@ def _hold(desk: Desk, one: Advisory, until_ns: int) -> None:
             _rename(desk, other.name, one.name)
 
 
+def _hold_anew(desk: Desk, one: Advisory) -> None:
+    """Keep again what the owner of *one* set, where that ran out meanwhile: its host is out, whatever we said of it."""
+    memory = desk.memory
+    if not takes_out(one.action) or one.host in memory.holds:
+        return
+    watched = memory.probation.pop(one.host, None)  # it had not come back: this is no relapse
+    until = desk.after(desk.limits.hold_seconds)
+    _hold(desk, one, until)
+    if watched is not None:
+        memory.probation[one.host] = watched
+    desk.say(Renew(one.name, one.host, until, "its owner has it out still"))
+
+
 def _done_before(desk: Desk, before: Hold | None) -> tuple[str, Action | None]:
     """Return the advisory whose work stands on the host already, and its action; "" for none."""
     if before is None:
@@ -188,6 +202,7 @@ def _rename(desk: Desk, before: str, now: str) -> None:
 
 
 def _done(desk: Desk, one: Advisory, event: Acked) -> None:
+    _hold_anew(desk, one)
     trial = desk.memory.fuse.trial == one.name
     words = f"done by {event.actor}" + (f": {event.words}" if event.words else "")
     desk.put(one, words, state=State.DONE)

@@ -38,6 +38,11 @@ def resume(desk: Desk) -> None:
         lease_ns = max(one.lease_until_ns, least_ns) if one.state is State.ACCEPTED else 0
         expires_ns = max(one.expires_ns, least_ns)
         memory.advisories[name] = replace(one, expires_ns=expires_ns, lease_until_ns=lease_ns)
+        hold = memory.holds.get(one.host)
+        if one.state is State.ACCEPTED and hold is not None and hold.name == name:
+            hold.until_ns = max(
+                hold.until_ns, least_ns
+            )  # else its host is counted nowhere, and never returned
     memory.well = dict.fromkeys(memory.well, desk.now_ns)
 
 

@@ -104,6 +104,14 @@ class Watcher:
                     pass
         self._no_host_is_left_behind(told)
 
+    def resume(self) -> None:
+        """It was restarted: what is being carried out stands for a lease's time, whatever passed meanwhile."""
+        least_ns = self.now_ns + seconds_ns(self.limits.lease_seconds)
+        for one in self.open.values():
+            out = self.ours.get(one.host)
+            if one.state is State.ACCEPTED and out is not None and out.names[-1] == one.name:
+                out.until_ns = max(out.until_ns, least_ns)
+
     def leap(self, leapt_ns: int) -> None:
         """The clock was set forward: nothing ends sooner by that, and nothing is longer ago."""
         self.now_ns += leapt_ns

@@ -136,6 +136,7 @@ class Walk:
         whole = json.dumps(plain(self.machine.memory))
         self.machine = Machine(self._limits, made(Memory, json.loads(whole)))
         self.machine.resume(self.now_ns)
+        self.watcher.resume()
         self._begun = json.dumps(plain(self.machine.memory))
         self._stored.clear()
 
