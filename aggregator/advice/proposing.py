@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Sequence
-from datetime import UTC, datetime
 
 from . import budget
 from .advisory import SILENCE, Action, Advisory, Basis, Case, Scope, State, gravity, takes_out
+from .asking import news, unasked
 from .composing import composed, lead
 from .desk import SILENT, Desk, Hold, Standing
-from .limits import SECOND_NS, seconds_ns
-from .sharing import share
+from .limits import seconds_ns
+from .sharing import lower, share
 
 RELAPSES_COUNTED_MAX = 4
 
@@ -101,7 +101,9 @@ def _for_host(desk: Desk, host: str, new: list[Standing], standing: list[Standin
             desk.into(one, covering[0])
         return
     if words := _against(desk, host, first, now):
-        _hold_back(desk, new, words)
+        if now is not None:
+            _less(desk, now, standing)
+        _hold_back(desk, [one for one in new if one.changed or not one.advisory], words)
         return
     of_it = [
         one
@@ -125,23 +127,14 @@ def _covering(desk: Desk, host: str, before: Sequence[Advisory]) -> tuple[str, A
 def _against(desk: Desk, host: str, first: Case, now: Advisory | None) -> str:
     """Return why *first* is not proposed; "" if it is to be."""
     taken = desk.memory.taken.get(host)
-    if until_ns := desk.muted_until_ns(f"host {host}", first.action):
-        until = f"{datetime.fromtimestamp(until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
-        return (
-            f"the same was rejected, withdrawn, done or expired: not again before {until} "
-            "(`gangline advise list --all` has it)"
-        )
+    if words := unasked(desk, f"host {host}", first):
+        return words
     if taken is not None and taken.by != SILENT:
         return f"the host is out already: {taken.by}"
     if host in desk.memory.absent and host not in desk.memory.holds:
         return f"the host is out already: {', '.join(desk.memory.absent[host])}"
     if now is None and len(desk.memory.advisories) >= desk.limits.open_max:
         return f"{desk.limits.open_max} advisories are open, and no more may be"
-    if (
-        first.basis is Basis.STATISTICAL
-        and 0 < first.price.waiting_gpu_hours <= first.price.acting_gpu_hours
-    ):
-        return "waiting costs less than acting"
     if not takes_out(first.action):
         return ""
     name, grave = now.name if now else "", gravity(first.action)
@@ -167,8 +160,24 @@ def _raised(desk: Desk, now: Advisory, standings: Sequence[Standing]) -> Advisor
     if gravity(fields["action"]) > gravity(now.action):
         expires_ns = desk.after(desk.limits.proposal_seconds)
         fields |= {"state": State.PROPOSED, "deferred_until_ns": 0, "expires_ns": expires_ns}
-    words = f"more is wrong with it: {fields['words']}"
-    return desk.put(now, words, **fields)
+    return desk.put(now, news(now.action, fields["action"], fields["words"]), **fields)
+
+
+def _less(desk: Desk, now: Advisory, standing: Sequence[Standing]) -> None:
+    """Let *now* ask for no more than its cases do by now; withdraw it where that is not asked for. What is graver waits."""
+    of_it = [one for one in standing if one.advisory == now.name]
+    if not any(one.changed for one in of_it):
+        return
+    first = lead(_cases(of_it))
+    if gravity(first.action) > gravity(now.action):
+        return
+    why = unasked(desk, now.subject, first)
+    if lower(desk, now, of_it, news(now.action, first.action, first.words)):
+        for one in of_it:
+            desk.into(one, now.name)
+        return
+    desk.put(now, f"nothing calls for it any more: {why}", state=State.WITHDRAWN)
+    desk.mute(now.subject, now.action, desk.limits.flap_seconds)
 
 
 # ---- returns

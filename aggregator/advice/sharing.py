@@ -7,6 +7,7 @@ from typing import Any
 
 from . import causes, costs, muted
 from .advisory import Action, Advisory, Basis, Case, Scope, State
+from .asking import unasked
 from .composing import NAMED_MAX, composed, lead
 from .desk import Desk, Standing
 
@@ -115,14 +116,15 @@ def _leave(desk: Desk, alone: Advisory, cause: Advisory) -> None:
 def lower(desk: Desk, alone: Advisory, left: Sequence[Standing], words: str) -> bool:
     """Let a host's own advisory ask for what the cases that are *left* in it call for.
 
-    False: that was answered before (rejected, say), and is not asked for again in another's name: they are without one.
+    False: that was answered before (rejected, say), or costs more than waiting, and is not asked for in another's name:
+    they are without one.
     """
-    fields = composed([one.case for one in left])
-    if desk.is_muted(alone.subject, fields["action"]):
+    cases = [one.case for one in left]
+    if unasked(desk, alone.subject, lead(cases)):
         for one in left:
             one.advisory, desk.touched = "", True
         return False
-    desk.put(alone, words, **fields)
+    desk.put(alone, words, **composed(cases))
     return True
 
 

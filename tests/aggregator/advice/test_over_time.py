@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.aggregator.advice.advisory import State
-from gangline.aggregator.advice.events import Clear, Renew, Well
+from gangline.aggregator.advice.advisory import Action, Basis, Place, Price, State
+from gangline.aggregator.advice.events import Clear, HeldBack, Publish, Renew, Unavailable, Well
 from gangline.aggregator.advice.limits import HOUR_NS
 from tests.aggregator.advice.test_machine import World, published, told
 
@@ -46,3 +46,55 @@ def test_what_an_owner_has_out_is_held_again_by_its_word(to: State) -> None:
     assert (renew.name, renew.until_ns) == ("a1", world.now_ns + 2 * HOUR_NS)
     assert (held.name, held.confirmed) == ("a1", to is State.DONE)
     assert world.machine.memory.probation["h1"].relapses == 0
+
+
+def test_a_drain_for_a_job_that_has_ended_is_not_to_be_accepted_any_more() -> None:
+    """For an hour it could be, at the price of the job that had ended, while the list said that waiting costs less."""
+    world = World()
+    drain = {"basis": Basis.STATISTICAL, "action": Action.DRAIN_AFTER_JOB}
+    world.see("h1", "ECC_TREND", **drain, job="llm-7", price=Price(90.0, 60.0))
+    assert published(world.later(5)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
+    world.see("h1", "ECC_TREND", **drain, price=Price(3.0, 60.0))
+    said = world.later(1)
+    assert published(said) == [("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN")]
+    assert told(said, HeldBack)[0].words == "waiting costs less than acting"
+    assert world.later(200) == []
+
+
+def test_a_fault_that_became_milder_is_asked_for_as_it_is() -> None:
+    """A drain was proposed, its rack was full, and the fault became one to avoid: the drain stayed."""
+    world = World()
+    world.see("h3")
+    world.later(5)
+    for number in (1, 2):
+        world.give(Unavailable(world.now_ns, f"h{number}", "drained by hand", Place(rack="r0")))
+    world.see("h3", action=Action.AVOID)
+    said = world.later(1)
+    assert published(said) == [("host h3", "AVOID", "PROPOSED")]
+    assert told(said, Publish)[0].words.startswith("less is asked of it than before: h3 has it")
+    assert not told(said, HeldBack) and world.later(200) == []
+
+
+def test_what_fell_back_to_what_was_rejected_is_withdrawn() -> None:
+    """To avoid a host was rejected; it was to be drained for a while, and the drain stayed though nothing called for it."""
+    world = World()
+    world.see("h1", action=Action.AVOID)
+    world.later(5)
+    world.answer("a1", State.REJECTED, words="it is in a burn-in")
+    world.see("h1", action=Action.DRAIN_AFTER_JOB)
+    assert published(world.later(1)) == [("host h1", "DRAIN_AFTER_JOB", "PROPOSED")]
+    world.see("h1", action=Action.AVOID)
+    said = world.later(1)
+    assert published(said) == [("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN")]
+    assert "the same was rejected" in told(said, Publish)[0].words
+
+
+def test_what_is_left_beside_a_fault_that_ended_has_its_own_price() -> None:
+    """A dead GPU was replaced; a suspicion that was not worth a drain took over the drain of it."""
+    world = World()
+    world.see("h1")
+    drain = {"basis": Basis.STATISTICAL, "action": Action.DRAIN_AFTER_JOB}
+    world.see("h1", "ECC_TREND", **drain, price=Price(3.0, 60.0))
+    assert published(world.later(5)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    world.gone("h1")
+    assert {state for _, _, state in published(world.later(1))} == {"WITHDRAWN"}
