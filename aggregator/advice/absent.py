@@ -1,10 +1,13 @@
-"""Hosts that somebody took out himself, and tells us of: budgets count them, for as long as he says so."""
+"""Hosts that somebody took out himself, and tells us of: budgets count them, for as long as he says so.
+
+By the same word ends what advice that has ended holds out, which would else stand for as long as its fault does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .desk import Absent, Desk, Memory
+from .advisory import Action, State
+from .desk import Absent, Desk, Hold, Memory
 from .events import Back, Out, PutBack, StillOut, TakenOut
 
 #: Hosts that are told of at once; one of whom two tell is two.
@@ -44,10 +47,26 @@ def taken_out(desk: Desk, event: TakenOut) -> None:
 
 
 def put_back(desk: Desk, event: PutBack) -> None:
-    """Count them as in service again, but for what others took out."""
+    """Count them as in service again, but for what others took out.
+
+    Of a host that he did not take out himself he gives up what advice set that has ended; what is being carried out goes on.
+    """
     for host in event.hosts:
         if event.by in desk.memory.absent.get(host, ()):
             _forget(desk, host, event.by, f"{event.by} put it back")
+        elif hold := desk.memory.holds.get(host):
+            _give_up(desk, hold, f"{event.by} says that it is in service again")
+
+
+def _give_up(desk: Desk, hold: Hold, words: str) -> None:
+    """Have what an advisory set that has ended taken away. Where its fault stands it is not asked for again at once."""
+    if hold.name in desk.memory.advisories:
+        return
+    for one in desk.open_of(hold.host):
+        if one.action is Action.RETURN_TO_SERVICE and one.state is not State.ACCEPTED:
+            desk.put(one, words, state=State.WITHDRAWN)
+    desk.clear(hold, words)
+    desk.mute(f"host {hold.host}", hold.action, desk.limits.again_seconds)
 
 
 def expire(desk: Desk) -> None:

@@ -39,6 +39,7 @@ class Hold:
     job: str = ""
     confirmed: bool = False
     unsure: bool = False  # its owner failed or fell silent: it is not renewed
+    missed_ns: int = 0  # since when its host has no case and is not well either; 0: it is not so
     #: What was done before by a milder advisory, and stands if this one comes to nothing.
     earlier: str = ""
     earlier_action: Action | None = None

@@ -27,6 +27,9 @@ class Limits:
     proposal_seconds: float = 3600.0  # a proposal that nobody answers expires
     lease_seconds: float = 600.0  # an owner that is silent for longer has lost it
     hold_seconds: float = 7200.0  # what we set lasts so long; it is renewed while its cause stands
+    #: Of a host that shows no fault, and is not well either (silent, or known no more), what we set is renewed for so
+    #: long: who was repaired, and not switched on again within a day, is taken to be gone (assumed).
+    missed_seconds: float = 86_400.0
     gather_seconds: float = 3.0  # a new case waits so long for others of the same cause
     #: A host that is silent alone may be booting, or its agent is: so long nobody is sent to it.
     silent_seconds: float = 1800.0

@@ -43,6 +43,8 @@ def resume(desk: Desk) -> None:
             hold.until_ns = max(
                 hold.until_ns, least_ns
             )  # else its host is counted nowhere, and never returned
+    for each in memory.holds.values():
+        each.missed_ns = desk.now_ns if each.missed_ns else 0
     memory.well = dict.fromkeys(memory.well, desk.now_ns)
 
 
@@ -62,6 +64,8 @@ def leap(desk: Desk, leapt_ns: int) -> None:
         )
     for lasting in _lasting(memory):
         lasting.until_ns += leapt_ns
+    for hold in memory.holds.values():
+        hold.missed_ns += leapt_ns if hold.missed_ns else 0
     memory.absent_due_ns += leapt_ns if memory.absent_due_ns else 0
     memory.well = {host: since_ns + leapt_ns for host, since_ns in memory.well.items()}
     memory.granted_ns = [at_ns + leapt_ns for at_ns in memory.granted_ns]
@@ -136,6 +140,8 @@ def _again(desk: Desk, one: Advisory) -> None:
 def _hold(desk: Desk, hold: Hold) -> None:
     """Renew what we set while its cause stands; else let it run out, and take it away."""
     length = seconds_ns(desk.limits.hold_seconds)
+    if hold.missed_ns and hold.host in desk.memory.well:
+        hold.missed_ns, desk.touched = 0, True
     if hold.until_ns <= desk.now_ns:
         desk.clear(hold, "nothing that we set outlasts its expiry")
     elif hold.until_ns - desk.now_ns <= length // 2 and (words := _stands(desk, hold)):
@@ -152,13 +158,24 @@ def _stands(desk: Desk, hold: Hold) -> str:
         return "the fleet's picture is in doubt: what is set stays"
     if not hold.confirmed:
         return "it is being carried out"
-    since = desk.memory.well.get(hold.host)
-    if since is None or any(one.case.host == hold.host for one in desk.memory.cases.values()):
+    if any(one.case.host == hold.host for one in desk.memory.cases.values()):
+        hold.missed_ns = 0
         return "what it was set for still stands"
+    since = desk.memory.well.get(hold.host)
+    if since is None:
+        return _missed(desk, hold)
     if desk.is_muted(f"return {hold.host}", Action.RETURN_TO_SERVICE):
         return "its return was refused"
     waited = since + verify_ns(desk, hold.host) + seconds_ns(desk.limits.hold_seconds)
     return "its return waits to be accepted" if desk.now_ns < waited else ""
+
+
+def _missed(desk: Desk, hold: Hold) -> str:
+    """Return why *hold*, whose host shows no fault and is not well either, is to last; "" where that was so for too long."""
+    hold.missed_ns = hold.missed_ns or desk.now_ns
+    if desk.now_ns - hold.missed_ns >= seconds_ns(desk.limits.missed_seconds):
+        return ""
+    return "nothing shows that it is well"
 
 
 # ---- the breaker, and what is forgotten

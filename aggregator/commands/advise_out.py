@@ -1,4 +1,6 @@
-"""`gangline advise out` and `back`: which hosts somebody took out by himself, and those that advice hears of."""
+"""`gangline advise out` and `back`: which hosts somebody took out by himself, and those that advice hears of.
+
+`back` of a host that one did not take out himself gives up what advice that has ended holds it out by."""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def add_commands(commands: Any) -> None:
     )
     out.add_argument("--reason", required=True, help="why, for whoever reads it at night")
     out.add_argument("--hours", type=_hours, default=1.0, help="for so long unless said again (1)")
-    back = commands.add_parser("back", help="say that what you took out is in service again")
+    back = commands.add_parser(
+        "back",
+        help="say that what you took out is in service again; of others: give up what advice that has ended set",
+    )
     back.add_argument("hosts", nargs="+", type=_hosts, metavar="HOST")
 
 
@@ -62,9 +67,13 @@ def back(stub: Any, options: argparse.Namespace) -> wire.ReportUnavailableNodesR
     )
     for node in [node for node in back if node not in answer.unknown_nodes][:ASKED_AGAIN_MAX]:
         request = wire.ListAdvisoriesRequest(node=node, page_size=1)
-        left = stub.ListAdvisories(request, timeout=DEADLINE_SECONDS).unavailable_nodes
-        for one in left:
+        left = stub.ListAdvisories(request, timeout=DEADLINE_SECONDS)
+        for one in left.unavailable_nodes:
             print(f"still out by another's word: {_line(one)}", file=sys.stderr)
+        for one in left.out_by_advice:
+            host = node.removeprefix("nodes/")
+            words = f"{one.name.removeprefix('advisories/')}: `gangline advise back {host}` again gives it up"
+            print(f"still out by advice, {words}", file=sys.stderr)
     return answer
 
 

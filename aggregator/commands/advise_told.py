@@ -76,6 +76,7 @@ def _out_by_advice(answer: wire.ListAdvisoriesResponse) -> list[str]:
     return [
         *lines,
         "each stays out while its fault stands; its return is advised once it was well for a while",
+        "what is gone, or borne, is given up by `gangline advise back HOST`",
     ]
 
 

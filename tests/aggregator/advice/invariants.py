@@ -311,6 +311,10 @@ class Watcher:
             self._verified(clear.host)
         elif isinstance(event, Acked) and event.to is State.REJECTED:
             self.ours.pop(clear.host)
+        elif isinstance(event, PutBack):
+            assert clear.host in event.hosts, "given up, and nobody asked"
+            assert clear.name not in self.open, "given up while it is being carried out"
+            self.ours.pop(clear.host)
         else:
             assert out.until_ns <= self.now_ns, "cleared early, and nobody asked"
             self.ours.pop(clear.host)

@@ -120,6 +120,24 @@ def test_what_others_took_out_is_still_out(
     assert "still out by another's word: h1" in capsys.readouterr().err
 
 
+def test_what_advice_holds_out_is_given_up(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A host was sent back to its maker, and its rack had one place less."""
+
+    def say(*words: str) -> str:
+        assert cli.main(["advise", *words, "--aggregator", address]) == 0
+        told = capsys.readouterr()
+        return told.out + told.err
+
+    say("accept", "a1")
+    say("done", "a1")
+    assert "given up by `gangline advise back HOST`" in say("list")
+    say("out", "h2", "--reason", "burn-in")
+    assert "still out by advice, a1: `gangline advise back h2` again" in say("back", "h2")
+    assert "still out" not in say("back", "h2") and "out by advice" not in say("list")
+
+
 def test_what_is_put_off_for_want_of_room_is_not_accepted(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gangline.aggregator.advice.advisory import Action, Basis, Place, Price, State
-from gangline.aggregator.advice.events import Clear, HeldBack, Publish, Renew, Unavailable, Well
+from gangline.aggregator.advice.events import (
+    Clear,
+    HeldBack,
+    Member,
+    Probation,
+    Publish,
+    PutBack,
+    Renew,
+    TakenOut,
+    Unavailable,
+    Well,
+)
 from gangline.aggregator.advice.limits import HOUR_NS
 from tests.aggregator.advice.test_machine import World, published, told
 
@@ -98,3 +111,72 @@ def test_what_is_left_beside_a_fault_that_ended_has_its_own_price() -> None:
     assert published(world.later(5)) == [("host h1", "EVICT_NOW", "PROPOSED")]
     world.gone("h1")
     assert {state for _, _, state in published(world.later(1))} == {"WITHDRAWN"}
+
+
+def drained(host: str = "h1") -> World:
+    """A world of which one host was drained."""
+    world = World()
+    world.see(host)
+    world.later(5)
+    world.carry_out("a1")
+    return world
+
+
+def ticked(world: World, hours: int) -> list[Any]:
+    return [one for _ in range(hours) for one in world.later(3600)]
+
+
+def test_a_host_that_never_returns_is_held_for_a_day() -> None:
+    """It was sent back to its maker: its rack had one place less for good."""
+    world = drained()
+    assert not told(ticked(world, 48), Clear), "its fault stands, as far as anybody knows"
+    world.gone("h1")
+    assert not told(ticked(world, 20), Clear), "who repairs it has a day"
+    said = ticked(world, 10)
+    assert [one.host for one in told(said, Clear)] == [
+        "h1"
+    ] and "h1" not in world.machine.memory.holds
+
+
+def test_a_day_without_a_host_begins_anew_once_it_was_well() -> None:
+    """It was looked at for a moment each day while it was repaired."""
+    world = drained()
+    world.gone("h1")
+    ticked(world, 20)
+    world.give(Well(world.now_ns, "h1", True))
+    world.later(1)
+    world.give(Well(world.now_ns, "h1", False))
+    assert not told(ticked(world, 20), Clear)
+
+
+def test_what_advice_that_has_ended_holds_out_can_be_given_up() -> None:
+    """A host had gone, or its fault was known and borne: nobody could end what was set on it."""
+    world = drained()
+    said = world.give(PutBack(world.now_ns, "alice", ("h1", "h2")))
+    (clear,), (back,) = told(said, Clear), told(said, Probation)
+    assert (clear.name, clear.host, back.name) == ("a1", "h1", "a1")
+    assert clear.words == "alice says that it is in service again"
+    assert published(world.later(3500)) == [], "its fault stands, and is borne for now"
+    assert published(world.later(200)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+
+
+def test_what_is_being_carried_out_is_not_given_up() -> None:
+    """Nor by who says only that what he took out himself is back."""
+    world = accepted()
+    assert not told(world.give(PutBack(world.now_ns, "alice", ("h1",))), Clear)
+    world.answer("a1", State.DONE)
+    out = TakenOut(world.now_ns, "slurm", "burn-in", world.now_ns + HOUR_NS, (Member("h1"),))
+    world.give(out)
+    assert not told(world.give(PutBack(world.now_ns, "slurm", ("h1",))), Clear)
+    assert told(world.give(PutBack(world.now_ns, "slurm", ("h1",))), Clear)
+
+
+def test_a_return_that_waits_is_withdrawn_with_what_was_set() -> None:
+    """It was proposed to take away what was gone."""
+    world = drained()
+    world.gone("h1")
+    world.give(Well(world.now_ns, "h1", True))
+    world.later(900)
+    assert published(world.give(PutBack(world.now_ns, "alice", ("h1",)))) == [
+        ("host h1", "RETURN_TO_SERVICE", "WITHDRAWN")
+    ]
