@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import causes, costs, muted
-from .advisory import Action, Advisory, Basis, Case, Scope, State
+from .advisory import Action, Advisory, Basis, Case, Scope, State, gravity
 from .asking import unasked
 from .composing import NAMED_MAX, composed, lead
 from .desk import Desk, Standing
@@ -117,9 +117,12 @@ def lower(desk: Desk, alone: Advisory, left: Sequence[Standing], words: str) -> 
     """Let a host's own advisory ask for what the cases that are *left* in it call for.
 
     False: that was answered before (rejected, say), or costs more than waiting, and is not asked for in another's name:
-    they are without one.
+    they are without one. What is graver by now is asked for anew, as `propose` does: until then it asks for what it did.
     """
     cases = [one.case for one in left]
+    if gravity(lead(cases).action) > gravity(alone.action):
+        desk.put(alone, words, cases=tuple(sorted(one.key for one in cases)))
+        return True
     if unasked(desk, alone.subject, lead(cases)):
         for one in left:
             one.advisory, desk.touched = "", True

@@ -180,3 +180,17 @@ def test_a_return_that_waits_is_withdrawn_with_what_was_set() -> None:
     assert published(world.give(PutBack(world.now_ns, "alice", ("h1",)))) == [
         ("host h1", "RETURN_TO_SERVICE", "WITHDRAWN")
     ]
+
+
+def test_what_becomes_graver_while_another_of_its_faults_goes_is_asked_anew() -> None:
+    """Two suspicions were put off until Monday; one ended as the other became a dead GPU: the eviction was put off, too."""
+    world = World()
+    for reason in ("ECC_TREND", "PCIE"):
+        world.see("h1", reason, action=Action.AVOID)
+    world.later(5)
+    world.answer("a1", State.DEFERRED, until_ns=world.now_ns + 24 * HOUR_NS)
+    world.gone("h1", "PCIE")
+    world.see("h1", "ECC_TREND")
+    one = told(world.later(1), Publish)[-1].advisory
+    assert (one.name, one.action, one.state) == ("a1", Action.EVICT_NOW, State.PROPOSED)
+    assert one.expires_ns == world.now_ns + HOUR_NS and not one.deferred_until_ns
