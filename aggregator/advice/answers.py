@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from . import budget
 from .advisory import ENDED, SILENCE, TRANSITIONS, Action, Advisory, State, takes_out
+from .asking import out_already
 from .desk import Desk, Hold
 from .events import Acked, Act, Clear, Refused, Renew
 from .limits import seconds_ns
@@ -74,6 +75,13 @@ def _against(desk: Desk, one: Advisory | None, event: Acked) -> tuple[str, str]:
     if event.etag and event.etag != one.etag:
         return "etag", f"etag {event.etag!r}: it is {one.etag!r} by now: {one.state_words}"
     renews = one.state is State.ACCEPTED and event.to is State.ACCEPTED
+    takes = event.to is State.ACCEPTED and one.state in (State.PROPOSED, State.DEFERRED)
+    if (
+        takes
+        and one.action is not Action.RETURN_TO_SERVICE
+        and (words := out_already(desk, one.host))
+    ):
+        return "state", f"{words}: nothing is granted there until it is in service again"
     if not renews and event.to not in TRANSITIONS.get(one.state, frozenset()):
         ended = (
             "it has ended and nothing more comes of it" if one.state in ENDED else "not from there"

@@ -1,11 +1,11 @@
-"""What is not asked for, whoever has room: what was answered lately, and what costs more than waiting."""
+"""What is not asked for, whoever has room: what was answered lately, what costs more than waiting, and of whom others took out."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
 from .advisory import Action, Basis, Case, gravity
-from .desk import Desk
+from .desk import SILENT, Desk
 from .limits import SECOND_NS
 
 WAITING_COSTS_LESS = "waiting costs less than acting"
@@ -14,6 +14,16 @@ WAITING_COSTS_LESS = "waiting costs less than acting"
 def unasked(desk: Desk, subject: str, first: Case) -> str:
     """Return why nothing is asked of *subject* for *first*, the gravest of its cases; "" if it may be."""
     return _muted(desk, subject, first) or _priced_out(first)
+
+
+def out_already(desk: Desk, host: str) -> str:
+    """Return who has *host* out, so that nothing is advised for it; "" where nobody has. Of a silent one something may be."""
+    taken = desk.memory.taken.get(host)
+    if taken is not None and taken.by != SILENT:
+        return f"the host is out already: {taken.by}"
+    if host in desk.memory.absent and host not in desk.memory.holds:
+        return f"the host is out already: {', '.join(desk.memory.absent[host])}"
+    return ""
 
 
 def _muted(desk: Desk, subject: str, first: Case) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from . import absent, budget
 from .advisory import Action, Advisory, State, takes_out
 from .answers import again_seconds, mute_all
+from .asking import out_already
 from .desk import Absent, Desk, Fuse, Hold, Memory, Mute, Told, Watched
 from .events import Breaker, Renew
 from .limits import HOUR_NS, seconds_ns
@@ -20,6 +21,8 @@ def pass_time(desk: Desk) -> None:
     for one in list(desk.memory.advisories.values()):
         if one.state is State.ACCEPTED:
             _lapse(desk, one)
+        elif words := _out_already(desk, one):
+            desk.put_off(one, words, desk.after(desk.limits.defer_seconds))
         elif one.expires_ns <= desk.now_ns:
             _expire(desk, one)
         elif one.state is State.DEFERRED and one.deferred_until_ns <= desk.now_ns:
@@ -120,6 +123,14 @@ def _expire(desk: Desk, one: Advisory) -> None:
     desk.put(one, "nobody answered in time", state=State.EXPIRED)
     if one.action is not Action.RETURN_TO_SERVICE:
         mute_all(desk, one, again_seconds(desk, one))
+
+
+def _out_already(desk: Desk, one: Advisory) -> str:
+    """Return who else has the host of *one* out, where that puts it off; "" where it was put off for longer anyway."""
+    waits = one.state is State.DEFERRED and one.deferred_until_ns > desk.now_ns
+    if waits or one.action is Action.RETURN_TO_SERVICE:
+        return ""
+    return out_already(desk, one.host)
 
 
 def _again(desk: Desk, one: Advisory) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Container, Sequence
 
 from . import budget
 from .advisory import SILENCE, Action, Advisory, Basis, Case, Scope, State, gravity, takes_out
-from .asking import news, unasked
+from .asking import news, out_already, unasked
 from .composing import composed, lead
-from .desk import SILENT, Desk, Hold, Standing
+from .desk import Desk, Hold, Standing
 from .limits import seconds_ns
 from .sharing import lower, share
 
@@ -126,13 +126,8 @@ def _covering(desk: Desk, host: str, before: Sequence[Advisory]) -> tuple[str, A
 
 def _against(desk: Desk, host: str, first: Case, now: Advisory | None) -> str:
     """Return why *first* is not proposed; "" if it is to be."""
-    taken = desk.memory.taken.get(host)
-    if words := unasked(desk, f"host {host}", first):
+    if words := unasked(desk, f"host {host}", first) or out_already(desk, host):
         return words
-    if taken is not None and taken.by != SILENT:
-        return f"the host is out already: {taken.by}"
-    if host in desk.memory.absent and host not in desk.memory.holds:
-        return f"the host is out already: {', '.join(desk.memory.absent[host])}"
     if now is None and len(desk.memory.advisories) >= desk.limits.open_max:
         return f"{desk.limits.open_max} advisories are open, and no more may be"
     if not takes_out(first.action):

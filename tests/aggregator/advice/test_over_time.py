@@ -8,12 +8,15 @@ import pytest
 
 from gangline.aggregator.advice.advisory import Action, Basis, Place, Price, State
 from gangline.aggregator.advice.events import (
+    Acked,
+    Available,
     Clear,
     HeldBack,
     Member,
     Probation,
     Publish,
     PutBack,
+    Refused,
     Renew,
     TakenOut,
     Unavailable,
@@ -194,3 +197,41 @@ def test_what_becomes_graver_while_another_of_its_faults_goes_is_asked_anew() ->
     one = told(world.later(1), Publish)[-1].advisory
     assert (one.name, one.action, one.state) == ("a1", Action.EVICT_NOW, State.PROPOSED)
     assert one.expires_ns == world.now_ns + HOUR_NS and not one.deferred_until_ns
+
+
+@pytest.mark.parametrize("by", ["maintenance", "alice"])
+@pytest.mark.parametrize("put_off", [False, True])
+def test_what_is_asked_of_a_host_waits_while_others_have_it_out(by: str, *, put_off: bool) -> None:
+    """A host was in its maintenance window: its drain was granted, and what had been put off was proposed in the midst of it."""
+    world = World()
+    world.see("h1")
+    world.later(5)
+    if put_off:
+        world.answer("a1", State.DEFERRED)
+    if by == "maintenance":
+        world.give(Unavailable(world.now_ns, "h1", by))
+    else:
+        until_ns = world.now_ns + 3 * HOUR_NS
+        world.give(TakenOut(world.now_ns, by, "burn-in", until_ns, (Member("h1"),)))
+    would = world.machine.would(Acked(world.now_ns, "a1", State.ACCEPTED, "x"))
+    (refused,) = told(world.answer("a1", State.ACCEPTED), Refused)
+    assert refused == would and refused.why == "state"
+    assert refused.words.startswith(f"the host is out already: {by}: nothing is granted there")
+    for _ in range(8):
+        assert {state for _, _, state in published(world.later(900))} <= {"DEFERRED"}
+    world.give(Available(world.now_ns, "h1"))
+    world.give(PutBack(world.now_ns, by, ("h1",)))
+    assert published(world.later(900)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    assert published(world.answer("a1", State.ACCEPTED)) == [("host h1", "EVICT_NOW", "ACCEPTED")]
+
+
+@pytest.mark.parametrize("by", ["maintenance", "slurm"])
+def test_what_is_being_carried_out_goes_on_though_others_have_its_host_out(by: str) -> None:
+    """The scheduler that drained it for us told us that it is drained."""
+    world = accepted()
+    world.give(TakenOut(world.now_ns, "slurm", "a1", world.now_ns + HOUR_NS, (Member("h1"),)))
+    if by == "maintenance":
+        world.give(Unavailable(world.now_ns, "h1", by))
+    world.later(1)
+    assert published(world.answer("a1", State.ACCEPTED)) == [("host h1", "EVICT_NOW", "ACCEPTED")]
+    assert published(world.answer("a1", State.DONE)) == [("host h1", "EVICT_NOW", "DONE")]
