@@ -38,7 +38,7 @@ from .events import (
     Well,
 )
 from .limits import Limits
-from .passing import leap, pass_time, resume, trim, withdraw_empty
+from .passing import leap, pass_time, resume, thaw, trim, withdraw_empty
 from .proposing import propose
 
 
@@ -118,7 +118,10 @@ class Machine:
                 memory.hosts = hosts
             case Frozen(words=words):
                 desk.touched |= words != memory.frozen
+                is_over = bool(memory.frozen) and not words
                 memory.frozen = words
+                if is_over:
+                    thaw(desk)
             case Acked():
                 ack(desk, event)
             case Tick():

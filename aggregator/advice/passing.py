@@ -24,7 +24,8 @@ def pass_time(desk: Desk) -> None:
         elif words := _out_already(desk, one):
             desk.put_off(one, words, desk.after(desk.limits.defer_seconds))
         elif one.expires_ns <= desk.now_ns:
-            _expire(desk, one)
+            if not desk.memory.frozen:  # else whoever accepted it was refused
+                _expire(desk, one)
         elif one.state is State.DEFERRED and one.deferred_until_ns <= desk.now_ns:
             _again(desk, one)
     for hold in list(desk.memory.holds.values()):
@@ -49,6 +50,15 @@ def resume(desk: Desk) -> None:
     for each in memory.holds.values():
         each.missed_ns = desk.now_ns if each.missed_ns else 0
     memory.well = dict.fromkeys(memory.well, desk.now_ns)
+
+
+def thaw(desk: Desk) -> None:
+    """The picture is no longer in doubt: what could not be accepted meanwhile may be for a lease's time at least."""
+    least_ns = desk.after(desk.limits.lease_seconds)
+    for one in list(desk.memory.advisories.values()):
+        if one.state is not State.ACCEPTED and one.expires_ns < least_ns:
+            words = "the picture was in doubt, and is no more: there is time to answer"
+            desk.put(one, words, expires_ns=least_ns)
 
 
 def leap(desk: Desk, leapt_ns: int) -> None:

@@ -196,6 +196,7 @@ class Watcher:
         """Nobody loses what he was given before its time."""
         if before is not None and now.state is State.EXPIRED:
             assert before.expires_ns <= self.now_ns, f"expires early: {now}"
+            assert not self.frozen, f"expires though nobody may accept it: {now}"
         elif before is not None and before.state is State.ACCEPTED and now.state is State.PROPOSED:
             assert before.lease_until_ns <= self.now_ns, f"taken from its owner early: {now}"
 

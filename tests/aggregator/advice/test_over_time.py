@@ -11,6 +11,7 @@ from gangline.aggregator.advice.events import (
     Acked,
     Available,
     Clear,
+    Frozen,
     HeldBack,
     Member,
     Probation,
@@ -22,7 +23,7 @@ from gangline.aggregator.advice.events import (
     Unavailable,
     Well,
 )
-from gangline.aggregator.advice.limits import HOUR_NS
+from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS
 from tests.aggregator.advice.test_machine import World, published, told
 
 
@@ -235,3 +236,20 @@ def test_what_is_being_carried_out_goes_on_though_others_have_its_host_out(by: s
     world.later(1)
     assert published(world.answer("a1", State.ACCEPTED)) == [("host h1", "EVICT_NOW", "ACCEPTED")]
     assert published(world.answer("a1", State.DONE)) == [("host h1", "EVICT_NOW", "DONE")]
+
+
+@pytest.mark.parametrize("put_off", [False, True])
+def test_what_nobody_may_accept_does_not_expire(*, put_off: bool) -> None:
+    """Our switch was down for four hours: each acceptance was refused, and then "nobody answered in time"."""
+    world = World()
+    world.see("h1")
+    world.later(5)
+    if put_off:
+        world.answer("a1", State.DEFERRED)
+    world.give(Frozen(world.now_ns, "half is silent"))
+    assert ticked(world, 4) == []
+    (again,) = told(world.give(Frozen(world.now_ns, "")), Publish)
+    assert again.advisory.expires_ns == world.now_ns + 600 * SECOND_NS
+    assert published(world.later(1)) == ([("host h1", "EVICT_NOW", "PROPOSED")] if put_off else [])
+    assert published(world.later(598)) == []
+    assert published(world.later(1)) == [("host h1", "EVICT_NOW", "EXPIRED")]
