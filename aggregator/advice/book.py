@@ -189,6 +189,7 @@ class Book:
         if not self.shadow:
             for one in batch.told_of(self._on_disk):
                 self.feed.publish(one)
+        self._tell_moved(batch)
 
     def remember(self) -> None:
         """Have the memory written whole: at the end, so that a start by another version, or with other limits, goes on
@@ -198,6 +199,8 @@ class Book:
     def leap(self, leapt_ns: int, now_ns: int) -> None:
         """Our clock, which says *now_ns*, was set forward by *leapt_ns*: nothing lapses, expires or is cleared by that."""
         self._machine.leap(leapt_ns, now_ns)
+        # What was set by advice that has ended ends later, too.
+        self._batch.moved |= {hold.name for hold in self._machine.memory.holds.values()}
         self._batch.gangs |= {one.workload: one for one in self.gangs.leap(leapt_ns, now_ns)}
         self._show_moved()
         self.remember()
@@ -212,8 +215,21 @@ class Book:
         """Tell of advisories as they are, but for a change that waits for the disk."""
         for name, one in self._machine.memory.advisories.items():
             told = self._on_disk.get(name)
-            if told is not None and told.revision == one.revision:
+            if told is None or told == one:
+                continue
+            self._batch.moved.add(name)
+            if told.revision == one.revision:
                 self._on_disk[name] = one
+
+    def _tell_moved(self, batch: rows.Batch) -> None:
+        """Tell watchers of the times that moved: who acts by those of before gives up too early, or too late."""
+        changed = {one.name for one in batch.published}
+        for name in sorted(batch.moved & self._on_disk.keys()):
+            told, now = self._on_disk[name], self._machine.memory.advisories.get(name)
+            if now is not None and now.revision == told.revision:
+                self._on_disk[name] = told = now
+            if not self.shadow and (told.is_open or name not in changed):
+                self.feed.publish(told)
 
     def _writer(self, batch: rows.Batch) -> Callable[[rows.Connection], None]:
         return lambda connection: rows.write(connection, batch, shadow=self.shadow)
@@ -224,7 +240,7 @@ class Book:
             [*batch.events, *after.events], [*batch.decisions, *after.decisions],
             after.memory or batch.memory, [*batch.outcomes, *after.outcomes],
             batch.gangs | after.gangs, batch.standing | after.standing,
-            batch.named + after.named,
+            batch.moved | after.moved, batch.named + after.named,
         )  # fmt: skip
 
     async def answer(self, answer: Acked) -> Advisory:

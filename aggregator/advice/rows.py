@@ -50,6 +50,8 @@ class Batch:
     gangs: dict[str, Gang | None] = field(default_factory=dict[str, Gang | None])
     #: Advisories of which something is set for longer, or no more, as they were then: one that ended long ago is forgotten.
     standing: dict[str, Advisory] = field(default_factory=dict[str, Advisory])
+    #: Advisories whose times moved, by our clock or an outage: watchers are told once this is written.
+    moved: set[str] = field(default_factory=set[str])
     #: How often hosts are named in it, but for gangs: one event may be about ten thousand.
     named: int = 0
     #: All hosts that somebody says he took out; None: as written before.

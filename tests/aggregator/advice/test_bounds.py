@@ -440,6 +440,46 @@ def test_a_machine_that_stood_still_goes_on_as_after_a_restart() -> None:
     store.close()
 
 
+@pytest.mark.parametrize("way", ["leap", "stood_still"])
+@pytest.mark.parametrize("to", [State.PROPOSED, State.ACCEPTED, State.DONE])
+def test_watchers_are_told_once_of_times_that_moved(way: str, to: State) -> None:
+    """Our clock was set forward by five hours: executors saw leases of the morning, and gave up what was theirs."""
+    world, store = dead_gpu(), Tables()
+    book = book_of(store, world)  # type: ignore[arg-type]
+    observe(book, world)
+
+    async def run() -> None:
+        await book.flush()
+        for answer in (State.ACCEPTED, State.DONE)[
+            : [State.PROPOSED, State.ACCEPTED, State.DONE].index(to)
+        ]:
+            await book.answer(Acked(world.now_ns, "a1", answer, "slurm"))
+        before, last = book.known("a1"), book.feed.last
+        assert before is not None
+        until_ns = book.expires_ns(before)
+        world.now_ns += 5 * HOUR_NS
+        if way == "leap":
+            book.leap(5 * HOUR_NS, world.now_ns)
+        else:
+            book.stood_still(world.now_ns)
+        assert book.feed.last == last, "nothing is told before it is on disk"
+        await book.flush()
+        told = [one.advisory for one in book.feed.after(last) or []]
+        if to is State.DONE and way == "stood_still":
+            assert told == [], "its time has passed"
+            return
+        (one,) = told
+        assert one is not None and one == book.known("a1") and one.state is to
+        assert book.expires_ns(one) > until_ns
+        assert to is State.DONE or book.feed.open == [one]
+        book.remember()
+        await book.flush()
+        assert book.feed.last == last + 1
+
+    asyncio.run(run())
+    store.close()
+
+
 OUTCOMES: dict[str, tuple[dict[str, Any], str]] = {
     "a node": ({"nodes": ["h1"]}, "outcomes[0].nodes: 'h1', expected nodes/NODE"),
     "a node of two lines": (
