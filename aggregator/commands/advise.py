@@ -25,11 +25,13 @@ from .client import (
     guarded,
     translated,
 )
+from .table import cut, enum_name
 from .way import dialled, way_of
 
 #: A month of evidence is read and replayed.
 WHAT_IF_SECONDS = 120.0
 PAGE_SIZE = 1000
+ETAG = re.compile(r"a[0-9]{1,18}-[0-9]{1,18}", re.ASCII)
 NAME = re.compile(r"(?:advisories/)?(a[0-9]{1,18})", re.ASCII)
 
 
@@ -98,10 +100,11 @@ def _show(stub: Any, options: argparse.Namespace) -> wire.Advisory:
 
 def _answer(to: wire.AdvisoryState) -> Callable[[Any, argparse.Namespace], wire.Advisory]:
     def run(stub: Any, options: argparse.Namespace) -> wire.Advisory:
-        before = _show(stub, options)  # its etag: what was shown is what is answered
+        # Without an etag of what was read it is answered as it is now, whatever that is: so it is said.
+        etag = options.etag or _as_it_is(stub, options)
         request = wire.AckAdvisoryRequest(
-            name=before.name,
-            etag=before.etag,
+            name=f"advisories/{options.advisory}",
+            etag=etag,
             new_state=to,
             actor=advise_out.person(),
             note=options.reason,
@@ -110,6 +113,15 @@ def _answer(to: wire.AdvisoryState) -> Callable[[Any, argparse.Namespace], wire.
         return answer
 
     return run
+
+
+def _as_it_is(stub: Any, options: argparse.Namespace) -> str:
+    """Return the etag of the advisory as it is now, having said what is answered with it."""
+    now = _show(stub, options)
+    asked = f"{enum_name(wire.Action, now.action)} for {now.subject}"
+    words = f"to what it is now: {asked} (--etag {now.etag} answers to nothing else)"
+    print(f"gangline advise: {options.what} {cut(words, len(words))}", file=sys.stderr)
+    return now.etag
 
 
 def _what_if(stub: Any, options: argparse.Namespace) -> wire.EvaluateRuleResponse:
@@ -156,6 +168,14 @@ def _advisory(text: str) -> str:
     return found[1]
 
 
+def _etag(text: str) -> str:
+    if not ETAG.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text[:60]!r}: expected an etag, as a12-3; `gangline advise show a12` has it"
+        )
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangline advise",
@@ -178,6 +198,9 @@ def _parser() -> argparse.ArgumentParser:
     ):
         one = commands.add_parser(name, help=says)
         one.add_argument("advisory", type=_advisory, help="its name, as a12")
+        if name != "show":
+            says = "as `show` or `list --json` gave it: refused where it is another by now"
+            one.add_argument("--etag", type=_etag, help=says)
         one.add_argument("--reason", default="", required=name == "reject", help="a line to keep")
     advise_out.add_commands(commands)
     what_if = commands.add_parser("what-if", help="what a rule would have advised in the past")

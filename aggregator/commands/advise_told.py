@@ -123,6 +123,10 @@ def shown(one: wire.Advisory) -> str:
         lines.append(f"  hosts    {', '.join(node.removeprefix('nodes/') for node in one.nodes)}")
     if one.state in (wire.PROPOSED, wire.DEFERRED):
         lines.append(f"  expires  {_at(one.expire_time)} unless it is answered")
+    if one.state in WAITING:
+        lines.append(
+            f"  etag     {one.etag}: answers with `--etag` are to this, not to what it becomes"
+        )
     width = max(width_of(sys.stdout), 40)
     return "\n".join(
         textwrap.fill(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,35 @@ def test_an_operator_lists_shows_accepts_and_is_refused(
     assert "1 episode; 1 advisory, 0 cases held back" in replayed and "h2" in replayed
     assert say("what-if", "XID 95") == replayed and "nothing" in say("what-if", "gpu.xid 79")
     assert "did you mean gpu_thermal or " in say("what-if", "gpu_termal", code=1)
+
+
+def test_what_was_read_is_what_is_answered(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A drain was read, an eviction was accepted: the etag was fetched by the command that answered."""
+
+    def say(*words: str, code: int = 0) -> tuple[str, str]:
+        assert cli.main(["advise", *words, "--aggregator", address]) == code
+        told = capsys.readouterr()
+        return told.out, told.err
+
+    assert "etag     a1-1" in say("show", "a1")[0]
+    assert json.loads(say("list", "--json")[0])["advisories"][0]["etag"] == "a1-1"
+    assert say("accept", "a1", "--etag", "a1-1")[1] == ""
+    assert "it is 'a1-2' by now" in say("done", "a1", "--etag", "a1-1", code=1)[1]
+    assert say("done", "a1")[1] == (
+        "gangline advise: done to what it is now: DRAIN_AT_CHECKPOINT for host h2 "
+        "(--etag a1-2 answers to nothing else)\n"
+    )
+    assert "etag " not in say("show", "a1")[0]
+
+
+@pytest.mark.parametrize("etag", ["", "a1", "1", "a1-x", "*"])
+def test_what_is_no_etag_is_told(etag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A variable of a script was empty: whatever it was by then was accepted."""
+    with pytest.raises(SystemExit):
+        cli.main(["advise", "accept", "a1", "--etag", etag])
+    assert "expected an etag, as a12-3" in capsys.readouterr().err
 
 
 def test_hosts_out_and_back_by_name_and_range(
