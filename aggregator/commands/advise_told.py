@@ -23,7 +23,7 @@ WAITING = (wire.PROPOSED, wire.DEFERRED, wire.ACCEPTED)
 
 def listed(answer: wire.ListAdvisoriesResponse) -> str:
     lines = (
-        [f"no advice is given for now: {answer.withheld_reason}"] if answer.withheld_reason else []
+        [f"advice is withheld for now: {answer.withheld_reason}"] if answer.withheld_reason else []
     )
     if not answer.advisories:
         return "\n".join([*lines, "nothing is advised", *_beside(answer)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from ...fingerprints.wire import advisory_pb2
@@ -11,6 +12,7 @@ from ...fingerprints.wire.advisory_pb2_grpc import AdvisoryServiceServicer
 from ..access.caller import caller
 from ..advice.advisory import Advisory, Case, State, gravity
 from ..advice.book import Book
+from ..advice.desk import Fuse
 from ..advice.events import Acked
 from ..advice.feed import WATCHERS_MAX, Change
 from ..advice.limits import HOUR_NS, SECOND_NS
@@ -135,9 +137,7 @@ class AdvisoryService(AdvisoryServiceServicer):
             return f"the fleet's picture is in doubt: {memory.frozen}"
         if (ahead_ns := memory.now_ns - self._wall_ns()) > AHEAD_SECONDS_MAX * SECOND_NS:
             return f"our clock was set back: advice stands still until it has caught up {ahead_ns / HOUR_NS:,.1f} h"
-        if memory.fuse.position != "closed":
-            return f"the breaker is {memory.fuse.position}: so much was advised, or failed, lately"
-        return ""
+        return _breaker(memory.fuse)
 
     async def GetAdvisory(
         self, request: advisory_pb2.GetAdvisoryRequest, context: Any
@@ -218,6 +218,18 @@ class AdvisoryService(AdvisoryServiceServicer):
             words = f"no advisory {name!r} is known, or it ended more than a day ago"
             raise NotFound(words + shadow)
         return found
+
+
+def _breaker(fuse: Fuse) -> str:
+    """Return what the breaker keeps from being advised; "" for nothing. What takes no host out is advised all the same."""
+    lately = "as so much was advised, or failed, lately"
+    if fuse.position == "open":
+        until = f"{datetime.fromtimestamp(fuse.until_ns // SECOND_NS, UTC):%Y-%m-%d %H:%M} UTC"
+        return f"the breaker is open, {lately}: no more hosts are taken out until {until}"
+    if fuse.position == "half-open":
+        trial = f"{fuse.trial} is tried" if fuse.trial else "one host may be taken out, to try"
+        return f"the breaker is half-open, {lately}: {trial}, and no more until that went well"
+    return ""
 
 
 def acked_of(request: advisory_pb2.AckAdvisoryRequest, actor: str, now_ns: int) -> Acked:

@@ -30,6 +30,7 @@ from gangline.aggregator.advice.gangs import Gang, Gangs
 from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS
 from gangline.aggregator.advice.observing import Observer
 from gangline.aggregator.advice.telling import Telling
+from gangline.aggregator.commands.advise_told import listed
 from gangline.aggregator.refusals import NotReady
 from gangline.aggregator.service.advisory import AdvisoryService
 from gangline.fingerprints.wire import advisory_pb2, outcome_pb2
@@ -372,6 +373,27 @@ def test_a_clock_that_was_set_back_is_told() -> None:
     assert service._withheld() == ""
     behind_ns = 5 * HOUR_NS
     assert "set back: advice stands still until it has caught up 5.0 h" in service._withheld()
+    store.close()
+
+
+def test_what_the_breaker_keeps_back_is_what_is_told() -> None:
+    """The list began with "no advice is given for now" while one host was to be tried, and that was an advisory in it."""
+    world, store = dead_gpu(), Tables()
+    book = book_of(store, world)  # type: ignore[arg-type]
+    service = AdvisoryService(book, lambda: world.now_ns, lambda host: None)
+    fuse, lately = book.machine.memory.fuse, "as so much was advised, or failed, lately"
+    fuse.position, fuse.until_ns = "open", 1_760_000_000 * SECOND_NS
+    assert service._withheld() == (
+        f"the breaker is open, {lately}: no more hosts are taken out until 2025-10-09 08:53 UTC"
+    )
+    fuse.position = "half-open"
+    for trial, what in (("", "one host may be taken out, to try"), ("a7", "a7 is tried")):
+        fuse.trial = trial
+        assert service._withheld() == (
+            f"the breaker is half-open, {lately}: {what}, and no more until that went well"
+        )
+    answer = advisory_pb2.ListAdvisoriesResponse(withheld_reason=service._withheld())
+    assert listed(answer).startswith("advice is withheld for now: the breaker is half-open")
     store.close()
 
 

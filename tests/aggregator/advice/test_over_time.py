@@ -253,3 +253,21 @@ def test_what_nobody_may_accept_does_not_expire(*, put_off: bool) -> None:
     assert published(world.later(1)) == ([("host h1", "EVICT_NOW", "PROPOSED")] if put_off else [])
     assert published(world.later(598)) == []
     assert published(world.later(1)) == [("host h1", "EVICT_NOW", "EXPIRED")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "more is wrong with it: h1 has it"),
+        ({"action": Action.AVOID}, "less is asked of it than before: h1 has it"),
+        ({"action": Action.DRAIN_AFTER_JOB, "price": Price(900.0, 5.0)}, "it is not as it was: h1 has it"),
+    ],
+)  # fmt: skip
+def test_what_changed_is_told_as_what_it_is(changes: dict[str, Any], words: str) -> None:
+    """Only the price had moved, or it had become milder, and it said that more was wrong."""
+    world = World()
+    world.see("h1", action=Action.DRAIN_AFTER_JOB)
+    world.later(5)
+    world.see("h1", **changes)
+    (one,) = told(world.later(1), Publish)
+    assert one.words == one.advisory.state_words == words
