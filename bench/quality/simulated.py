@@ -77,9 +77,10 @@ def _around(world: World, episode: Episode, sort: str) -> Case:
     near = episode.hosts[:NEAR_MAX]
     struck = len({*mine["host"].tolist()} & {*near})
     wanted = max(FAR_MIN, int(np.ceil(UNSTRUCK_RATIO * struck)) - (len(near) - struck))
-    # What is wrong with the telling alone is watched to its end: advice waits for some of it.
-    after = AFTER_ONSET_SECONDS if sort != "monitoring" else float("inf")
-    due = BEFORE_SECONDS + float(mine["onset"].max()) + after
+    # What is no fault is watched while it stands: advice waits for some of it. A fault that stands from the world's
+    # begin has nothing before it, and is watched for as long as others.
+    due = float(mine["begin"].min() + mine["onset"].max()) if sort == "faults" else float("inf")
+    due = max(due, episode.begin + BEFORE_SECONDS)
     return Case(
         class_name=episode.class_name,
         sort=sort,
@@ -87,7 +88,7 @@ def _around(world: World, episode: Episode, sort: str) -> Case:
         weight=episode.weight,
         hosts=(*near, *_others(world, near, wanted, episode.cause)),
         begin=episode.begin,
-        end=min(episode.end, episode.begin + due),
+        end=min(episode.end, due + AFTER_ONSET_SECONDS),
     )
 
 

@@ -7,6 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, nan
 
+from gangline.agent.simulated.world.episodes import (
+    AFTER_SECONDS,
+    BEFORE_SECONDS,
+    LENGTH_SECONDS_MAX,
+)
+from gangline.agent.simulated.world.world import STEP_SECONDS
+
 from . import intervals
 from .markdown import counted, number, percent, table
 from .simulated_feed import JUDGE
@@ -21,6 +28,10 @@ LISTED_MAX = 12
 WORDS_CHARACTERS_MAX = 160
 
 Wanted = Callable[[Wrong], bool]
+
+_WATCHED = f"""Each is watched
+from some {BEFORE_SECONDS / 60:.0f} minutes before it begins to {AFTER_SECONDS / 60:.0f} after its end (a reboot's is that the host is back); one that stands for longer than {LENGTH_SECONDS_MAX / 60:.0f} minutes for so long, from a
+moment of it at random."""
 
 
 def advice(run: Run) -> str:
@@ -155,7 +166,7 @@ def _cell(words: str) -> str:
 def look_alikes(run: Run) -> str:
     """Return the table of benign classes."""
     text = (
-        "Hosts on which a look-alike stood and no fault did, and all that the judge said of them while it stood.\n"
+        f"Hosts on which a look-alike stood and no fault did, and all that the judge said of them while it stood. {_WATCHED}\n"
         "WATCH and STALE keep nothing off a host for good; HEALTHY is a finding that costs nothing. Intervals are of episodes, as the hosts\n"
         "of one have a cause in common."
     )
@@ -191,7 +202,7 @@ def telling(run: Run) -> str:
     """Return the table of what goes wrong in the telling alone."""
     text = (
         "Nothing is wrong with these hosts, and little can be seen of them. STALE, UNKNOWN and a finding about the collector are right answers; a drain\n"
-        "is false, though a driver that hangs for half an hour may deserve one."
+        f"is false, though a driver that hangs for half an hour may deserve one. {_WATCHED}"
     )
     return f"{text}\n\n{_struck(run, 'monitoring')}"
 
@@ -205,8 +216,11 @@ def _struck(run: Run, sort: str) -> str:
                 said[f"{rule} {state.name}"] += count
         counts = [_of_class(scores, each.name, what) for what in ("name", "drain", "avoid")]
         hosts = sum(one.hosts for one in scores)
-        rows.append([f"`{each.name}`", str(len(scores)), str(hosts), _counted(said), *counts])
-    head = ["class", "episodes", "hosts", "said of how many of them"]
+        minutes = number(sum(one.steps for one in scores) * STEP_SECONDS / 60.0)
+        rows.append(
+            [f"`{each.name}`", str(len(scores)), minutes, str(hosts), _counted(said), *counts]
+        )
+    head = ["class", "episodes", "minutes watched", "hosts", "said of how many of them"]
     head += [
         f"{what}; episodes with any" for what in ("DEGRADED or worse", "false drains", "AVOID")
     ]

@@ -17,7 +17,7 @@ DRAINS = frozenset(
 )  # fmt: skip
 #: Of an episode's own hosts: those struck, their gangs, their racks.
 NEAR_MAX = 40
-#: An episode ends so long after the onset was over.
+#: An episode around a fault ends so long after the onset was over.
 AFTER_ONSET_SECONDS = 300.0
 #: What begins so long after a cause was over may still be said of it.
 AFTER_SECONDS = 60.0

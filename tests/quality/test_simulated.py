@@ -107,6 +107,17 @@ def test_what_is_found_does_not_depend_on_the_number_of_processes() -> None:
     assert [each.steps for each in one] == [24, 42, 42]
 
 
+def test_a_look_alike_is_watched_while_it_stands_and_a_reboot_until_its_host_is_back() -> None:
+    """No host was ever seen to come back; and what stood for two hours was seen in its first five minutes."""
+    cases = {one.class_name: one for one in planned(PARADE, Size("parade", 1, 1))}
+    rows = PARADE.schedule.rows
+    for name in ("planned_reboot", "data_stall", "sequence_imbalance", "hung_collector"):
+        mine = rows[rows["cause"] == cases[name].cause]
+        assert cases[name].end == pytest.approx(float(mine["end"].max()) + 300.0)
+    thermal = rows[rows["cause"] == cases["thermal"].cause][0]
+    assert cases["thermal"].end == pytest.approx(thermal["begin"] + thermal["onset"] + 300.0)
+
+
 def test_no_limit_on_hosts_that_are_out_hides_a_false_drain_in_the_hours() -> None:
     """Of sixty-four hosts one may be out at once: a second drain, false or not, would be held back and not counted."""
     hidden = [

@@ -12,11 +12,18 @@ import numpy as np
 import pytest
 
 from gangline.agent.simulated.world import World, truth
-from gangline.agent.simulated.world.episodes import eventful, hours
+from gangline.agent.simulated.world.episodes import (
+    AFTER_SECONDS,
+    BEFORE_SECONDS,
+    LENGTH_SECONDS_MAX,
+    eventful,
+    hours,
+)
 from gangline.agent.simulated.world.jobs import Job
 from gangline.agent.simulated.world.lives import days_until_next
 from gangline.agent.simulated.world.loading import load
 from gangline.agent.simulated.world.settings import Settings
+from gangline.agent.simulated.world.world import STEP_SECONDS
 
 SETTINGS = load()
 
@@ -190,5 +197,36 @@ def test_eventful_episodes_hold_the_culprit_its_gang_and_the_onset() -> None:
     for each in found:
         told = truths[each.cause]
         assert told["struck"][0][0] in {names[h] for h in each.hosts}
-        assert each.begin <= told["begin_seconds"] < each.end
+        begin = told["begin_seconds"]
+        is_whole = told["sort"] == "faults" or told["end_seconds"] - begin <= LENGTH_SECONDS_MAX
+        assert not is_whole or (each.begin <= max(begin, STEP_SECONDS) and begin < each.end)
         assert each.weight >= 1.0 and len(each.hosts) >= 8
+
+
+def test_what_stands_for_long_is_watched_at_any_time_and_what_is_short_until_it_is_over() -> None:
+    """Look-alikes of whole jobs were looked at in their first five minutes, and no reboot until its host was back."""
+    sorts = {each.name: each.sort for each in world().schedule.classes}
+    found = [one for one in eventful(world(), 5) if sorts[one.class_name] != "faults"]
+    rows = world().schedule.rows
+    late = []
+    for one in found:
+        mine = rows[rows["cause"] == one.cause]
+        begin, end = float(mine["begin"].min()), min(float(mine["end"].max()), world().seconds)
+        stood = min(one.end, end) - max(one.begin, begin)
+        assert stood >= min(end - begin, LENGTH_SECONDS_MAX) - 1e-6
+        assert one.end - one.begin <= BEFORE_SECONDS + LENGTH_SECONDS_MAX + AFTER_SECONDS
+        if end - begin <= LENGTH_SECONDS_MAX:
+            assert one.end == pytest.approx(min(end + AFTER_SECONDS, world().seconds))
+        if end - begin > 36_000.0:
+            late.append(one.begin > begin + LENGTH_SECONDS_MAX)
+    reboots = [one for one in found if one.class_name == "planned_reboot"]
+    assert len(reboots) == 5 and sum(late) > 0.8 * len(late) > 8
+    assert found == [one for one in eventful(world(), 5) if sorts[one.class_name] != "faults"]
+
+
+def test_causes_begin_anywhere_between_two_steps() -> None:
+    """All began on a step: what lasts for two seconds was seen every time, and each delay was half a step too short."""
+    begins = {int(row["cause"]): float(row["begin"]) for row in world().schedule.rows[::-1]}
+    phases = [(begins[one.cause] - one.begin) % STEP_SECONDS for one in eventful(world(), 5)]
+    counts, _ = np.histogram(phases, 5, (0.0, STEP_SECONDS))
+    assert counts.min() >= 0.1 * len(phases), counts

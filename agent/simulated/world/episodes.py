@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from .channels import Ints
-from .incidents import HOUR, Rows, named_random
+from .incidents import HOUR, Random, Rows, named_random
 from .truth import causes
-from .world import World
+from .world import STEP_SECONDS, World
 
 #: What is watched before an incident and after it, and of a long one.
-BEFORE_SECONDS, AFTER_SECONDS, LENGTH_SECONDS_MAX = 180.0, 120.0, 1200.0
+BEFORE_SECONDS, AFTER_SECONDS, LENGTH_SECONDS_MAX = 180.0, 300.0, 1200.0
 #: Hosts of an episode: those struck, their gangs, their racks, and others beside as peers.
 HOSTS_MAX, HOSTS_MIN = 48, 16
 
@@ -44,17 +44,26 @@ def eventful(world: World, per_class_max: int) -> Iterator[Episode]:
 
 
 def _around(world: World, rows: Rows, weight: float) -> Episode:
-    begin, first = float(rows["begin"].min()), rows[0]
-    length = min(float(rows["end"].max()) - begin, float(first["onset"]) + LENGTH_SECONDS_MAX)
+    first = rows[0]
+    each, cause = world.schedule.classes[int(first["cls"])], int(first["cause"])
+    random = named_random(world.seed, "episode", each.name, str(cause))
+    begin, end = _watched(world, rows, each.sort == "faults", random)
     hosts = _company(world, rows["host"].astype(np.int64), begin)
-    return Episode(
-        world.schedule.classes[int(first["cls"])].name,
-        int(first["cause"]),
-        tuple(hosts.tolist()),
-        max(begin - BEFORE_SECONDS, 0.0),
-        min(begin + length + AFTER_SECONDS, world.seconds),
-        weight,
-    )
+    # Steps fall anywhere between two of them: a cause that always began on one would be told at once.
+    since = max(begin - BEFORE_SECONDS, 0.0) + float(random.uniform(0.0, STEP_SECONDS))
+    until = min(end + AFTER_SECONDS, world.seconds)
+    return Episode(each.name, cause, tuple(hosts.tolist()), since, until, weight)
+
+
+def _watched(world: World, rows: Rows, is_fault: bool, random: Random) -> tuple[float, float]:
+    """Return what is watched of an incident: of a fault its begin; of a long look-alike some of it, at random, for it
+    stands most of the time at another job and another hour than it began in."""
+    begin, end = float(rows["begin"].min()), min(float(rows["end"].max()), world.seconds)
+    if is_fault:
+        return begin, min(end, begin + float(rows[0]["onset"]) + LENGTH_SECONDS_MAX)
+    length = min(end - begin, LENGTH_SECONDS_MAX)
+    begin = float(random.uniform(begin, max(end - length, begin)))
+    return begin, begin + length
 
 
 def _company(world: World, struck: Ints, now: float) -> Ints:
