@@ -23,6 +23,9 @@ from .simulated_run import Run
 
 #: Drains for hosts on which no fault stands, a thousand node-days: fixed before anything was tuned.
 BUDGET = 1.0
+#: So many false drains of one hour may have one cause, fixed before the published seed was looked at: two had, at the second look
+#: at seed 21 (looks.md), which is the most on record. Where more of one hour are seen, it is so many.
+TOGETHER_MAX = 2
 #: Kinds of false drains that are listed.
 LISTED_MAX = 12
 WORDS_CHARACTERS_MAX = 160
@@ -63,8 +66,10 @@ def advice(run: Run) -> str:
   host then, nor within the ten minutes before. Victims of another's fault are such hosts, and so are those whose telling alone is wrong.
   One whose reason is none of those of the fault that stood is not counted as false, as the host had to go; it stands in a row of its own.
 - *In the hours*: {len(run.sampled())} hours of all {run.hosts:,} hosts, one at random from each equal part of the {run.days:g} days: faults, look-alikes and quiet as often as they come,
-  and nothing chosen. {days} node-days on which no fault stood. The rate is what was counted over these, with its exact interval for a Poisson count (Garwood's;
-  several of one hour count as one that weighs as much, by Fay and Feuer, as they may have one cause). It rests on no model of what is false.
+  and nothing chosen. {days} node-days on which no fault stood. The rate is what was counted over these. False drains may come together, of one cause: those of
+  an hour are one event that weighs as many as they are (Fay and Feuer's interval). Its upper end assumes, fixed beforehand, that one event weighs no more than
+  {TOGETHER_MAX} (the most on record when it was fixed), or than the heaviest seen; where none is seen, the end is in proportion to that number. How often an hour has any at
+  all assumes no such thing, and has Garwood's exact interval: {_hours_told(run)}.
 - No limit on how many hosts may be out at once holds advice back in these hours, as one would in service. A judge meets the fleet anew each hour: what lasts
   counts each time, and so more often than in service; advice that waits for longer than an hour is not seen.
 - *Around causes*: {number(sum(one.days for one in run.around()))} node-days more, of gangs and racks around as many causes of a rare class as of a common one: here false drains show first. The last
@@ -80,6 +85,7 @@ class Rate:
     value: float
     low: float
     high: float
+    together: int = 1  # so many may come of one cause, by which the upper end is
 
 
 def is_drain(one: Wrong) -> bool:
@@ -93,9 +99,23 @@ def rate_of(run: Run, wanted: Wanted) -> Rate:
     days = sum(one.days for one in run.sampled())
     if not days:
         return Rate(0, nan, 0.0, inf)
-    low, high = intervals.weighted_rate([c for c in counts if c], max([*counts, 1]))
+    together = max([*counts, TOGETHER_MAX])
+    low, high = intervals.weighted_rate([c for c in counts if c], together)
     scale = 1000.0 / days
-    return Rate(sum(counts), sum(counts) * scale, low * scale, high * scale)
+    return Rate(sum(counts), sum(counts) * scale, low * scale, high * scale, together)
+
+
+def _hours_told(run: Run) -> str:
+    """Return how many hours had a false drain, and how often such an hour comes."""
+    hours = run.sampled()
+    some = sum(_count(one, is_drain) > 0 for one in hours)
+    days = sum(one.days for one in hours)
+    if not days:
+        return "no hour was looked at"
+    scale = 1000.0 / days
+    low, high = intervals.weighted_rate([1.0] * some, 1.0)
+    rate = Rate(some, some * scale, low * scale, high * scale)
+    return f"{some} of {len(hours)} hours, {_told(rate)} such hours a 1,000 node-days"
 
 
 def _count(score: Score, wanted: Wanted) -> int:
@@ -118,9 +138,10 @@ def verdict(run: Run) -> str:
     if rate.low > BUDGET:
         return "**Not met.**"
     if rate.high <= BUDGET:
-        return "**Met**, also at the upper end."
+        return f"**Met**, also at the upper end, if no more than {rate.together} come together."
     days = sum(one.days for one in run.sampled()) / max(len(run.sampled()), 1)
-    enough = ceil(intervals.weighted_rate([], 1.0)[1] * 1000.0 / BUDGET / days) if days else 0
+    none_seen = intervals.weighted_rate([], TOGETHER_MAX)[1]
+    enough = ceil(none_seen * 1000.0 / BUDGET / days) if days else 0
     return (
         f"**Neither shown nor refuted here**: `make evaluate HOURS={enough}` looks at so much that, where none is seen, the upper end is "
         "below the budget."
