@@ -45,6 +45,7 @@ def advice(run: Run) -> str:
         ("- a look-alike stood on it", lambda one: is_drain(one) and bool(one.about) and not one.is_mistold),
         ("- its telling was wrong", lambda one: is_drain(one) and one.is_mistold),
         ("drains of a host with a fault, for another reason", lambda one: one.what == "astray"),
+        ("drains of single hosts for what they share", lambda one: one.what == "alone"),
         ("AVOID", lambda one: one.what == "avoid"),
         ("INSPECT and the like", lambda one: one.what == "look"),
         ("a shared cause that no two of its hosts share", lambda one: one.what == "cause"),
@@ -64,7 +65,8 @@ def advice(run: Run) -> str:
 
 - A *drain* is whatever takes the host from its work (DRAIN_*, EVICT_NOW, RESET_GPU, REBOOT, RUN_DIAGNOSTIC). It is *false* where no fault stood on that
   host then, nor within the ten minutes before. Victims of another's fault are such hosts, and so are those whose telling alone is wrong.
-  One whose reason is none of those of the fault that stood is not counted as false, as the host had to go; it stands in a row of its own.
+  One whose reason is none of those of the fault that stood is not counted as false, as the host had to go; it stands in a row of its own. So does
+  one for what the host shares with others (a leaf, a supply, a job's network): the reason is right, and the host is not to blame.
 - *In the hours*: {len(run.sampled())} hours of all {run.hosts:,} hosts, one at random from each equal part of the {run.days:g} days: faults, look-alikes and quiet as often as they come,
   and nothing chosen. {days} node-days on which no fault stood. The rate is what was counted over these. False drains may come together, of one cause: those of
   an hour are one event that weighs as many as they are (Fay and Feuer's interval). Its upper end assumes, fixed beforehand, that one event weighs no more than

@@ -95,10 +95,11 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """Something said of a host on which no fault stood; "astray": or another one; "cause": of several, as if they shared one."""
+    """Something said of a host on which no fault stood; "astray": or another one; "alone": or one that other hosts
+    share; "cause": of several, as if they shared one."""
 
     by: str
-    what: str  # "drain", "astray", "avoid", "look", "cause", or "name": a state that keeps work off it
+    what: str  # "drain", "astray", "alone", "avoid", "look", "cause", or "name": a state that keeps work off it
     host: str
     rule: str
     words: str

@@ -57,6 +57,10 @@ def _in_short(run: Run) -> str:
     shown = [one for one in found if RIGHT[one.class_name]]
     named = [one for one in shown if one.rule]
     gangs = [one for one in found if one.victims]
+    single, single_around = (
+        sum(one.what == "alone" for each in some for one in each.wrong)
+        for some in (run.sampled(), run.around())
+    )
     shared = [one.shared for one in run.scores if one.shared and DOMAIN[one.shared.class_name]]
     shared = [one for one in shared if one.hosts > 1]
     around = sum(is_drain(one) for each in run.around() for one in each.wrong)
@@ -72,7 +76,7 @@ def _in_short(run: Run) -> str:
 - **Victims blamed**: in {counted(sum(one.victims_blamed > 0 for one in gangs), len(gangs))} of the causes for which others had to wait.
 - **False drains**: in hours of the whole fleet {drains_told(run)}; the budget is {BUDGET:g}. {verdict(run)} Around the causes drawn, {around} seen.
 - **Shared causes**: {counted(sum(one.shared == 1 for one in shared), len(shared))} ended in exactly one advisory for what the hosts share; {sum(one.right_domain for one in shared)} of them named the right thing.
-  {causes} advisories of the hours, and {causes_around} around causes, were for a cause that no two of their hosts share."""
+  {single} drains of the hours, and {single_around} around causes, were of a single host for what it shares with others. {causes} advisories of the hours, and {causes_around} around causes, were for a cause that no two of their hosts share."""
 
 
 def _method(run: Run) -> str:

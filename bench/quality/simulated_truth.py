@@ -35,6 +35,7 @@ class Struck:
     due: float  # the onset is over
     end: float
     parts: tuple[str, ...]
+    is_shared: bool  # the cause struck other hosts as well
 
     def stands(self, seconds: float) -> bool:
         """Say whether it stood at *seconds*, or so lately that it may still be told."""
@@ -54,7 +55,10 @@ class Truth:
         mine = (rows["begin"] <= end) & (rows["end"] + GRACE_SECONDS >= begin)
         near = np.flatnonzero(mine)
         near = near[np.isin(rows["host"][near], np.array(hosts))]
-        self.struck = tuple(_struck(world, row) for row in rows[near])
+        hosts_struck = np.bincount(rows["cause"]) if near.size else np.zeros(0, np.int64)
+        self.struck = tuple(
+            _struck(world, row, int(hosts_struck[int(row["cause"])])) for row in rows[near]
+        )
         self.by_host: dict[str, list[Struck]] = {}
         for one in self.struck:
             self.by_host.setdefault(one.host, []).append(one)
@@ -126,7 +130,7 @@ class Truth:
         return {name: host for host, name in enumerate(self._names)}
 
 
-def _struck(world: World, row: np.void) -> Struck:
+def _struck(world: World, row: np.void, hosts_struck: int) -> Struck:
     each = world.schedule.classes[int(row["cls"])]
     machine, begin = world.machines[int(row["host"])], float(row["begin"])
     return Struck(
@@ -137,6 +141,7 @@ def _struck(world: World, row: np.void) -> Struck:
         begin + float(row["onset"]),
         float(row["end"]),
         _parts(machine.gpus, each, int(row["part"])),
+        hosts_struck > 1,
     )
 
 

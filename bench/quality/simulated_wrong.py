@@ -8,7 +8,10 @@ from gangline.aggregator.advice.advisory import Action, Basis
 
 from .simulated_feed import JUDGE, Advised, Named
 from .simulated_kinds import BLAMED, DRAINS, RIGHT, Wrong
-from .simulated_truth import Truth
+from .simulated_truth import Struck, Truth
+
+#: What advice about one host may be, the gravest last; "": right.
+GRAVITY = ("", "look", "avoid", "alone", "astray", "drain")
 
 
 def wrong_names(named: Sequence[Named], truth: Truth) -> list[Wrong]:
@@ -24,8 +27,9 @@ def wrong_names(named: Sequence[Named], truth: Truth) -> list[Wrong]:
 def wrong_advice(advised: Sequence[Advised], truth: Truth) -> list[Wrong]:
     """Return advice about one host on which no fault stood; each advisory once, as the gravest that it was.
 
-    And, as "astray", drains of a host on which a fault stood, for a reason that is none of that fault's; as "cause",
-    advice for what several hosts share where no fault struck two of them at once.
+    And, as "astray", drains of a host on which a fault stood, for a reason that is none of that fault's; as "alone",
+    those for what its host shares with others; as "cause", advice for what several hosts share where no fault struck
+    two of them at once.
     """
     gravest: dict[str, Wrong] = {}
     for one in advised:
@@ -42,13 +46,19 @@ def wrong_advice(advised: Sequence[Advised], truth: Truth) -> list[Wrong]:
             "drain" if one.action in DRAINS else "avoid" if one.action is Action.AVOID else "look"
         )
         if faults := truth.standing(host, one.seconds, "faults"):
-            reasons = {reason.name for each in faults for reason in RIGHT[each.each.name]}
-            if what != "drain" or one.reason in reasons:
-                continue
-            what = "astray"
-        if truth.has(host) and (one.name not in gravest or what == "drain"):
+            what = _of_ill(faults, one.reason) if what == "drain" else ""
+        known = gravest[one.name].what if one.name in gravest else ""
+        if truth.has(host) and GRAVITY.index(what) > GRAVITY.index(known):
             gravest[one.name] = _wrong(truth, JUDGE, what, host, one.reason, one.words, one.seconds)
     return list(gravest.values())
+
+
+def _of_ill(faults: Sequence[Struck], reason: str) -> str:
+    """Return what a drain for *reason* is of a host on which *faults* stood; "" for right."""
+    meant = [one for one in faults if reason in {each.name for each in RIGHT[one.each.name]}]
+    if not meant:
+        return "astray"
+    return "alone" if all(one.is_shared for one in meant) else ""
 
 
 def _wrong(

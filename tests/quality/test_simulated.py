@@ -152,6 +152,34 @@ def test_a_drain_is_false_where_no_fault_stands_and_only_there() -> None:
     assert [one.what for one in score(case, early, truth, {}).wrong] == ["avoid"]
 
 
+def test_a_drain_of_one_host_for_what_it_shares_is_counted_apart() -> None:
+    """A rack's supply that fails is no host's fault: its hosts are ill, the reason is right, and no figure told of the drain."""
+    told = {one.class_name: one for one in planned(PARADE, Size("parade", 1, 1))}
+    scores = [_drained(told[name], "POWER_CAP") for name in ("power_brake", "power_cap")]
+    assert [[one.what for one in each.wrong] for each in scores] == [["alone"], []]
+    assert [one.what for one in _drained(told["power_brake"], "FABRIC").wrong] == ["astray"]
+    assert [one.what for one in _drained(told["power_brake"], "POWER_CAP", True).wrong] == ["alone"]
+    hour = replace(scores[0], class_name="", found=None, shared=None)
+    text = page(_run([*scores, hour, hour]))
+    assert (
+        "2 drains of the hours, and 1 around causes, were of a single host for what it shares"
+        in text
+    )
+    row = next(line for line in text.splitlines() if line.startswith("| drains of single hosts"))
+    assert [cell.strip() for cell in row.split("|")[2:5:2]] == ["2", "1"]
+
+
+def _drained(case: Case, reason: str, is_avoided_before: bool = False) -> Score:
+    """Return how it stands that the first host that *case* struck is drained by itself."""
+    truth = Truth(PARADE, case.hosts, case.begin, case.end)
+    struck = truth.of_cause(case.cause)[0]
+    advice = [replace(_advised(struck.host, struck.begin + 60.0), reason=reason)]
+    if is_avoided_before:
+        advice.insert(0, _advised(struck.host, struck.begin - 1.0, Action.AVOID))
+    places = {name: PARADE.place(at) for at, name in enumerate(PARADE.names)}
+    return score(case, Said(advised=advice), truth, places)
+
+
 def test_a_shared_cause_is_wrong_where_no_two_of_its_hosts_share_one() -> None:
     """Two hosts of a rack, ill of things of their own, were told of as one rack; no figure said how often."""
     told = {one.class_name: _told_as_one(one) for one in planned(PARADE, Size("parade", 1, 1))}
