@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
+from typing import TypeVar
 
 from .intervals import wilson
+
+#: Words, or several: what a table counts.
+Words = TypeVar("Words", str, tuple[str, str, str])
+
+
+def most_common(counts: Mapping[Words, int], most: int | None = None) -> list[tuple[Words, int]]:
+    """Return what was counted, the most first, and of as many by their words: a Counter leaves it to the order of sets."""
+    return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:most]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

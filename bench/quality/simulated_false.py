@@ -15,7 +15,7 @@ from gangline.agent.simulated.world.episodes import (
 from gangline.agent.simulated.world.world import STEP_SECONDS
 
 from . import intervals
-from .markdown import counted, number, percent, table
+from .markdown import counted, most_common, number, percent, table
 from .simulated_feed import JUDGE
 from .simulated_kinds import BLAMED, Score, Wrong
 from .simulated_moments import KINDS
@@ -172,10 +172,10 @@ def _behind(run: Run) -> str:
                 where = f"around `{one.class_name}`" if one.class_name else "an hour of the fleet"
                 kind = wrong.rule, ", ".join(wrong.about) or "nothing", where
                 kinds[kind] += 1
-                words.setdefault(kind, wrong.words)
+                words[kind] = min(words.get(kind, wrong.words), wrong.words)
     if not kinds:
         return "No false drain was seen."
-    listed = kinds.most_common(LISTED_MAX)
+    listed = most_common(kinds, LISTED_MAX)
     rows = [[str(count), *kind, _cell(words[kind])] for kind, count in listed]
     head = ["false drains", "reason", "what stood on the host", "where", "for example"]
     more = len(kinds) - len(listed)
@@ -218,7 +218,7 @@ def _passing(run: Run) -> str:
 
 
 def _counted(said: Counter[str]) -> str:
-    return ", ".join(f"{words} {count}" for words, count in said.most_common(5)) or "nothing"
+    return ", ".join(f"{words} {count}" for words, count in most_common(said, 5)) or "nothing"
 
 
 def telling(run: Run) -> str:

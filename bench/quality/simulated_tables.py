@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from . import intervals
-from .markdown import counted, number, percent, table
+from .markdown import counted, most_common, number, percent, table
 from .simulated_baselines import BASELINES
 from .simulated_feed import JUDGE
 from .simulated_kinds import DOMAIN, RIGHT, Found, Shared
@@ -32,7 +32,7 @@ def _detected(found: Sequence[Found], seed: int) -> list[str]:
     delays = [one.delay_seconds for one in named]
     middle, low, high = intervals.median(delays, seed)
     kills = [one for one in found if one.kills]
-    rules = Counter(one.rule for one in named).most_common(3)
+    rules = most_common(Counter(one.rule for one in named), 3)
     blamed, gangs = (
         sum(one.victims_blamed > 0 for one in found),
         sum(one.victims > 0 for one in found),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import exp, inf, isclose
@@ -14,9 +15,10 @@ from bench.quality import intervals
 from bench.quality.markdown import number, table
 from bench.quality.simulated import Plan as Size
 from bench.quality.simulated import judge_case, judged, planned
+from bench.quality.simulated_baselines import BASELINES
 from bench.quality.simulated_false import is_drain, rate_of, verdict
 from bench.quality.simulated_feed import JUDGE, LIMITS, UNLIMITED, Advised, Named, Said, feed
-from bench.quality.simulated_kinds import DOMAIN, RIGHT, Case, Score, Wrong
+from bench.quality.simulated_kinds import DOMAIN, RIGHT, Case, Found, Score, Wrong
 from bench.quality.simulated_page import page
 from bench.quality.simulated_run import Run
 from bench.quality.simulated_score import score
@@ -227,6 +229,37 @@ def test_a_victim_that_is_blamed_is_counted() -> None:
     assert told.found is not None
     assert (told.found.rule, told.found.victims_blamed) == ("", 1)
     assert [one.what for one in told.wrong] == ["name"]
+
+
+def test_the_page_is_the_same_in_whatever_order_things_were_counted() -> None:
+    """What is counted comes from sets of strings, whose order is another in every process: the page was no function of its seed."""
+    said = [((rule, State.WATCH), 1) for rule in ("c", "a", "b", "f", "e", "d", "g")]
+    found = [replace(_found(), rule=rule) for rule in ("c", "a", "b", "d")]
+    wrong = [Wrong(JUDGE, "drain", "h", rule, rule, (), False) for rule in ("b", "a")]
+    one, two = (
+        page(
+            _run(
+                [
+                    Score("data_stall", 1.0, said_of=Counter(dict(said[::way])), hosts=1),
+                    *(Score("thermal", 1.0, found=each) for each in found[::way]),
+                    Score("", 1.0, wrong=wrong[::way], days=1.0, passed=Counter(checkpoint=7)),
+                    Score("", 1.0, said_in_passing=_passed(said[::way])),
+                ]
+            )
+        )
+        for way in (1, -1)
+    )
+    assert one == two and "a WATCH 1, b WATCH 1, c WATCH 1, d WATCH 1, e WATCH 1 |" in one
+
+
+def _passed(said: list[tuple[tuple[str, State], int]]) -> Counter[tuple[str, str, State]]:
+    return Counter({("checkpoint", rule, state): count for (rule, state), count in said})
+
+
+def _found() -> Found:
+    return Found(
+        "thermal", "", 1.0, False, False, False, False, False, 0, 0, dict.fromkeys(BASELINES, False)
+    )
 
 
 def test_the_page_shows_zeros_weights_and_what_is_not_found() -> None:
