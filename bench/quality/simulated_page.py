@@ -103,6 +103,7 @@ on seeds 1 to 9; which other seeds were looked at, and what was changed after, s
   shared cause. A host is STALE after 15 s, which here is the second step that it misses. A cause begins anywhere between two steps, at random: what it does is
   seen half a step after it in the middle, a whole one at most, where real agents speak every second; and what lasts for two seconds is mostly not seen at all.
 - **Named** is a culprit in a state beyond HEALTHY by a rule whose reason is the cause's; the truth log is read by the scorer alone. `right part`: that GPU or port.
+- **Victims** are hosts that shared a job with a culprit while it stood, the job lived, and we looked: whether they were blamed, of causes that had any.
 - **Delay** is from the cause's begin, which may be minutes before anything shows: heat builds up over its onset.
 - **Intervals** are of 90 %: Wilson's for shares, Garwood's (Fay and Feuer's) for rates, a bootstrap by cause for medians.
 - {doubts}"""

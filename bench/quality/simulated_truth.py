@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gangline.agent.simulated.parts import GPU_ADDRESSES, NIC_ADDRESSES, RDMA_PORTS
 from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world.effects import EFFECTS, nothing
 from gangline.agent.simulated.world.jobs import Job
 from gangline.agent.simulated.world.settings import FaultClass
 
@@ -51,6 +52,7 @@ class Truth:
 
     def __init__(self, world: World, hosts: Sequence[int], begin: float, end: float) -> None:
         self._world, self._hosts, self._names = world, tuple(hosts), world.names
+        self._end = end
         rows = world.schedule.rows
         mine = (rows["begin"] <= end) & (rows["end"] + GRACE_SECONDS >= begin)
         near = np.flatnonzero(mine)
@@ -86,9 +88,13 @@ class Truth:
         return any(one & other for one, other in combinations(causes, 2))
 
     def victims(self, struck: Sequence[Struck]) -> set[str]:
-        """Return the hosts that shared a job with *struck* while these were, and that no fault struck in this span."""
-        begin, end = struck[0].begin, max(one.end for one in struck)
-        jobs = [job for job in self._jobs(struck) if job.begin <= end and job.end >= begin]
+        """Return the hosts that had to wait for *struck* within this span, in jobs that none of these had killed before,
+        and that no fault struck in it."""
+        if EFFECTS[struck[0].each.name] is nothing:
+            return set()
+        begin, end = struck[0].begin, min(self._end, max(one.end for one in struck))
+        end = min(end, self.dies(struck))
+        jobs = [job for job in self._jobs(struck) if max(job.begin, begin) < min(job.end, end)]
         found = {host for job in jobs for host in job.hosts.tolist()} & {*self._hosts}
         ill = {one.host for one in self.struck if one.each.sort == "faults"}
         return {self._names[host] for host in found} - ill

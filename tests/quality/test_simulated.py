@@ -231,6 +231,24 @@ def test_a_victim_that_is_blamed_is_counted() -> None:
     assert [one.what for one in told.wrong] == ["name"]
 
 
+def test_only_who_had_to_wait_while_somebody_looked_is_a_victim() -> None:
+    """Causes without victims, or with those of next month, cannot go wrong: "in none of 247" was of fewer."""
+    case = thermal()
+    truth = Truth(PARADE, case.hosts, case.begin, case.end)
+    (struck,) = truth.of_cause(case.cause)
+    assert truth.victims([struck])
+    unseen = Truth(PARADE, case.hosts, case.begin, struck.begin)
+    assert not unseen.victims([struck])
+    silent = replace(struck, each=load().classes["silent_corruption"])
+    assert not truth.victims([silent])
+    deadly = next(one for one in PARADE.schedule.jobs if one.killed_by >= 0 and one.hosts.size > 3)
+    everyone = Truth(PARADE, range(64), deadly.end - 1.0, deadly.end + 3600.0)
+    killer = everyone.of_cause(deadly.killed_by)[0]
+    at_once = replace(killer, begin=deadly.end)  # the job is dead as it begins
+    assert everyone.victims([replace(killer, begin=deadly.end - 1.0)])
+    assert not everyone.victims([at_once])
+
+
 def test_the_page_is_the_same_in_whatever_order_things_were_counted() -> None:
     """What is counted comes from sets of strings, whose order is another in every process: the page was no function of its seed."""
     said = [((rule, State.WATCH), 1) for rule in ("c", "a", "b", "f", "e", "d", "g")]
