@@ -211,8 +211,8 @@ def _passing(run: Run) -> str:
         # One host may have been said two things of.
         rows.append([kind, f"{times:,}", _counted(said), percent(min(grave, times), times)])
     text = (
-        "And what passes in the hours of the fleet on hosts on which nothing stands, with what was said while it did, or\n"
-        "within a minute (the interval as if each were by itself; a checkpoint is of all hosts of a job at once):"
+        "And what passes in the hours of the fleet on hosts on which no fault stands and whose telling is right, with what was said while it\n"
+        "did, or within a minute (the interval as if each were by itself; a checkpoint is of all hosts of a job at once):"
     )
     return f"{text}\n\n{table(['what', 'times, by host', 'said of how many of them', 'DEGRADED or worse'], rows)}"
 

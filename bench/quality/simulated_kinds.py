@@ -125,8 +125,11 @@ class Score:
         default_factory=Counter[tuple[str, str, State]]
     )
     days: float = 0.0  # node-days on which no fault stood
-    calm_hosts: int = 0  # of an hour: those on which nothing stood from begin to end
-    calm_named: Counter[str] = field(default_factory=Counter[str])  # of them, by whom
+    #: Of an hour: hosts on which no fault stood, and whose telling was right, from begin to end; named by whom.
+    calm_hosts: int = 0
+    calm_named: Counter[str] = field(default_factory=Counter[str])
+    plain_hosts: int = 0  # of those: on which no look-alike of a class stood either
+    plain_named: Counter[str] = field(default_factory=Counter[str])
     degraded: dict[str, int] = field(default_factory=dict[str, int])
     steps: int = 0
 

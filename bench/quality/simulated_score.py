@@ -44,7 +44,11 @@ def score(
     result.days = truth.well_seconds(times, STEP_SECONDS) / 86400.0
     result.wrong = [*wrong_names(said.named, truth), *wrong_advice(said.advised, truth)]
     if not case.class_name:
-        _calm(result, said.named, truth.undisturbed(times), passed)
+        calm = truth.undisturbed(times, "monitoring")
+        result.calm_hosts, result.calm_named = len(calm), _named_of(calm, said.named)
+        plain = truth.undisturbed(times, "monitoring", "benign")
+        result.plain_hosts, result.plain_named = len(plain), _named_of(plain, said.named)
+        _pass(result, [one for one in passed if one.host in calm], said.named)
     struck = truth.of_cause(case.cause)
     if case.sort == "faults":
         result.found = _found(case, struck, said, truth)
@@ -57,14 +61,10 @@ def score(
     return result
 
 
-def _calm(
-    result: Score, named: Sequence[Named], calm: frozenset[str], passed: Sequence[Passing]
-) -> None:
-    """Count the hosts on which nothing stood, whom each named of them, and what passed there."""
-    result.calm_hosts = len(calm)
-    blamed = {(one.by, one.host) for one in named if one.host in calm and one.state in BLAMED}
-    result.calm_named = Counter(by for by, _ in blamed)
-    _pass(result, [one for one in passed if one.host in calm], named)
+def _named_of(hosts: frozenset[str], named: Sequence[Named]) -> Counter[str]:
+    """Count of how many of *hosts* each said what keeps work off them."""
+    blamed = {(one.by, one.host) for one in named if one.host in hosts and one.state in BLAMED}
+    return Counter(by for by, _ in blamed)
 
 
 def _pass(result: Score, passed: Sequence[Passing], named: Sequence[Named]) -> None:

@@ -74,24 +74,25 @@ def baselines(run: Run) -> str:
         hits = [sum(bool(one.rule) for one in found), sum(one.is_blamed for one in found)]
         hits += [sum(one.by_baseline[name] for one in found) for name in names]
         rows.append([f"`{each.name}`", *(counted(one, len(found)) for one in hits)])
-    looks = sum(one.calm_hosts for one in run.sampled())
-    rows.append(
-        [
-            "**healthy hosts named**",
-            "-",
-            *(_healthy(run, name, looks) for name in (JUDGE, *names)),
-        ]
-    )
+    by = (JUDGE, *names)
+    rows.append(["**named without a fault**", "-", *(_calm(run, name) for name in by)])
+    rows.append(["- without a look-alike either", "-", *(_plain(run, name) for name in by)])
     text = """Whether anything at all was said of a culprit while the cause stood (for the judge: by the right reason; and as DEGRADED or worse, whatever the
 reason). *Policy table alone*: codes and states that driver or kernel name. *Fixed limits*: each GPU by itself against limits such as those of DCGM's
 health watches; one that is broken all the time is luck when it begins anew. *Slow clock*: a busy GPU below 0.9 of the fleet's median clock. The last
-row is their price: of the hosts on which nothing stood in an hour of the fleet, how many were named within it (the judge: DEGRADED or worse)."""
+two rows are their price: of the hosts on which no fault stood in an hour of the fleet, and whose telling was right, how many were named within it (the
+judge: DEGRADED or worse); look-alikes stood on some of them, such as a power cap at full load on one in ten, and on those of the last row none."""
     return f"{text}\n\n{table(['class', 'judge', 'judge, DEGRADED or worse', *names], rows)}"
 
 
-def _healthy(run: Run, by: str, looks: int) -> str:
-    named = sum(one.calm_named[by] for one in run.sampled())
-    return percent(named, looks)
+def _calm(run: Run, by: str) -> str:
+    hours = run.sampled()
+    return percent(sum(one.calm_named[by] for one in hours), sum(one.calm_hosts for one in hours))
+
+
+def _plain(run: Run, by: str) -> str:
+    hours = run.sampled()
+    return percent(sum(one.plain_named[by] for one in hours), sum(one.plain_hosts for one in hours))
 
 
 def shared_causes(run: Run) -> str:

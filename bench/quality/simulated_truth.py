@@ -113,15 +113,15 @@ class Truth:
         """Return the host-seconds at *times* on which no fault stood on a host, and it was not away."""
         return sum(float(self._well(host, times).sum()) * step for host in sorted(self._own))
 
-    def undisturbed(self, times: Seconds) -> frozenset[str]:
-        """Return the hosts on which no fault stood, and whose telling was right, at all *times*."""
-        return frozenset(one for one in self._own if self._well(one, times, "monitoring").all())
+    def undisturbed(self, times: Seconds, *but: str) -> frozenset[str]:
+        """Return the hosts on which no fault stood, nor anything of the sorts *but*, at all *times*."""
+        return frozenset(one for one in self._own if self._well(one, times, *but).all())
 
-    def _well(self, host: str, times: Seconds, but: str = "") -> Flags:
-        """Say when *host* was there and no fault stood on it, nor anything of the sort *but*."""
+    def _well(self, host: str, times: Seconds, *but: str) -> Flags:
+        """Say when *host* was there and no fault stood on it, nor anything of the sorts *but*."""
         well = np.ones(times.shape, bool)
         for one in self.by_host.get(host, ()):
-            if one.each.sort in ("faults", but):
+            if one.each.sort in ("faults", *but):
                 well &= ~((times >= one.begin) & (times <= one.end + GRACE_SECONDS))
         for away in self._world.schedule.absences.get(self._index[host], []):
             well &= ~((times >= away.begin) & (times < away.end))

@@ -249,6 +249,20 @@ def test_only_who_had_to_wait_while_somebody_looked_is_a_victim() -> None:
     assert not everyone.victims([at_once])
 
 
+def test_hosts_on_which_a_look_alike_stood_are_told_apart_from_those_on_which_nothing_did() -> None:
+    """One host in ten has a power cap at full load: what names them named "hosts on which nothing stood"."""
+    calm = World("healthy", 5, hosts=64)
+    case = Case("", "", -1, 1.0, tuple(range(16)), 90_000.0, 90_240.0)
+    truth = Truth(calm, case.hosts, case.begin, case.end)
+    capped = next(one.host for one in truth.struck if one.each.name == "full_load_cap")
+    cry = Named("slow clock", capped, "x", "", State.SUSPECT, Reason.NONE, 90_100.0, inf)
+    told = score(case, Said(named=[cry]), truth, {})
+    assert (told.calm_hosts, told.calm_named["slow clock"]) == (16, 1)
+    assert 0 < told.plain_hosts < 16 and told.plain_named["slow clock"] == 0
+    text = page(_run([told]))
+    assert "**named without a fault**" in text and "- without a look-alike either" in text
+
+
 def test_the_page_is_the_same_in_whatever_order_things_were_counted() -> None:
     """What is counted comes from sets of strings, whose order is another in every process: the page was no function of its seed."""
     said = [((rule, State.WATCH), 1) for rule in ("c", "a", "b", "f", "e", "d", "g")]
