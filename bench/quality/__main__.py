@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quality.md"
 KEPT = ROOT / "build" / "quality"
 #: Of what is published; each look at it is told in looks.md, and nothing is tuned on it.
-PUBLISHED_SEED = 22
+PUBLISHED_SEED = 23
 #: Causes of each class, or hours of the fleet: more would take days.
 COUNT_MAX = 10_000
 STEPFUN = "faults of 400 nodes (GitHub: stepfun-ai/InfiniteHBD-Trace)"

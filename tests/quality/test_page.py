@@ -10,6 +10,7 @@ import bench.quality.__main__ as quality
 import bench.quality.head as head_module
 from bench.quality import captures, hazard, injected
 from bench.quality.head import Made, Section, commit_of, head, left_out, not_here
+from bench.quality.simulated_page import LOOKS
 
 
 @pytest.fixture
@@ -76,6 +77,17 @@ def test_a_page_goes_on_with_sections_of_the_same_commit_and_settings_alone(
     assert quality.main(["--seed", "3", *then]) == 0
     assert len(made) == 1 + made_anew
     assert f"## of {made[-1]}" in page.read_text()
+
+
+def test_the_published_seed_is_one_everywhere_and_the_page_tells_all_looks() -> None:
+    """A look that is told in a file of the bench alone is told to nobody who reads the page."""
+    seed = quality.PUBLISHED_SEED
+    assert f"evaluate: SEED = {seed}\n" in (quality.ROOT / "Makefile").read_text()
+    contributing = (quality.ROOT / "CONTRIBUTING.md").read_text()
+    assert f"seed {seed} is what is published" in contributing
+    looks = LOOKS.read_text().strip()
+    assert f"- Seed {seed}" in looks
+    assert (quality.ROOT / "docs" / "quality.md").read_text().rstrip().endswith(looks)
 
 
 def test_a_part_of_the_recordings_is_named_as_a_part(tmp_path: Path) -> None:
