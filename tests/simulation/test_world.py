@@ -95,6 +95,19 @@ def test_hosts_come_back_and_fail_again() -> None:
         assert one["struck"][0] in first["struck"] and one["class"] == first["class"]
 
 
+def test_what_hosts_share_does_not_come_back_on_one_of_them() -> None:
+    """A rack's loss of power "came back" on a single host, which its truth called a rack."""
+    scenario = small("shared", hosts=256, days=30.0, classes=("rack_dark",), nvlink_hosts=1)
+    schedule = World("shared", 1, settings=scenario).schedule
+    assert len(schedule.rows) > 40
+    for cause in np.unique(schedule.rows["cause"]):
+        rows = schedule.rows[schedule.rows["cause"] == cause]
+        rack = np.flatnonzero(schedule.places.rack == schedule.places.rack[rows["host"][0]])
+        begin = float(rows["begin"].min())
+        missing = {*rack.tolist()} - {*rows["host"].tolist()}
+        assert all(schedule.is_away(host, begin + 2.0) for host in missing), "else it is struck"
+
+
 @pytest.mark.parametrize(("exponential", "days"), [(0.0, 0.0), (0.1, 0.0303), (9.0, float("inf"))])
 def test_the_hazard_after_a_return_is_spent_span_by_span(exponential: float, days: float) -> None:
     """The first hour holds the repairs that repaired nothing: 3.3 a node-day there."""

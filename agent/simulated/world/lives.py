@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .incidents import DAY, HOUR, Draws, Rows, details, empty, joined
+from .incidents import DAY, HOUR, SHARED, Draws, Rows, details, empty, joined
 from .settings import FaultClass
 
 #: A boot takes this long.
@@ -80,9 +80,12 @@ class _Life:
         return HOUR * float(np.clip(hours, 0.5, repair.hours_max))
 
     def _again(self, row: Rows) -> Rows | None:
-        """Return the same fault once more, if it comes back after the return."""
+        """Return the same fault once more, if it comes back after the return. What hosts share is no host's own: it
+        would come back on one of them alone."""
         each = self._classes[int(row["cls"][0])]
         if each.ends not in ("repair", "restart") or self._draws.scenario.parade_seconds:
+            return None
+        if each.per in SHARED:
             return None
         days = days_until_next(self._draws, float(self._random.exponential()))
         begin = float(self._back[int(row["host"][0])]) + days * DAY
