@@ -269,3 +269,20 @@ def test_noise_is_a_function_of_who_and_when_alone() -> None:
     assert abs(drawn.mean()) < 0.05 and abs(drawn.std() - 1) < 0.05
     uniform = all_of.uniform(3, 2)
     assert uniform.min() >= 0 and uniform.max() < 1 and abs(uniform.mean() - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("name", ["gpu_lost", "gpu_fault", "hbm", "nic", "rack_dark"])
+def test_a_host_that_returns_shows_nothing_of_what_was_repaired(name: str) -> None:
+    """The first frame of the new boot had the fault's gauges still, as if its repair had repaired nothing."""
+    row = WORLD.schedule.rows[WORLD.schedule.rows["cls"] == NUMBERS[name]][0]
+    host, back = int(row["host"]), float(row["end"])
+    assert any(away.end == back for away in WORLD.schedule.absences[host])
+    view = WORLD.open([host], back - 60.0, back + 20.0)
+    assert view.step(back - 5.0).silent[0]
+    moment = view.step(back + 5.0)
+    assert moment.booted[0] and not moment.silent[0]
+    first = Reading(view.readings.blocks(0, -1.0, back + 5.0))
+    assert first.numbers("gpu.lost_state") == [0.0] * 8
+    assert first.numbers("gpu.recovery_action_state") == [0.0] * 8
+    assert first.numbers("gpu.remap_pending_state") == [0.0] * 8
+    assert set(first.numbers("rdma.port_state")) == {4.0}

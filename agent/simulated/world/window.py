@@ -83,7 +83,12 @@ class Window:
     def step(self, seconds: float) -> Moment:
         """Go on to *seconds* of the world, later than before, and say how it is then."""
         elapsed = max(seconds - self._seconds, 0.0)
+        slot, begins, ends = self._away.T
+        booted = np.zeros(self.hosts.size, bool)
+        booted[slot[(ends > self._seconds) & (ends <= seconds)].astype(int)] = True
         stands = (self._rows["begin"] <= seconds) & (self._rows["end"] > self._seconds)
+        # What ended since the step before is told once more, but not by a host that is there again: it was repaired.
+        stands &= ~booted[self._row_slot] | (self._rows["end"] > seconds)
         due = seconds >= self._row_due
         new = stands & due & ~self._told
         channels = self._channels(stands, due, new, seconds)
@@ -94,9 +99,6 @@ class Window:
         if self._by_span:
             shares, span = gangs.of_span(shares, elapsed)
         now = self.physics.now(gangs, shares, span, channels, clock, self.noise, tick)
-        booted = np.zeros(self.hosts.size, bool)
-        slot, begins, ends = self._away.T
-        booted[slot[(ends > self._seconds) & (ends <= seconds)].astype(int)] = True
         self.physics.counters.clear(booted)
         self.physics.advance(now, elapsed, self.noise, tick)
         silent = channels.silent.copy()
