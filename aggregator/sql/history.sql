@@ -4,7 +4,7 @@ CREATE OR REPLACE MACRO history.by_part(part) AS TABLE
 SELECT host, slot, kind, first_seen, last_seen, present, device
 FROM main.parts WHERE ops.is_part(device, part) ORDER BY first_seen, last_seen;
 COMMENT ON MACRO TABLE history.by_part IS
-    'the hosts and slots that a part was in, first to last (the beginning of its name is enough): SELECT host, slot, last_seen, present FROM history.by_part(''GPU-fc08cb51'')';
+    'the hosts and slots that a part was in, first to last (the beginning of its name is enough): SELECT host, slot, last_seen, present FROM history.by_part(''GPU-3d4c4be0'')';
 
 CREATE OR REPLACE MACRO history.by_slot(host_name, slot_name) AS TABLE
 SELECT device, kind, first_seen, last_seen, present

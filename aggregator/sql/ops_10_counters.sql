@@ -11,7 +11,7 @@ CREATE OR REPLACE MACRO ops.is_part(device, part) AS CASE
     WHEN length(part) >= 40 THEN device = part
     ELSE device >= part AND device < part || '~' END;
 COMMENT ON MACRO ops.is_part IS
-    'whether a device is the one of this name, or begins with it: SELECT host FROM devices WHERE ops.is_part(device, ''GPU-9708d874'')';
+    'whether a device is the one of this name, or begins with it: SELECT host FROM devices WHERE ops.is_part(device, ''GPU-38df83f5'')';
 
 -- Counter algebra as in fingerprints/counters.py (a test holds them equal): a counter that started over
 -- counts nothing, a sentinel is no value, and one that stands at its ceiling sees nothing.

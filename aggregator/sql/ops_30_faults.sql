@@ -52,7 +52,7 @@ FROM (
 )
 ORDER BY time, host, what, name;
 COMMENT ON MACRO TABLE ops.part IS
-    'all that was ever told of a device, on whichever host it was (the beginning of its name is enough): SELECT time, host, what, name, words FROM ops.part(''GPU-fc08cb51'')';
+    'all that was ever told of a device, on whichever host it was (the beginning of its name is enough): SELECT time, host, what, name, words FROM ops.part(''GPU-3d4c4be0'')';
 
 -- Those of `judgement/found.py` (a test holds them equal).
 CREATE OR REPLACE MACRO ops.is_fault(finding) AS finding IN (

@@ -58,7 +58,7 @@ SELECT
     violation_thermal_nanoseconds, violation_power_nanoseconds, lost_state, device
 FROM readings.gpu_1s WHERE ops.is_part(device, uuid) ORDER BY time;
 COMMENT ON MACRO TABLE ops.gpu_history IS
-    'a GPU second by second (the beginning of its UUID is enough; minutes: ops.gpu_minutes, hours: ops.gpu_hours): SELECT time, sm_clock_megahertz, power_watts FROM ops.gpu_history(''GPU-9708d874'') LIMIT 3';
+    'a GPU second by second (the beginning of its UUID is enough; minutes: ops.gpu_minutes, hours: ops.gpu_hours): SELECT time, sm_clock_megahertz, power_watts FROM ops.gpu_history(''GPU-38df83f5'') LIMIT 3';
 
 CREATE OR REPLACE MACRO ops.window(minutes := 5) AS TABLE
 SELECT

@@ -10,7 +10,7 @@ WHERE ops.is_part(device, uuid)
     AND time > ops.taken() - to_hours(hours)
 ORDER BY time;
 COMMENT ON MACRO TABLE ops.gpu_minutes IS
-    'a GPU minute by minute, over the last hours (24 unless said): SELECT time, sm_clock_mean_megahertz, temperature_celsius_max, held_down_by FROM ops.gpu_minutes(''GPU-9708d874'')';
+    'a GPU minute by minute, over the last hours (24 unless said): SELECT time, sm_clock_mean_megahertz, temperature_celsius_max, held_down_by FROM ops.gpu_minutes(''GPU-38df83f5'')';
 
 CREATE OR REPLACE MACRO ops.gpu_hours(uuid, days := 14) AS TABLE
 SELECT
@@ -24,4 +24,4 @@ WHERE ops.is_part(device, uuid)
     AND time > ops.taken() - to_days(days)
 ORDER BY time;
 COMMENT ON MACRO TABLE ops.gpu_hours IS
-    'a GPU hour by hour, over the last days (14 unless said): SELECT time, sm_clock_mean_megahertz, temperature_celsius_max, held_by_heat_seconds FROM ops.gpu_hours(''GPU-9708d874'')';
+    'a GPU hour by hour, over the last days (14 unless said): SELECT time, sm_clock_mean_megahertz, temperature_celsius_max, held_by_heat_seconds FROM ops.gpu_hours(''GPU-38df83f5'')';

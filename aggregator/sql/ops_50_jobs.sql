@@ -115,4 +115,4 @@ CREATE OR REPLACE MACRO ops.gpu_users(uuid) AS TABLE
 SELECT since, last_time, state, job, source, process_id, process_name, user_id, rank, host, gpu
 FROM ops.gpu_processes WHERE ops.is_part(gpu, uuid) ORDER BY since, process_id;
 COMMENT ON MACRO TABLE ops.gpu_users IS
-    'who was on a GPU, in order of time, also those that have ended: SELECT since, state, job, process_name FROM ops.gpu_users(''GPU-9708d874'')';
+    'who was on a GPU, in order of time, also those that have ended: SELECT since, state, job, process_name FROM ops.gpu_users(''GPU-38df83f5'')';

@@ -111,7 +111,7 @@ SHOWN: list[tuple[str, Rows]] = [
         ],
     ),
     (
-        "SELECT count(*) AS n, min(device) = max(device) AS one FROM ops.gpu_history('GPU-9708d874')",
+        "SELECT count(*) AS n, min(device) = max(device) AS one FROM ops.gpu_history('GPU-38df83f5')",
         [{"n": 240, "one": True}],
     ),
     (
@@ -145,11 +145,11 @@ SHOWN: list[tuple[str, Rows]] = [
         [{"action": "look at fans, airflow or coolant of this host"}],
     ),
     (
-        "SELECT host FROM ops.part('GPU-fc08cb51') WHERE what = 'event'",
+        "SELECT host FROM ops.part('GPU-3d4c4be0') WHERE what = 'event'",
         [{"host": "sim-002"}, {"host": "sim-000"}, {"host": "sim-000"}, {"host": "sim-000"}],
     ),
     (
-        "SELECT state, job FROM ops.gpu_users('GPU-9708d874')",
+        "SELECT state, job FROM ops.gpu_users('GPU-38df83f5')",
         [{"state": "ended", "job": "119"}, {"state": "running", "job": "123"}],
     ),
     (
@@ -203,7 +203,7 @@ SHOWN: list[tuple[str, Rows]] = [
     ),
     ("SELECT readings_count AS n FROM ops.window(minutes := 1)", [{"n": 7 * 8 * 60}]),
     (
-        "SELECT host, present FROM history.by_part('GPU-fc08cb51')",
+        "SELECT host, present FROM history.by_part('GPU-3d4c4be0')",
         [{"host": "sim-002", "present": False}, {"host": "sim-000", "present": True}],
     ),
     ("SELECT places_count AS n FROM history.moved", [{"n": 2}]),

@@ -20,9 +20,9 @@ from tests.simulation.readings import Reading
 SETTINGS = load()
 
 
-def racks(name: str, hosts: int) -> World:
+def racks(name: str, hosts: int, **changes: Any) -> World:
     """Return a scenario whose NVLink domains have eight hosts."""
-    scenario = replace(SETTINGS.scenarios[name], hosts=hosts, nvlink_hosts=8)
+    scenario = replace(SETTINGS.scenarios[name], hosts=hosts, nvlink_hosts=8, **changes)
     return World(
         name, 1, settings=replace(SETTINGS, scenarios={**SETTINGS.scenarios, name: scenario})
     )
@@ -31,9 +31,9 @@ def racks(name: str, hosts: int) -> World:
 WORLD = racks("parade", 64)
 
 
-def rows_of(name: str) -> Rows:
-    number = next(n for n, each in enumerate(WORLD.schedule.classes) if each.name == name)
-    return np.asarray(WORLD.schedule.rows[WORLD.schedule.rows["cls"] == number])
+def rows_of(name: str, world: World = WORLD) -> Rows:
+    number = next(n for n, each in enumerate(world.schedule.classes) if each.name == name)
+    return np.asarray(world.schedule.rows[world.schedule.rows["cls"] == number])
 
 
 def shares(domains: list[int], nvlink: dict[int, float]) -> Shares:
@@ -81,15 +81,16 @@ def test_a_rack_of_72_gpus_is_one_domain() -> None:
 
 def test_an_nvlink_fault_is_of_its_tensor_group() -> None:
     """The truth log names who waits at first hand, and the GPU whose link repeats moves less."""
-    (row,) = rows_of("nvlink")
-    told = truth.incident(WORLD, rows_of("nvlink"))
-    job = WORLD.schedule.job_at(int(row["host"]), float(row["begin"]))
+    world = racks("parade", 64, classes=("nvlink",))  # no other fault slows its gang, or ends it
+    (row,) = rows_of("nvlink", world)
+    told = truth.incident(world, rows_of("nvlink", world))
+    job = world.schedule.job_at(int(row["host"]), float(row["begin"]))
     assert job is not None
     domain = {h for h in job.hosts.tolist() if h // 8 == int(row["host"]) // 8}
-    assert told["tensor_group"] == [WORLD.names[h] for h in sorted(domain)]
+    assert told["tensor_group"] == [world.names[h] for h in sorted(domain)]
     hosts = [int(row["host"])]
     at = float(row["begin"] + 0.9 * row["onset"])
-    view = WORLD.open(hosts, at - 60.0, at + 1.0)
+    view = world.open(hosts, at - 60.0, at + 1.0)
     shares = [view.step(seconds).now.shares for seconds in np.arange(at - 50.0, at, 10.0)]
     moved = Reading(view.readings.blocks(0, -1.0, at)).numbers(
         "gpu_fast.nvlink_received_bytes_per_second"

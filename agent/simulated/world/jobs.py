@@ -1,10 +1,10 @@
-"""Jobs over months: who ran what where, until it was done or a host took it down. Event by event."""
+"""Jobs over months: who waited for how many hosts, and ran what where until it was done or a host took it down."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from .incidents import HOUR, Draws
 from .lives import BOOT_SECONDS, Away, Lives
-from .settings import SettingsError
+from .settings import JobShapes, SettingsError
 
-#: Share of the hosts that is left idle: a cluster is never quite full.
+#: Assumed: share of the hosts, in whole hosts, that is left idle: a cluster is never quite full.
 IDLE_SHARE = 0.03
+#: Assumed: so many jobs wait at any time. Who starts is followed by another draw, so each that is drawn runs.
+QUEUED_JOBS = 64
 #: More jobs than this are a slip in a file.
 JOBS_MAX = 500_000
 
@@ -39,6 +41,16 @@ class Job:
     writes_alone: bool  # rank 0 for all, or the first GPU of each host its own part
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A job that waits for its hosts; of *job* all but its number, hosts and times is drawn."""
+
+    job: Job
+    size: int
+    seconds: float  # that it runs for, if nothing ends it
+    ready: float  # not before
+
+
 class _What(IntEnum):
     """What happens; at one moment in this order."""
 
@@ -51,7 +63,7 @@ class _What(IntEnum):
 
 
 class Cluster:
-    """The free hosts and the running jobs; `run` goes through all that happens."""
+    """The free hosts, the running jobs and those that wait; `run` goes through all that happens."""
 
     def __init__(
         self, draws: Draws, lives: Lives, reboots: Sequence[tuple[float, int, int]]
@@ -59,9 +71,10 @@ class Cluster:
         """*reboots*: (when, host, cause) of those planned: done once no job is on the host."""
         self._draws, self._shapes = draws, draws.jobs
         self._random = draws.random("jobs")
-        weights = np.array(self._shapes.weights)
-        self._sizes, self._weights = np.array(self._shapes.hosts), weights / weights.sum()
         hosts = draws.hosts
+        self._keep = int(IDLE_SHARE * hosts)
+        self._sizes, self._weights = _fitting(self._shapes, hosts - self._keep)
+        self._queue: list[_Waiting] = []
         self._there = np.ones(hosts, bool)
         self._free = np.ones(hosts, bool)
         self._job_of = np.full(hosts, -1)
@@ -119,10 +132,12 @@ class Cluster:
                 self._wanted.pop(which, None)
 
     def _kill(self, now: float, host: int, cause: int) -> None:
+        """End the job on a host; it wants as many hosts again, before all others, for the time that it had left."""
         job = self._running.get(int(self._job_of[host]))
         if job is not None:
             self._end(job, now, cause)
-            self._start_later(now, 60.0 * self._shapes.restart_minutes)
+            ready = self._start_later(now, 60.0 * self._shapes.restart_minutes)
+            self._queue.insert(0, _Waiting(job, job.hosts.size, job.end - now, ready))
 
     def _end(self, job: Job, now: float, cause: int) -> None:
         del self._running[job.number]
@@ -143,38 +158,57 @@ class Cluster:
     def _fails_soon(self, now: float, host: int) -> bool:
         return any(now <= down < now + BOOT_SECONDS for down in self._downs.get(host, []))
 
-    def _start_later(self, now: float, median_seconds: float) -> None:
+    def _start_later(self, now: float, median_seconds: float) -> float:
+        """Let who waits start when a pause is over; return when that is."""
         wait = median_seconds * float(np.exp(0.5 * self._random.standard_normal()))
         self._push(now + wait, _What.START, 0)
+        return now + wait
 
     def _start(self, now: float) -> None:
-        """Give the free hosts to jobs, next to each other where they are."""
-        free = np.flatnonzero(self._free)
-        keep = round(IDLE_SHARE * self._draws.hosts)
-        while free.size > keep:
-            size = int(self._random.choice(self._sizes, p=self._weights))
-            size = min(size, free.size - keep)
-            first = int(self._random.integers(free.size - size + 1))
-            chosen = free[first : first + size]
-            free = np.delete(free, np.s_[first : first + size])
-            self._begin(now, np.asarray(chosen, np.int64))
+        """Start who waits, first come first served; behind the first who must wait longer, whoever does not delay it."""
+        self._draw_queue()
+        at, room = 0, self._room()
+        until, spare = np.inf, 0  # when the one that is held starts, and the hosts it leaves
+        while room > 0 and at < len(self._queue):
+            waiting = self._queue[at]
+            is_longer = now + waiting.seconds > until
+            if waiting.ready <= now and waiting.size <= (min(room, spare) if is_longer else room):
+                self._begin(now, self._queue.pop(at))
+                self._draw_queue()
+                room -= waiting.size
+                spare -= waiting.size * is_longer
+                continue
+            if until == np.inf:
+                until, spare = self._reserved(now, waiting)
+            at += 1
 
-    def _begin(self, now: float, hosts: npt.NDArray[np.int64]) -> None:
+    def _room(self) -> int:
+        return int(self._free.sum()) - self._keep
+
+    def _reserved(self, now: float, waiting: _Waiting) -> tuple[float, int]:
+        """Return when its hosts will be free, as jobs end that run now, and how many others will be then."""
+        when, room = max(now, waiting.ready), self._room()
+        for job in sorted(self._running.values(), key=lambda job: job.end):
+            if room >= waiting.size and job.end > when:
+                break
+            when, room = max(when, job.end), room + job.hosts.size
+        return (when, room - waiting.size) if room >= waiting.size else (np.inf, 0)
+
+    def _draw_queue(self) -> None:
+        while len(self._queue) < QUEUED_JOBS:
+            self._queue.append(self._drawn())
+
+    def _drawn(self) -> _Waiting:
         shapes, random = self._shapes, self._random
+        size = int(random.choice(self._sizes, p=self._weights))
         hours = shapes.duration_median_hours * np.exp(
             shapes.duration_sigma * random.standard_normal()
         )
-        number = len(self.jobs) + len(self._running)
-        if number >= JOBS_MAX:
-            raise SettingsError(
-                f"[jobs]: more than {JOBS_MAX:,} of them: expected a greater duration_median_hours or "
-                "pause_median_minutes, or fewer hosts or days"
-            )
         job = Job(
-            number=number,
-            hosts=hosts,
-            begin=now,
-            end=now + HOUR * float(min(hours, shapes.duration_hours_max)),
+            number=-1,
+            hosts=np.zeros(0, np.int64),
+            begin=0.0,
+            end=0.0,
             killed_by=-1,
             period_seconds=float(random.uniform(*shapes.period_seconds)),
             communicate_ratio=float(random.uniform(*shapes.communicate_ratio)),
@@ -185,7 +219,33 @@ class Cluster:
             checkpoint_seconds=float(random.uniform(*shapes.checkpoint_seconds)),
             writes_alone=bool(random.random() < 0.5),
         )
+        return _Waiting(job, size, HOUR * float(min(hours, shapes.duration_hours_max)), 0.0)
+
+    def _begin(self, now: float, waiting: _Waiting) -> None:
+        """Give free hosts to a job, next to each other where they are."""
+        number = len(self.jobs) + len(self._running)
+        if number >= JOBS_MAX:
+            raise SettingsError(
+                f"[jobs]: more than {JOBS_MAX:,} of them: expected a greater duration_median_hours or "
+                "pause_median_minutes, or fewer hosts or days"
+            )
+        free = np.flatnonzero(self._free)
+        first = int(self._random.integers(free.size - waiting.size + 1))
+        hosts = np.asarray(free[first : first + waiting.size], np.int64)
+        end = now + waiting.seconds
+        job = replace(waiting.job, number=number, hosts=hosts, begin=now, end=end)
         self._running[number] = job
         self._job_of[hosts] = number
         self._free[hosts] = False
-        self._push(job.end, _What.END, number)
+        self._push(end, _What.END, number)
+
+
+def _fitting(
+    shapes: JobShapes, hosts: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return the sizes of jobs that *hosts* have room for, and how often each is drawn; else one job of them all."""
+    sizes, weights = np.array(shapes.hosts), np.array(shapes.weights)
+    fit = (sizes <= hosts) & (weights > 0)
+    if not fit.any():
+        return np.array([hosts]), np.ones(1)
+    return sizes[fit], weights[fit] / weights[fit].sum()
