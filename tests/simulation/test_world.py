@@ -108,6 +108,23 @@ def test_what_hosts_share_does_not_come_back_on_one_of_them() -> None:
         assert all(schedule.is_away(host, begin + 2.0) for host in missing), "else it is struck"
 
 
+def test_a_gang_hangs_until_its_time_out_and_dies_then() -> None:
+    """`world.toml` said that it dies with the onset; what hangs for minutes (a lost GPU's peers) is what victims show."""
+    parade = World("parade", 1)
+    for name in ("gpu_lost", "gsp_hang", "nic", "hbm"):
+        row = parade.schedule.rows[
+            parade.schedule.rows["cls"] == list(SETTINGS.classes).index(name)
+        ][0]
+        due = float(row["begin"] + row["onset"])
+        job = parade.schedule.job_at(int(row["host"]), due)
+        assert job is not None and job.killed_by == row["cause"], name
+        away = next(a for a in parade.schedule.away if a.cause == row["cause"])
+        assert due + 10.0 < job.end == away.begin - 60.0 * SETTINGS.repair.drain_minutes
+        view = parade.open([int(row["host"])], due - 5.0, job.end)
+        view.step(due - 1.0)
+        assert view.step(due + 5.0).now.shares.wait[0].min() > 0.99
+
+
 @pytest.mark.parametrize(("exponential", "days"), [(0.0, 0.0), (0.1, 0.0303), (9.0, float("inf"))])
 def test_the_hazard_after_a_return_is_spent_span_by_span(exponential: float, days: float) -> None:
     """The first hour holds the repairs that repaired nothing: 3.3 a node-day there."""

@@ -21,6 +21,10 @@ def test_every_class_says_where_its_numbers_come_from() -> None:
         assert len(each.source) > 5 and each.amount_is
         if "chosen" in each.source.split(":")[0]:
             assert each.assumed, each.name
+        if (
+            each.kills
+        ):  # its duration is how long a gang hangs before it dies, and nobody tells that
+            assert each.assumed or {"duration_median_seconds", "duration_sigma"} <= {*each.chosen}
         if "assumed" in each.source:
             assert each.assumed or each.chosen or "as which XID" in each.source, each.name
     # No public rates exist for link flaps, throttling by power and caps: they are labelled.
