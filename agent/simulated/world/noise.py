@@ -30,7 +30,9 @@ class Noise:
 
     def __init__(self, seed: int, parts: npt.NDArray[np.int64]) -> None:
         """*parts*: a number of its own for each part, of any shape; what is returned has that shape."""
-        self._parts = _mixed(parts.astype(np.uint64) ^ np.uint64(seed & _MASK))
+        # The seed is mixed first: as it is, a small one only has the parts change places.
+        own = _mixed(np.array([seed & _MASK], np.uint64))[0]
+        self._parts = _mixed(parts.astype(np.uint64) ^ own)
 
     def words(self, tick: int, channel: int) -> Words:
         """Return 64 random bits for each part."""
