@@ -100,7 +100,7 @@ def test_a_port_that_was_up_and_is_down_is_a_rail_down() -> None:
     world = World()
     world.run(20)
     world.hosts[0].set("rdma_1s", "mlx5_1/1", port_state=1, physical_state=2)
-    world.run(10)
+    world.run(35)
     assert (world.score(world.hosts[0]).state, world.score(world.hosts[0]).reason) == (
         State.UNHEALTHY,
         Reason.RAIL_DOWN,
@@ -110,6 +110,50 @@ def test_a_port_that_was_up_and_is_down_is_a_rail_down() -> None:
     assert all_well(world)
 
 
+def test_a_port_whose_switch_trains_anew_is_not_down() -> None:
+    """A switch was given new firmware, its ports were gone for 25 s, and each host on it was not to be used."""
+    world = World()
+    world.run(20)
+    world.hosts[0].set("rdma_1s", "mlx5_1/1", port_state=2, physical_state=4)
+    world.run(25)
+    assert all_well(world)
+    world.hosts[0].set("rdma_1s", "mlx5_1/1", port_state=4, physical_state=5)
+    world.run(20)
+    assert all_well(world)
+
+
+def _booted(world: World) -> None:
+    """Boot the first host; both its ports are not up yet."""
+    host = world.hosts[0]
+    host.reboot(world.now_ns)
+    world.register(host)
+    for port in ("mlx5_0/1", "mlx5_1/1"):
+        host.set("rdma_1s", port, port_state=2, physical_state=4)
+
+
+def test_ports_that_train_after_a_boot_are_not_down() -> None:
+    """A planned reboot: the subnet manager came round after two minutes, and the host was drained meanwhile."""
+    world = World()
+    world.run(20)
+    _booted(world)
+    world.run(120)
+    assert world.score(world.hosts[0]).state is State.HEALTHY
+    world.run(190)
+    score = world.score(world.hosts[0])
+    assert (score.state, score.reason) == (State.UNHEALTHY, Reason.RAIL_DOWN)
+
+
+def test_a_port_that_was_down_before_the_boot_is_not_well_after_it() -> None:
+    """The host was booted in the hope that the port comes back, and jobs went there for four minutes."""
+    world = World()
+    world.run(20)
+    world.hosts[0].set("rdma_1s", "mlx5_1/1", port_state=1, physical_state=2)
+    world.run(40)
+    _booted(world)
+    world.run(100)
+    assert world.score(world.hosts[0]).state is State.UNHEALTHY
+
+
 def test_a_port_that_nobody_cabled_is_not_down() -> None:
     """Storage ports that no host of the fleet uses; and one that an operator disabled."""
     world = World()
@@ -117,7 +161,7 @@ def test_a_port_that_nobody_cabled_is_not_down() -> None:
         host.set("rdma_1s", "mlx5_9/1", port_state=1, physical_state=2)
     world.run(20)
     world.hosts[0].set("rdma_1s", "mlx5_0/1", port_state=1, physical_state=3)
-    world.run(30)
+    world.run(60)
     assert all_well(world)
 
 
@@ -125,7 +169,7 @@ def test_a_port_down_since_before_we_looked_is_known_by_its_peers() -> None:
     """The aggregator restarted while a rail was down: three hosts of four have it."""
     world = World(hosts=5)
     world.hosts[0].set("rdma_1s", "mlx5_1/1", port_state=1, physical_state=2)
-    world.run(20)
+    world.run(40)
     assert world.score(world.hosts[0]).reason is Reason.RAIL_DOWN
 
 
@@ -135,7 +179,7 @@ def test_a_port_that_hosts_of_another_make_use_is_not_missed() -> None:
     for host in world.hosts[:3]:
         world.register(host, model="A100")
         host.set("rdma_1s", "mlx5_1/1", port_state=1, physical_state=2)
-    world.run(20)
+    world.run(40)
     assert all_well(world)
 
 

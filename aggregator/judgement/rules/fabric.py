@@ -32,6 +32,10 @@ CHANGES, TABLE_AER = "rdma_1s_changes", "pcie_10s_changes"
 LOST, CORRECTED = ("aer_nonfatal_errors", "aer_fatal_errors"), "aer_correctable_errors"
 #: One event within ten minutes, for about five of them.
 LOST_LEAST = 0.6
+#: A port whose switch trains anew, or that is reset, is back within less (assumed; the host's own policy waits as long).
+DOWN_SECONDS = 30.0
+#: After a boot drivers load, links train and a subnet manager comes round, as long as NVLinks take (assumed).
+TRAINING_SECONDS = 300.0
 ACTIVE, DISABLED = 4, 3
 PER_TEN_MINUTES = "events in 10 min"
 
@@ -48,9 +52,11 @@ PORT_DOWN = Rule(
     State.UNHEALTHY,
     Reason.RAIL_DOWN,
     "the port is ACTIVE for 60 s, or was disabled on purpose",
-    enter_seconds=5.0,
+    enter_seconds=DOWN_SECONDS,
     hazard_factor=1000.0,
 )
+#: The same on a host that is just booting: what was down before it booted stays so, what is not up yet is none.
+PORT_TRAINS = replace(PORT_DOWN, enter_seconds=TRAINING_SECONDS)
 PORT_FLAPS = Rule(
     "rdma.flaps",
     State.SUSPECT,
@@ -124,8 +130,9 @@ def ports_down(present: Present) -> Iterator[Symptom]:
     )
     for row in np.flatnonzero(down & expected).tolist():
         host, device = present.name("rdma_1s", row)
+        is_new = present.host_now_ns[host] < TRAINING_SECONDS * 1e9
         yield Symptom(
-            rule=PORT_DOWN,
+            rule=PORT_TRAINS if is_new else PORT_DOWN,
             host=host,
             device=device,
             signal="rdma.port_state",
