@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import exp
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +20,8 @@ from .symptoms import Rule, Symptom, short
 #: Says where cells of gauges or states are wrong.
 Wrong = Callable[[NDArray[Any]], Flags]
 
-#: A counter's memory of ten minutes holds one event for about five of them.
-ONE_EVENT = 0.6
+#: A counter's memory of ten minutes holds one event for about five of them, and so long many are held, too.
+ONE_EVENT, LATELY_SECONDS = 0.6, 310.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +110,36 @@ def _beyond(present: Present, entry: Counted) -> tuple[Indexes, Floats, tuple[fl
     constant = FAST_SECONDS if entry.per_second else 1.0
     least = entry.least if entry.per_second else max(ONE_EVENT, ONE_EVENT * entry.least)
     slow = not entry.per_second
-    rows, events = present.counting(entry.table, entry.column, least * constant, slow=slow)
+    if slow:
+        rows, events = counted_lately(present, entry.table, entry.column, least)
+    else:
+        rows, events = present.counting(entry.table, entry.column, least * constant)
     if not rows.size or not entry.peers_ratio:
         return rows, events / constant, (least, least)
     every = present.recent(entry.table, entry.column, slow=slow) / constant
     usual = medians(present, entry.table, every)
     limits = [max(least, entry.peers_ratio * median) for median in usual]
     return rows, events / constant, (limits[0], limits[1])
+
+
+def counted_lately(
+    present: Present,
+    table: str,
+    column: str,
+    least: float = ONE_EVENT,
+    within_seconds: float = LATELY_SECONDS,
+) -> tuple[Indexes, Floats]:
+    """Return (rows, events of about the last 600 s) where these are *least* or more, the last of them of *within_seconds*.
+
+    The sum of ten minutes alone held fifty events for most of an hour. What is left of that of ten seconds tells how long
+    ago the last was: of n at once too late by 10 s * ln(n).
+    """
+    rows, events = present.counting(table, column, least, slow=True)
+    if rows.size:
+        left, _ = present.counting(table, column, exp(-within_seconds / FAST_SECONDS))
+        lately = np.isin(rows, left)
+        rows, events = rows[lately], events[lately]
+    return rows, events
 
 
 def median_of_peers(present: Present, table: str, values: Floats) -> Floats:

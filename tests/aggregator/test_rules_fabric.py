@@ -209,6 +209,31 @@ def test_a_stuck_counter_is_a_finding_and_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("table", "device", "counter", "state"),
+    [
+        ("rdma_1s_changes", "mlx5_0/1", "link_downed_events", State.SUSPECT),
+        ("pcie_10s_changes", "0000:01:00.0", "aer_nonfatal_errors", State.SUSPECT),
+        ("rdma_1s_changes", "mlx5_0/1", "symbol_errors", State.WATCH),
+        ("edac_10s_changes", "mc0", "corrected_errors", State.WATCH),
+    ],
+)
+@pytest.mark.parametrize("events", [20, 1000])
+def test_what_went_wrong_often_is_forgotten_as_soon_as_what_did_once(
+    table: str, device: str, counter: str, state: State, events: int
+) -> None:
+    """A cable was changed after fifty link-downs: the port was SUSPECT for 49 minutes of the 10 that were promised."""
+    world = World(hosts=1, gpus=1)
+    sick = world.hosts[0]
+    sick.set(table, device, **{counter: 2})
+    world.run(70)
+    sick.set(table, device, **{counter: 2 + events})
+    world.run(560, every_seconds=10)
+    assert world.score(sick).state is state
+    world.run(160, every_seconds=10)
+    assert all_well(world)
+
+
+@pytest.mark.parametrize(
     ("layer", "command"),
     [
         ("InfiniBand", "perfquery -R -C mlx5_0 -P 1"),

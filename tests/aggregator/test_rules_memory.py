@@ -181,6 +181,18 @@ def test_a_counter_that_fell_at_a_reboot_is_no_burst() -> None:
     assert all_well(world)
 
 
+def test_much_lost_data_is_as_soon_of_the_past_as_little() -> None:
+    """A driver counted 500 errors at once, and "the last just now" stood for an hour and a half."""
+    world = World(hosts=1, gpus=1)
+    world.run(10)
+    device = gpu_of(world.hosts[0], 0)
+    world.hosts[0].set("gpu_1s_changes", device, ecc_uncorrected_volatile_errors=500)
+    world.run(590)
+    assert world.score(world.hosts[0]).state is State.SUSPECT
+    world.run(100)
+    assert world.score(world.hosts[0]).state is State.WATCH
+
+
 def test_lost_data_is_suspect_while_fresh_and_watched_until_a_reset() -> None:
     """An uncorrectable error without an XID that we saw: the counter tells."""
     world = World(hosts=1, gpus=1)

@@ -15,7 +15,7 @@ from ...verdicts import Reason, State
 from ..model_queries import HEARD, last_heard
 from ..present import Present
 from ..queries import moment
-from ..readings import Standing, above, standing
+from ..readings import Standing, above, counted_lately, standing
 from ..symptoms import Rule, Symptom
 from .hangs import DRIVERS, HUNG_HAZARD_FACTORS, RELEASED, WELL
 
@@ -211,8 +211,8 @@ def clear_command(port: str, link_layer: str = "") -> str:
 
 def lost_frames(present: Present) -> Iterator[Symptom]:
     """An agent's spool overflowed, or its disk failed: readings are gone."""
-    lost = present.recent("agent_10s", "spool_dropped_frames", slow=True)
-    for row in np.flatnonzero(lost > 0.6).tolist():
+    rows, lost = counted_lately(present, "agent_10s", "spool_dropped_frames")
+    for row, frames in zip(rows.tolist(), lost.tolist(), strict=True):
         host, device = present.name("agent_10s", row)
         total = float(present.state("agent_10s", "spool_dropped_frames")[row])
         yield Symptom(
@@ -222,7 +222,7 @@ def lost_frames(present: Present) -> Iterator[Symptom]:
             signal="agent.spool_dropped_frames",
             value=total,
             normal="0",
-            words=f"the agent lost {max(1.0, lost[row]):.0f} frames lately "
+            words=f"the agent lost {max(1.0, frames):.0f} frames lately "
             f"({total:.0f} in all): its spool was full or its disk failed",
             sql=present.sql("agent_10s", row, "spool_dropped_frames, spool_bytes", 600),
         )

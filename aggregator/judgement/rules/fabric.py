@@ -13,7 +13,7 @@ from ...fleet.arrays import Flags
 from ...fleet.tables import FAST_SECONDS
 from ...verdicts import Reason, State
 from ..present import Present
-from ..readings import Far, far_from_peers
+from ..readings import Far, counted_lately, far_from_peers
 from ..symptoms import Rule, Symptom
 
 #: Counter -> what it counts, in words. Each is a packet sent again, or asked for again; one lost packet
@@ -30,8 +30,6 @@ RETRANSMISSIONS = {
 PEERS_RATIO = 10.0
 CHANGES, TABLE_AER = "rdma_1s_changes", "pcie_10s_changes"
 LOST, CORRECTED = ("aer_nonfatal_errors", "aer_fatal_errors"), "aer_correctable_errors"
-#: One event within ten minutes, for about five of them.
-LOST_LEAST = 0.6
 #: A port whose switch trains anew, or that is reset, is back within less (assumed; the host's own policy waits as long).
 DOWN_SECONDS = 30.0
 #: After a boot drivers load, links train and a subnet manager comes round, as long as NVLinks take (assumed).
@@ -167,10 +165,10 @@ def _up_elsewhere(present: Present, up: Flags, known: Flags) -> Flags:
 
 def flapping_ports(present: Present) -> Iterator[Symptom]:
     """A link went down and came back."""
-    downs = present.recent(CHANGES, "link_downed_events", slow=True)
-    for row in np.flatnonzero(downs > 0.6).tolist():  # one event, for five minutes
+    rows, downs = counted_lately(present, CHANGES, "link_downed_events")
+    for row, events in zip(rows.tolist(), downs.tolist(), strict=True):
         host, device = present.name(CHANGES, row)
-        count = max(1, round(downs[row]))
+        count = max(1, round(events))
         often = "once" if count == 1 else f"{count} times"
         yield Symptom(
             rule=PORT_FLAPS,
@@ -225,7 +223,7 @@ def _lost(present: Present) -> dict[int, tuple[float, str]]:
     """Return row -> (events, counter) by the one that moved most: a sum would be no signal that exists."""
     most: dict[int, tuple[float, str]] = {}
     for column in LOST:
-        rows, events = present.counting(TABLE_AER, column, LOST_LEAST, slow=True)
+        rows, events = counted_lately(present, TABLE_AER, column)
         for row, count in zip(rows.tolist(), events.tolist(), strict=True):
             if row not in most or count > most[row][0]:
                 most[row] = count, column

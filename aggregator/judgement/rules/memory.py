@@ -9,7 +9,7 @@ import numpy as np
 from ...verdicts import Reason, State
 from .. import readings
 from ..present import Present
-from ..readings import Standing, above, equals, suspect, watch
+from ..readings import Standing, above, counted_lately, equals, suspect, watch
 from ..symptoms import Rule, Symptom, short
 
 #: Corrected errors within about 10 s that are worth a look, and that make one wary. The median GPU
@@ -37,7 +37,8 @@ LOST_DATA = Rule(
     leave_seconds=5.0,
     hazard_factor=10.0,
 )
-LOST_DATA_NOW_HAZARD_FACTOR = 100.0
+#: Data that was lost so lately weighs more.
+LOST_DATA_NOW_HAZARD_FACTOR, LOST_DATA_NOW_SECONDS = 100.0, 600.0
 REMAP_PENDING = Rule(
     "gpu.remap_pending",
     State.WATCH,
@@ -125,10 +126,11 @@ def lost_data(present: Present) -> Iterator[Symptom]:
     column = "ecc_uncorrected_volatile_errors"
     errors = present.state("gpu_1s_changes", column)
     known = present.known("gpu_1s_changes", column)
-    recent = present.recent("gpu_1s_changes", column, slow=True)
+    recent, _ = counted_lately(present, "gpu_1s_changes", column, 0.1, LOST_DATA_NOW_SECONDS)
+    fresh = set(recent.tolist())
     for row in np.flatnonzero(known & (errors > 0) & (errors < 2**32 - 1)).tolist():
         host, device = present.name("gpu_1s_changes", row)
-        now = recent[row] > 0.1
+        now = row in fresh
         yield Symptom(
             rule=LOST_DATA,
             host=host,
@@ -137,7 +139,7 @@ def lost_data(present: Present) -> Iterator[Symptom]:
             value=float(errors[row]),
             normal="0",
             words=f"{short(device)} lost data: memory errors that ECC could not repair, {errors[row]} "
-            + ("in all, the last just now" if now else "since its last reset"),
+            + ("in all, the last within ten minutes" if now else "since its last reset"),
             sql=present.sql("gpu_1s_changes", row, column, 600),
             state=State.SUSPECT if now else None,
             hazard_factor=LOST_DATA_NOW_HAZARD_FACTOR if now else 0.0,
