@@ -155,6 +155,19 @@ def test_a_steady_trickle_of_corrected_errors_is_nothing() -> None:
     assert all_well(world)
 
 
+def test_a_storm_that_goes_on_is_not_healthy() -> None:
+    """Forty corrected errors a second for a quarter of an hour: after 134 s no rate was five times that of ten minutes."""
+    world = World(hosts=1, gpus=1)
+    world.run(10)
+    device = gpu_of(world.hosts[0], 0)
+    world.hosts[0].grow("gpu_1s_changes", device, ecc_corrected_volatile_errors=40)
+    world.run(900)
+    assert world.score(world.hosts[0]).state is State.SUSPECT
+    world.hosts[0].growth.pop(("gpu_1s_changes", device, "ecc_corrected_volatile_errors"))
+    world.run(400)
+    assert all_well(world)
+
+
 def test_what_a_gpu_always_did_is_no_change() -> None:
     """Three corrected errors a second since ever: once we know that, only a change counts."""
     world = World(hosts=1, gpus=1)

@@ -15,7 +15,8 @@ from ..symptoms import Rule, Symptom, short
 #: Corrected errors within about 10 s that are worth a look, and that make one wary. The median GPU
 #: has none in its life; the tail is heavy, so that only a change of the rate counts.
 BURST_ERRORS, STORM_ERRORS = 10.0, 60.0
-#: The rate of 10 s over that of 10 minutes which is a change.
+#: The rate of 10 s over that of 10 minutes which is a change. One that goes on becomes what is usual within minutes: a
+#: storm needs no change.
 CHANGE_RATIO = 5.0
 PER_TEN_SECONDS = "errors in 10 s"
 
@@ -98,14 +99,15 @@ def broken_memory(present: Present) -> Iterator[Symptom]:
 
 
 def corrected_bursts(present: Present) -> Iterator[Symptom]:
-    """A GPU repairs far more bit errors than it used to."""
+    """A GPU repairs far more bit errors than it used to, or more than any should."""
     column = "ecc_corrected_volatile_errors"
     recent = present.recent("gpu_1s_changes", column)
     usual = present.rates("gpu_1s_changes", column, slow=True)
     changed = recent / 10.0 > CHANGE_RATIO * usual
-    for row in np.flatnonzero((recent >= BURST_ERRORS) & changed).tolist():
+    storms = recent >= STORM_ERRORS
+    for row in np.flatnonzero(storms | ((recent >= BURST_ERRORS) & changed)).tolist():
         host, device = present.name("gpu_1s_changes", row)
-        storm = recent[row] >= STORM_ERRORS
+        storm = bool(storms[row])
         yield Symptom(
             rule=ECC,
             host=host,
