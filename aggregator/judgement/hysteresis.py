@@ -7,7 +7,7 @@ worst level it had, until it was away (or milder) for `leave_seconds`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from .symptoms import Symptom
@@ -30,14 +30,21 @@ class Hold:
 Holds = Mapping[Key, Hold]
 
 
-def step(holds: Holds, symptoms: Iterable[Symptom], now_ns: int) -> dict[Key, Hold]:
-    """Return the holds after the host showed *symptoms*, and no others, at *now_ns*."""
+def step(
+    holds: Holds, symptoms: Iterable[Symptom], now_ns: int, over: Container[str] = ()
+) -> dict[Key, Hold]:
+    """Return the holds after the host showed *symptoms*, and no others, at *now_ns*.
+
+    *over*: rules of which it was looked at long enough, and is not so: what they held ends at once.
+    """
     result: dict[Key, Hold] = {}
     for symptom in symptoms:
         held = result.get(symptom.key) or holds.get(symptom.key)
         result[symptom.key] = _seen(held, symptom, now_ns)
     for key, held in holds.items():
-        if key not in result and held.active and not _over(held.worst, held.seen_ns, now_ns):
+        if key in result or key[0] in over:
+            continue
+        if held.active and not _over(held.worst, held.seen_ns, now_ns):
             result[key] = _eased(held, now_ns)
     return result
 

@@ -258,6 +258,7 @@ def _hold(
     elapsed_ns = 0
     if previous is not None:
         before, elapsed_ns = previous.holds, present.now_ns - previous.computed_ns
+    alike = rules_gang.alike(present)
     result: dict[int, dict[Key, Hold]] = {}
     for host in before.keys() | symptoms.keys():
         held, seen = before.get(host, {}), symptoms.get(host, [])
@@ -265,7 +266,8 @@ def _hold(
             held = hysteresis.paused(held, elapsed_ns)
         elif leapt_ns:
             held = hysteresis.paused(held, leapt_ns)
-        after = hysteresis.step(held, seen, present.now_ns)
+        over = (rules_gang.SLOW.name,) if host in alike else ()
+        after = hysteresis.step(held, seen, present.now_ns, over)
         if not present.awake[host]:  # what needs no reading, such as an event, is taken even so
             after = {**held, **after}
         if after:

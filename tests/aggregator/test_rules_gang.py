@@ -138,6 +138,44 @@ def test_a_slow_host_stays_known_when_its_job_ends_and_is_forgotten_an_hour_late
     assert blamed(world) == []
 
 
+def test_a_slow_host_that_is_repaired_is_none_after_two_minutes_of_its_job() -> None:
+    """Its fan was changed while its job ran on: at par ever since, it was DEGRADED for an hour more."""
+    world = in_job()
+    busy(world.hosts[2], 1.09)
+    pass_steps(world, 14)
+    assert blamed(world) == ["h2"]
+    busy(world.hosts[2], 1.0)
+    pass_steps(world, 5)
+    assert blamed(world) == ["h2"]
+    pass_steps(world, 8)
+    assert blamed(world) == []
+
+
+def test_a_slow_host_is_none_once_another_job_finds_it_as_fast_as_the_others() -> None:
+    """What a repair changed shows in the next job, not in an empty hour; of half a minute nothing is told."""
+    world = in_job()
+    busy(world.hosts[2], 1.09)
+    pass_steps(world, 14)
+    busy(world.hosts[2], 1.0)
+    for host in world.hosts:
+        tell(world, host, "1001", "ended")
+        tell(world, host, "1002")
+    pass_steps(world, 6)
+    assert blamed(world) == ["h2"]
+    pass_steps(world, 6)
+    assert blamed(world) == []
+
+
+def test_a_host_that_is_little_slower_is_not_taken_as_well() -> None:
+    """Three hundredths are less than what is named, and more than what is alike: it stood there and was gone in turns."""
+    world = in_job()
+    busy(world.hosts[2], 1.09)
+    pass_steps(world, 14)
+    busy(world.hosts[2], 1.03)
+    pass_steps(world, 20)
+    assert blamed(world) == ["h2"]
+
+
 def test_a_host_with_more_work_is_no_slow_host() -> None:
     """The last pipeline stage computes longer in every step, on whatever host it is placed."""
     world = in_job()

@@ -83,7 +83,7 @@ def test_what_is_watched_or_was_of_a_job_before_blames_nobody() -> None:
     for host in world.hosts:
         tell(world, host, "1001", "ended")
         tell(world, host, "1002")
-    pass_steps(world, 10)
+    pass_steps(world, 7)
     assert world.score(world.hosts[2]).state is State.DEGRADED, "it is remembered for an hour"
     assert waits_of(world) == {}
 

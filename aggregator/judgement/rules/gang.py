@@ -23,6 +23,8 @@ from ..symptoms import Rule, Symptom
 
 #: With so large a share of its excess as more work, the workload explains it.
 WORK_SHARE_MAX = 0.5
+#: Who computes no longer than the others by this share of what makes a host slow is as they are.
+ALIKE_SHARE_MAX = 0.5
 #: In a smaller gang nothing says which is the odd one: who waits may spin on its GPUs, and looks busier than the culprit.
 HOSTS_MIN = 3
 #: What befalls any host of a gang alike (stalls that go round) befalls the same one so often no more often than this.
@@ -53,9 +55,7 @@ _BEYOND_CHANCE = np.array(
 #: So many windows on end are beyond chance in any gang, even where it chooses between two.
 _RUN_MIN = math.ceil(-math.log2(CHANCE_MAX))
 
-_ALIKE = (
-    "two minutes of its job pass in which it waits as the others do, or an hour without such a job"
-)
+_ALIKE = "it computes no longer than the others of its job for a minute or two, or an hour without such a job"
 SLOW = Rule(
     "gang.slow_host", State.DEGRADED, Reason.STRAGGLER, _ALIKE, leave_seconds=3600.0, hazard_factor=1.5,
 )  # fmt: skip
@@ -100,6 +100,18 @@ def long_hosts(present: Present) -> Iterator[Symptom]:
         else:
             words = f"{told}; whether it has more to do is not known: nothing measures the work"
             yield _long(present, standing, UNKNOWN, host, words)
+
+
+def alike(present: Present) -> frozenset[int]:
+    """Return the hosts that compute no longer than the others of their job, by all windows: none of them is slow any more."""
+    standing = present.fleet.gangs.standing
+    if standing is None:
+        return frozenset()
+    with present.as_before():
+        before = present.threshold("gang.slow_ratio")
+    most = ALIKE_SHARE_MAX * min(before, present.threshold("gang.slow_ratio"))
+    found = settled(present, standing) & (standing.busy < most) & (sizes(standing) >= HOSTS_MIN)
+    return frozenset(_rows(found))
 
 
 def gapped_hosts(present: Present) -> Iterator[Symptom]:
