@@ -6,12 +6,12 @@ from collections.abc import Collection
 
 import numpy as np
 
-from ..fleet.arrays import Floats
+from ..fleet.arrays import Flags, Floats
 from ..fleet.fleet import Fleet
 from .present import Present
 
-#: So many hosts, and so large a share of the fleet, that fall silent within a minute of each other
-#: are more likely our own outage than theirs: their states are frozen, for as long as 15 minutes.
+#: So many hosts, and so large a share of those that speak or did within 15 minutes, that fall silent in one minute
+#: are more likely our own outage than theirs: their states are frozen, for as long as these 15 minutes. All assumed.
 HOSTS_MIN, SHARE_MIN = 3, 0.05
 WINDOW_SECONDS, OUTAGE_SECONDS_MAX = 60.0, 900.0
 #: What silent hosts may all be in, where one looks first -> as people call it.
@@ -29,11 +29,19 @@ def silent_together(present: Present, silent: Floats) -> frozenset[int]:
     quiet = ~present.awake & (silent <= OUTAGE_SECONDS_MAX) & ~present.ended
     quiet[list(present.fleet.declared.maintained(present.fleet.names, present.now_ns))] = False
     hosts = np.flatnonzero(quiet)
-    when = np.sort(silent[hosts])
-    first = np.searchsorted(when, silent[hosts] - WINDOW_SECONDS)
-    last = np.searchsorted(when, silent[hosts] + WINDOW_SECONDS, side="right")
-    enough = max(HOSTS_MIN, SHARE_MIN * (len(silent) - int(present.ended.sum())))
-    return frozenset(hosts[(last - first) >= enough].tolist())
+    hosts = hosts[np.argsort(silent[hosts], kind="stable")]
+    enough = max(HOSTS_MIN, SHARE_MIN * int((present.awake | quiet).sum()))
+    return frozenset(hosts[_crowded(silent[hosts], enough)].tolist())
+
+
+def _crowded(when: Floats, enough: float) -> Flags:
+    """Say which of *when*, sorted, are of some minute that has *enough* of them."""
+    begins = np.arange(when.size)
+    ends = np.searchsorted(when, when + WINDOW_SECONDS, side="right")
+    found = ends - begins >= enough
+    inside = np.bincount(begins[found], minlength=when.size + 1)
+    inside -= np.bincount(ends[found], minlength=when.size + 1)
+    return np.asarray(np.cumsum(inside)[:-1] > 0)
 
 
 def words(fleet: Fleet, frozen: Collection[int]) -> str:

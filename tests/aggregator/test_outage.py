@@ -52,6 +52,30 @@ def test_a_twentieth_is_the_share_and_a_minute_the_time(
     assert list(world.states().values()).count("STALE") == (0 if ours else silent)
 
 
+@pytest.mark.parametrize(("apart_seconds", "frozen"), [(25, 3), (50, 0)])
+def test_hosts_booted_one_after_another_are_no_outage(apart_seconds: int, frozen: int) -> None:
+    """Three of twenty were booted 50 s apart: the second alone was frozen, as a minute before it and one after were looked at."""
+    world = World(hosts=20, gpus=1)
+    world.run(8)
+    for at, host in enumerate(world.hosts[:3]):
+        host.silent = True
+        world.run(apart_seconds if at < 2 else 20)
+    assert list(world.states().values()).count("STALE") == 3 - frozen
+    assert bool(world.run(1).degraded_reason) is bool(frozen)
+
+
+def test_hosts_that_are_gone_are_no_part_of_the_fleet_that_falls_silent() -> None:
+    """Sixty were switched off for good last month, and three of the twenty that were left were not a twentieth of eighty."""
+    world = World(hosts=80, gpus=1)
+    world.run(8)
+    for host in world.hosts[20:]:
+        host.silent = True
+    world.run(920, every_seconds=30)
+    for host in world.hosts[:3]:
+        host.silent = True
+    assert world.run(20).degraded_reason.startswith("3 of 80 hosts fell silent")
+
+
 @pytest.mark.parametrize(
     ("places", "said"),
     [
