@@ -141,7 +141,7 @@ def lost_data(present: Present) -> Iterator[Symptom]:
             value=float(errors[row]),
             normal="0",
             words=f"{short(device)} lost data: memory errors that ECC could not repair, {errors[row]} "
-            + ("in all, the last within ten minutes" if now else "since its last reset"),
+            + ("in all, the last just now" if now else "since its last reset"),
             sql=present.sql("gpu_1s_changes", row, column, 600),
             state=State.SUSPECT if now else None,
             hazard_factor=LOST_DATA_NOW_HAZARD_FACTOR if now else 0.0,
