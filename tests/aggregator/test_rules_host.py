@@ -294,6 +294,6 @@ def test_a_collector_blind_to_a_part_is_said_and_what_it_sees_still_counts() -> 
     sources = {one.name: (one.outcome_word, one.words) for one in world.snapshot.sources[0]}
     assert sources["rdma_1s"] == ("blind", words)
     host.set("rdma_1s", "mlx5_0/1", port_state=1, physical_state=2)
-    world.run(10)
+    world.run(35)
     assert world.score(host).reason is Reason.RAIL_DOWN
     assert words in " ".join(e.words for e in world.score(host).evidence)
