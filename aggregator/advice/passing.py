@@ -118,6 +118,13 @@ def _lapse(desk: Desk, one: Advisory) -> None:
     expires = desk.after(desk.limits.proposal_seconds)
     keys = [key for key in one.cases if key in desk.memory.cases]
     cases = tuple(key for key in keys if desk.memory.cases[key].advisory == one.name)
+    graver = [a for a in desk.open_of(one.host) if a.name != one.name] if one.host else []
+    if asked := [a.name for a in graver if a.state is not State.ACCEPTED]:
+        for key in cases:  # they go into what is asked for
+            desk.memory.cases[key].advisory = ""
+        words = f"{one.owner} was silent for {desk.limits.lease_seconds:.0f} s, and {asked[0]} asks for more"
+        desk.put(one, words, state=State.WITHDRAWN, owner="", lease_until_ns=0)
+        return
     desk.put(
         one,
         words,

@@ -348,6 +348,21 @@ def test_an_answer_to_what_it_was_before_is_refused() -> None:
     assert isinstance(refused, Refused) and refused.why == "etag"
 
 
+def test_what_its_owner_left_goes_into_what_is_asked_for_beside_it() -> None:
+    """Two proposals stood for one host: a drain whose owner had fallen silent, and the eviction that had been asked for since."""
+    world = World()
+    world.see("h1", "ECC_TREND", action=Action.DRAIN_AFTER_JOB)
+    world.later(5)
+    world.answer("a1", State.ACCEPTED)
+    world.see("h1")
+    assert published(world.later(5)) == [("host h1", "EVICT_NOW", "PROPOSED")]
+    lapsed = published(world.later(Limits().lease_seconds))
+    assert ("host h1", "DRAIN_AFTER_JOB", "WITHDRAWN") in lapsed
+    world.later(5)
+    (left,) = world.machine.memory.advisories.values()
+    assert left.name == "a2", "the milder trouble goes under what is set on the host"
+
+
 def test_an_owner_that_falls_silent_loses_its_lease() -> None:
     """The executor died half way; nobody else could take over, and later it came back and went on."""
     world = World()
