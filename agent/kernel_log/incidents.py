@@ -127,6 +127,10 @@ class Incidents:
             incident = self._begin(key, line, now_ns)
             told.append(incident.refresh())
         else:
+            if line.boottime_ns - incident.event.last_boottime_ns > BESIDE_NS:
+                self._hurry(
+                    key, line.boottime_ns
+                )  # what explains the lines before says nothing of it
             _count(incident, line)
         if line.notice.group and incident.key[3] != FOLDED:
             self._last[line.notice.group] = incident

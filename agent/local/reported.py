@@ -154,7 +154,8 @@ class Reported:
                 del record.incidents[next(iter(record.incidents))]
             incident = Kept(event.boottime_ns, last_ns, heard_ns, event)
             record.incidents[event.event_id] = incident
-        incident.event, incident.last_ns = event, max(incident.last_ns, last_ns)
+        incident.event = event
+        incident.go_on(last_ns, heard_ns, record.code_row)
         self.records[record.key] = record
         self.changed = True
         if record.code_row is not None:

@@ -92,7 +92,7 @@ class Occurrence:
             event.event_id, Counted(at.first_ns, at.last_ns, at.heard_ns)
         )
         incident.count = max(incident.count, event.count)
-        incident.last_ns = max(incident.last_ns, at.last_ns)
+        incident.go_on(at.last_ns, at.heard_ns, meaning.row)
         if at.last_ns >= self.last_ns:
             self._say(event, meaning, at)
         self._forget()
@@ -220,6 +220,8 @@ class Occurrences:
             for incident in record.incidents.values():
                 if incident.heard_ns <= before_ns:
                     incident.heard_ns += leapt_ns
+                if 0 < incident.last_heard_ns <= before_ns:
+                    incident.last_heard_ns += leapt_ns
 
     def __iter__(self) -> Iterator[Occurrence]:
         for reported in self._hosts.values():

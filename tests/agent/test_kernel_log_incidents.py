@@ -272,6 +272,22 @@ def test_what_explains_a_new_code_is_told_while_it_counts() -> None:
         assert {e.code for e in log.told} == {48, 94}
 
 
+def test_what_explains_a_code_that_comes_again_is_told_while_it_counts() -> None:
+    """48 goes on and is told at once; the 94 beside its new line was told only a minute later."""
+    contained = "NVRM: Xid (PCI:0000:9b:00): 94, pid=1, name=python, Contained: SM (0x1)"
+    double = "NVRM: Xid (PCI:0000:9b:00): 48, pid=1, name=python, An uncorrectable error"
+    log = Log()
+    log.say(double)
+    for after_seconds in (0, 2, 12):  # the last of 94's paces stays: a minute
+        log.say(contained, after_seconds * SECOND)
+        log.wait(0)
+    log.told.clear()
+    log.say(double, 20 * SECOND)
+    log.say(contained, SECOND // 10)
+    log.wait(SECOND)
+    assert {event.code for event in log.told} == {48, 94}
+
+
 def test_what_was_long_ago_is_not_told_as_if_it_explained() -> None:
     """The 94 of half a minute before the 48 is another one's: 48 stands alone."""
     log = Log()

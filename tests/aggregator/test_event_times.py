@@ -79,6 +79,29 @@ def test_a_contained_error_does_not_undo_one_that_was_not() -> None:
     assert world.score(host).state is U
 
 
+@pytest.mark.parametrize(
+    ("alone", "state"),
+    [((), W), ((0,), U), ((30,), U), ((60,), U), ((0, 30, 60), U)],
+)
+def test_a_companion_explains_the_lines_that_it_came_with(
+    alone: tuple[int, ...], state: State
+) -> None:
+    """48 alone, UNHEALTHY, and half a minute later, of the same event, 48 with 94: the host fell to WATCH."""
+    world, host, gpu = lived()
+    for revision, lasted in enumerate((0, 30, 60)):
+        told = {"revision": revision, "ago": float(lasted), "lasted": float(lasted)}
+        world.event(host, 48, gpu, event_id="uncorrected", **told)
+        world.run(1)
+        if lasted not in alone:
+            began = next(second for second in (0, 30, 60) if second not in alone)
+            past = {"ago": lasted - began + 1.0, "lasted": float(lasted - began)}
+            world.event(host, 94, gpu, event_id="contained", revision=revision, **past)
+        world.run(8)
+        assert (world.score(host).state is U) is any(second <= lasted for second in alone)
+        world.run(21)
+    assert world.score(host).state is state
+
+
 def test_a_storm_that_goes_on_does_not_wait_anew() -> None:
     """XID 48 told again every minute: five seconds of HEALTHY in each let a job be placed."""
     world, host, gpu = lived()
