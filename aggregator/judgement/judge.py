@@ -46,6 +46,7 @@ from .rules import xid as rules_xid
 from .scoring import HORIZON_HOURS, Seen, score_host
 from .staged import Rule, looked
 from .symptoms import Symptom
+from .unread import unread
 from .waits import Waits, waits
 
 log = logging.getLogger(__name__)
@@ -250,7 +251,8 @@ def _hold(
     previous: Judgement | None,
     leapt_ns: int,
 ) -> dict[int, dict[Key, Hold]]:
-    """Return every host's holds. A host that is silent keeps its own: missing is not healthy.
+    """Return every host's holds. A host that is silent keeps its own, and so does a GPU that is not read: missing is not
+    healthy.
 
     Where our clock was set back, or forward by *leapt_ns*, all of them are as old as they were.
     """
@@ -262,10 +264,12 @@ def _hold(
     result: dict[int, dict[Key, Hold]] = {}
     for host in before.keys() | symptoms.keys():
         held, seen = before.get(host, {}), symptoms.get(host, [])
+        stopped = unread(present, host, held, {one.key for one in seen})
         if elapsed_ns < 0 or not present.awake[host]:
             held = hysteresis.paused(held, elapsed_ns)
         elif leapt_ns:
             held = hysteresis.paused(held, leapt_ns)
+        held = {**held, **hysteresis.paused(stopped, elapsed_ns)} if stopped else held
         over = (rules_gang.SLOW.name,) if host in alike else ()
         after = hysteresis.step(held, seen, present.now_ns, over)
         if not present.awake[host]:  # what needs no reading, such as an event, is taken even so

@@ -142,6 +142,60 @@ def test_a_gpu_that_stays_away_after_its_release_is_noticed() -> None:
     assert _unseen(world) == [gpu_of(world.hosts[0], 3)]
 
 
+def _released_with(table: str, **wrong: float) -> tuple[World, Host]:
+    """A world whose first host has something *wrong* of GPU 3 in *table*, and lets go of it to repair it."""
+    world = World()
+    world.run(10)
+    host = world.hosts[0]
+    host.set(table, gpu_of(host, 3), **wrong)
+    world.run(70)
+    for each in [key for key in host.readings if key[1] == gpu_of(host, 3)]:
+        del host.readings[each]
+    host.growth.clear()
+    host.set("gpu_1s_probe", gpu_of(host, 3), probe_hung_seconds=0.0)
+    host.set("probe_1s", f"gpu {ADDRESSES[3]}", hung_seconds=0.0, abandoned_count=0, **RELEASED)
+    return world, host
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "state"),
+    [
+        ("gpu_10s_changes", "remap_failed_state", State.UNHEALTHY),
+        ("gpu_1s", "recovery_action_state", State.UNHEALTHY),
+    ],
+)
+def test_a_sick_gpu_that_is_released_is_as_sick_as_it_was(
+    table: str, column: str, state: State
+) -> None:
+    """A GPU without spare rows was released, as advice asks; after 155 s its host was to return to service."""
+    world, host = _released_with(table, **{column: 1.0})
+    world.run(400)
+    assert world.score(host).state is state
+    assert {key[2] for key in world.fleet.findings} == {f"{gpu_of(host, 3)} gpu.{column}"}
+    # It is reset, and read again.
+    host.forget("probe_1s"), host.forget("gpu_1s_probe")
+    well = world.hosts[1]
+    for (each, device), values in list(well.readings.items()):
+        if device == gpu_of(well, 3):
+            host.set(each, gpu_of(host, 3), **values)
+    world.run(70)
+    assert world.score(host).state is State.HEALTHY and not world.fleet.findings
+
+
+@pytest.mark.parametrize("how", ["replaced", "boot"])
+def test_a_sick_gpu_that_is_gone_lets_go(how: str) -> None:
+    """It was released and taken out of the host, with its part or with a boot: another one is there."""
+    world, host = _released_with("gpu_10s_changes", remap_failed_state=1.0)
+    world.run(200)
+    assert world.score(host).state is State.UNHEALTHY
+    host.forget("probe_1s"), host.forget("gpu_1s_probe")
+    if how == "boot":
+        host.reboot(world.now_ns)
+    world.register(host, gpus=3 if how == "replaced" else 8)
+    world.run(20)
+    assert world.score(host).state in (State.HEALTHY, State.WATCH) and not world.fleet.findings
+
+
 def test_a_release_that_nobody_ends_is_a_finding_in_the_end() -> None:
     """It was released for a day, or its driver was never bound again: nothing was ever said of it any more."""
     world = World()
