@@ -348,6 +348,10 @@ class Fleet:
         """Return the number of the host's boot, as `boot`."""
         return int(self._boot[host])
 
+    def booted_ns(self, host: int) -> int:
+        """Return when the host booted, by our clock; 0: not known yet."""
+        return int(self._booted_ns[host])
+
     def driver_of(self, host: int, device: str) -> str:
         """Return the version of the GPU's driver, as its host registered it (`naming.py`)."""
         return naming.driver_of(self.attributes[host], device)

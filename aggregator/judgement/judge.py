@@ -158,7 +158,7 @@ def judge(
     subjects = _subjects(present, names, faults, trained(model), experience)
     seen = dict(_seen(present, counting, passing))
     live = Hosts(subjects, {host: score_host(subjects[host], each) for host, each in seen.items()})
-    hosts, before = carried(before, live, fleet, now_ns)
+    hosts, before = carried(before, live, fleet, now_ns, holds)
     hosts = in_maintenance(fleet, hosts, now_ns)
     whose, unexplained = _whose(present, seen, told)
     failed = "; ".join(filter(None, (unsound, failed, unexplained)))

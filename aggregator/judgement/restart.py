@@ -5,17 +5,20 @@ Missing is neither zero nor healthy, and our restart is not the hosts' fault.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 import numpy as np
 
 from ..fleet.arrays import Floats
 from ..fleet.fleet import Fleet
-from ..verdicts import SEVERITY, SIMULATED_SILENT_SECONDS_MAX, HostScore, State
+from ..verdicts import SEVERITY, SIMULATED_SILENT_SECONDS_MAX, Evidence, HostScore, State
 from .faults import Faults
 from .hosts import Hosts
+from .hysteresis import Holds
+from .unread import waits_for_reading
 
 #: So long hosts have to be heard again before their silence counts, and so long a host must be heard
 #: before it is better than it was: most symptoms need less to show again.
@@ -28,6 +31,9 @@ _LOOKED_AT_NS = 2 * _SETTLED_NS
 
 #: What a first frame disproves, or says nothing of.
 _PASSING = (State.HEALTHY, State.STALE, State.UNKNOWN)
+
+AllHolds = Mapping[int, Holds]
+NO_HOLDS: AllHolds = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,11 @@ class Before:
         if key not in self.findings or host is None:
             return False
         first_ns = int(fleet.first_ns[host])
-        return not first_ns or now_ns - first_ns < _LOOKED_AT_NS
+        old = self.scores.get(host)
+        is_unread = old is not None and any(
+            key[2].startswith(f"{one.device} {one.signal}") for one in _unread(old, host, fleet)
+        )
+        return not first_ns or now_ns - first_ns < _LOOKED_AT_NS or is_unread
 
     def listened_seconds(self, silent_seconds: Floats, fleet: Fleet, now_ns: int) -> Floats:
         """Return for how long each host has been silent while we listened: of those that spoke before
@@ -103,11 +113,18 @@ def restore(fleet: Fleet, last: Iterable[tuple[HostScore, int]], now_ns: int) ->
         heard_ns = min(score.heard_ns, now_ns)  # our clock may have been set back
         host = fleet.restore(score.host, simulated=score.simulated, gpus=gpus, heard_ns=heard_ns)
         scores[host] = replace(score, node_index=host)
+        for one in score.evidence:
+            fleet.seen.restore(host, one.device, one.signal)
     return Before(now_ns, scores)
 
 
-def carried(before: Before, live: Hosts, fleet: Fleet, now_ns: int) -> tuple[Hosts, Before]:
-    """Return the hosts as they stand, those of *before* where these still do, and what is left."""
+def carried(
+    before: Before, live: Hosts, fleet: Fleet, now_ns: int, holds: AllHolds = NO_HOLDS
+) -> tuple[Hosts, Before]:
+    """Return the hosts as they stand, those of *before* where these still do, and what is left.
+
+    *holds*: what shows again, some of it not for long enough to count.
+    """
     if not before.scores:
         return live, before
     stands: dict[int, HostScore] = {}
@@ -115,7 +132,8 @@ def carried(before: Before, live: Hosts, fleet: Fleet, now_ns: int) -> tuple[Hos
     waiting = before.waiting(fleet, now_ns)
     for index, old in before.scores.items():
         state = live.state(index)
-        if _is_settled(old.state, state, int(fleet.first_ns[index]), now_ns):
+        is_settled = _is_settled(old.state, state, int(fleet.first_ns[index]), now_ns)
+        if is_settled and not _waits(old, index, fleet, holds.get(index, {})):
             del left[index]
         elif index in waiting or state is State.UNKNOWN or _is_worse(old.state, state):
             stands[index] = replace(old, heard_ns=int(live.subjects.heard_ns[index]))
@@ -127,6 +145,21 @@ def _is_settled(old: State, now: State, first_ns: int, now_ns: int) -> bool:
     if not first_ns or now is State.UNKNOWN:
         return False
     return old in _PASSING or now_ns - first_ns >= _SETTLED_NS
+
+
+def _waits(old: HostScore, host: int, fleet: Fleet, holds: Holds) -> bool:
+    """Say whether something of *old* shows again and does not count yet, or is of a GPU that nothing has read again."""
+    if old.state in _PASSING:
+        return False
+    entering = {(one.worst.device, one.worst.signal) for one in holds.values() if not one.active}
+    shows = any((one.device, one.signal) in entering for one in old.evidence)
+    return shows or any(True for _ in _unread(old, host, fleet))
+
+
+def _unread(old: HostScore, host: int, fleet: Fleet) -> Iterator[Evidence]:
+    """Yield what *old* says of GPUs that were not read since; a boot since then ends it."""
+    if fleet.booted_ns(host) <= old.heard_ns:
+        yield from (one for one in old.evidence if waits_for_reading(fleet, host, one))
 
 
 def _is_worse(one: State, other: State) -> bool:

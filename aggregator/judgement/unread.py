@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...fingerprints.catalogue import BY_NAME, Kind
-from ..verdicts import Reason
+from ..fleet.fleet import Fleet
+from ..verdicts import Evidence, Reason
 from .hysteresis import Hold, Holds, Key
 from .present import Present
 from .symptoms import Symptom
@@ -27,20 +28,35 @@ def unread(present: Present, host: int, holds: Holds, shown: set[Key]) -> dict[K
 
 
 def _is_unread(present: Present, host: int, symptom: Symptom) -> bool:
-    gpu, signal = symptom.device.partition("/")[0], BY_NAME.get(symptom.signal)
-    if signal is None or signal.kind is Kind.EVENT or signal.device_kind not in KINDS:
-        return False
     reason = symptom.rule.reason if symptom.reason is None else symptom.reason
-    if reason is Reason.BLIND or ("gpu", gpu) not in present.fleet.attributes[host]:
-        return False  # that nothing is read is what it says, and ends where somebody says why
-    return _stopped(present, host, symptom.device, signal.table)
-
-
-def _stopped(present: Present, host: int, device: str, table: str) -> bool:
-    """Say whether *table* had readings of *device* in this boot, and has none of now."""
-    rows = present.fleet.tables[table]
-    row = np.array([rows.devices.find(host, device)], dtype=np.intp)
+    if not _is_of_gpu(present.fleet, host, symptom.device, symptom.signal, reason):
+        return False
+    table = BY_NAME[symptom.signal].table
+    row = np.array([present.fleet.tables[table].devices.find(host, symptom.device)], dtype=np.intp)
     if row[0] < 0 or present.fresh_at(table, row)[0]:
         return False
-    heard = rows.heard_at(row, present.fleet.boot, present.host_now_ns)
-    return bool(np.isfinite(heard[0]))
+    return was_read(present.fleet, host, symptom.device, symptom.signal)
+
+
+def waits_for_reading(fleet: Fleet, host: int, evidence: Evidence) -> bool:
+    """Say whether *evidence* of before our start is of a GPU that was not read since, nor in this boot."""
+    one = evidence.device, evidence.signal
+    return _is_of_gpu(fleet, host, *one, evidence.reason) and not was_read(fleet, host, *one)
+
+
+def _is_of_gpu(fleet: Fleet, host: int, device: str, name: str, reason: Reason) -> bool:
+    """Say whether *name* is read of *device*, a GPU that *host* has or a part of one.
+
+    That nothing is read of it needs no reading: it ends where somebody says why.
+    """
+    signal = BY_NAME.get(name)
+    is_read = signal is not None and signal.kind is not Kind.EVENT and signal.device_kind in KINDS
+    gpu = device.partition("/")[0]
+    return is_read and reason is not Reason.BLIND and ("gpu", gpu) in fleet.attributes[host]
+
+
+def was_read(fleet: Fleet, host: int, device: str, name: str) -> bool:
+    """Say whether the table of the signal *name* had readings of *device* in the boot that its host runs in."""
+    rows = fleet.tables[BY_NAME[name].table]
+    row = rows.devices.find(host, device)
+    return row >= 0 and int(rows.boot[row]) == fleet.boot_of(host)

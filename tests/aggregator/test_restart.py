@@ -82,6 +82,94 @@ def test_a_sick_host_is_not_well_after_six_seconds() -> None:
     assert world.score(world.hosts[0]).state is State.HEALTHY and snapshot.degraded_reason == ""
 
 
+@pytest.mark.parametrize(
+    ("table", "device", "well", "broken"),
+    [
+        ("nvlink_10s_changes", "{gpu}/link3", {"link_state": 1}, {"link_state": 0}),
+        ("c2c_10s_changes", "{gpu}/c2c0", {"link_state": 1}, {"link_state": 0}),
+        ("net_1s", "eth0", {"carrier_state": 1}, {"carrier_state": 0}),
+        ("filesystem_60s", "/", {"read_only_state": 0}, {"read_only_state": 1}),
+        ("rdma_1s", "mlx5_0/1", {"port_state": 4}, {"port_state": 1}),
+        ("bond_10s", "bond0", {"slaves_up_count": 2, "slaves_count": 2}, {"slaves_up_count": 1}),
+    ],
+)
+def test_what_was_well_before_our_start_is_still_missed(
+    table: str, device: str, well: dict[str, float], broken: dict[str, float]
+) -> None:
+    """NVLink was down for a day; a minute after an update of the aggregator its host was HEALTHY, for good."""
+    world = World(hosts=2)
+    host = world.hosts[0]
+    name = device.format(gpu=gpu_of(host, 0))
+    host.set(table, name, **well)
+    world.run(70)
+    assert world.score(host).state is State.HEALTHY
+    host.set(table, name, **broken)
+    world.run(100)
+    state = world.score(host).state
+    assert state is not State.HEALTHY
+    for _ in range(2):
+        restarted(world)
+        back(world)
+        for _ in range(4):
+            world.run(50)
+            assert world.score(host).state is state
+    host.set(table, name, **well)
+    world.run(150)
+    assert world.score(host).state is State.HEALTHY
+
+
+def test_what_needs_minutes_to_be_believed_is_no_better_meanwhile() -> None:
+    """A GPU that had not joined its fabric for an hour was well for four minutes after each restart."""
+    world = World(hosts=2)
+    host = world.hosts[0]
+    host.set("gpu_fabric_1s_changes", gpu_of(host, 0), registration_state=1)
+    world.run(330)
+    assert world.score(host).state is State.WATCH
+    restarted(world)
+    back(world)
+    for _ in range(33):
+        world.run(10)
+        assert world.score(host).state is State.WATCH
+    host.set("gpu_fabric_1s_changes", gpu_of(host, 0), registration_state=3)
+    world.run(80)
+    assert world.score(host).state is State.HEALTHY
+
+
+@pytest.mark.parametrize("boots", [False, True])
+def test_a_sick_gpu_that_nothing_reads_is_as_sick_after_a_restart(boots: bool) -> None:
+    """It was released for its repair, then the aggregator was updated: the host was to return to service."""
+    world = World(hosts=2)
+    host, gpu = world.hosts[0], gpu_of(world.hosts[0], 3)
+    host.set("gpu_10s_changes", gpu, remap_failed_state=1)
+    world.run(70)
+    kept = {key: values for key, values in host.readings.items() if key[1] == gpu}
+    for key in kept:
+        del host.readings[key]
+    host.growth.clear()
+    host.set("gpu_1s_probe", gpu, probe_hung_seconds=0.0)
+    host.set("probe_1s", "gpu 0000:03:00.0", hung_seconds=0.0, abandoned_count=0, state=6)
+    world.run(20)
+    findings = world.fleet.findings
+    restarted(world)
+    assert world.snapshot
+    before = replace(world.snapshot.before, findings=frozenset(findings))
+    world.snapshot = replace(world.snapshot, before=before)
+    world.fleet.findings.update(findings)
+    back(world)
+    if boots:
+        host.reboot(world.now_ns)
+        back(world)
+    world.run(300)
+    assert (world.score(host).state is State.UNHEALTHY) is not boots
+    assert bool(world.fleet.findings) is not boots
+    host.readings |= kept
+    host.set("gpu_10s_changes", gpu, remap_failed_state=0)
+    host.forget("probe_1s")
+    host.forget("gpu_1s_probe")
+    world.run(80)
+    assert world.score(host).state is State.HEALTHY and not world.fleet.findings
+
+
 def test_a_clock_that_is_put_right_after_our_start_makes_our_minute_no_hour() -> None:
     """The machine booted with a clock an hour fast; until that hour had passed again nothing was proposed."""
     world = World()
