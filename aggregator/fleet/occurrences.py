@@ -65,6 +65,7 @@ class Occurrence:
     message: str = ""
     incidents: dict[str, Counted] = field(default_factory=dict[str, Counted])  # by event id
     count_before: int = 0  # of incidents that are no longer told apart
+    before_ns: int = -1  # the last line of those
 
     @property
     def count(self) -> int:
@@ -112,8 +113,12 @@ class Occurrence:
             since_ns = self.last_ns - self.ending.seconds * 1e9
             for key in [key for key, one in self.incidents.items() if one.last_ns < since_ns]:
                 del self.incidents[key]
+            if self.before_ns < since_ns:
+                self.count_before = 0
         while len(self.incidents) > INCIDENTS_MAX:
-            self.count_before += self.incidents.pop(next(iter(self.incidents))).count
+            folded = self.incidents.pop(next(iter(self.incidents)))
+            self.count_before += folded.count
+            self.before_ns = max(self.before_ns, folded.last_ns)
 
 
 class Resets(Protocol):

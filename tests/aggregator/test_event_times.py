@@ -116,6 +116,20 @@ def test_a_storm_that_goes_on_does_not_wait_anew() -> None:
 # What time ends, ends by its own time.
 
 
+def test_what_was_told_more_than_a_day_ago_is_not_counted() -> None:
+    """26 corrected machine checks in one day, and then one every 20 hours: WATCH for ever."""
+    world, host, _ = lived(days=30)
+    for each in range(25, -1, -1):
+        world.event(host, 0, "cpu0", "host.machine_check", ago=3000.0 * each)
+    world.run(2)
+    assert world.score(host).state is W
+    for _ in range(3):
+        world.now_ns += 20 * 3600 * 10**9
+        world.event(host, 0, "cpu0", "host.machine_check")
+        world.run(2)
+    assert world.score(host).state is H
+
+
 @pytest.mark.parametrize("name", sorted(n for n, e in ENDINGS.items() if e.clears is Clears.TIME))
 def test_what_is_over_when_it_is_told_never_stands(name: str) -> None:
     """A first start: the ring told of a program killed three weeks ago, and the host was WATCH."""
