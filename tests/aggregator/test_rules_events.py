@@ -15,6 +15,7 @@ from gangline.fingerprints.catalogue import SIGNALS, Kind
 from gangline.fingerprints.xid import policy
 from tests.aggregator.world import Host, World, all_well, gpu_of
 
+DAY = 86_400.0
 W, S, U, H = State.WATCH, State.SUSPECT, State.UNHEALTHY, State.HEALTHY
 
 
@@ -230,6 +231,37 @@ def test_of_fatal_codes_what_touches_more_goes_first_and_then_what_is_new() -> N
     assert headline() == "79"
     world.event(host, 95, gpu_of(host, 1))
     assert headline() == "79"
+
+
+LINK_74 = "NVRM: Xid (PCI:0000:9b:00): 74, NVLink: fatal error detected on link 3(0x0, 0x0)"
+
+
+@pytest.mark.parametrize("trouble", ["", "rising", "down", "unread"])
+def test_xid_74_by_whether_its_link_is_well_since(trouble: str) -> None:
+    """One error that the link recovered from was SUSPECT until a reset, for weeks; one that goes on stays so."""
+    world, host, gpu = lived()
+    link = f"{gpu}/link3"
+    if trouble != "unread":
+        host.set("nvlink_10s_changes", link, link_state=1, crc_errors=4, recovery_errors=0)
+    world.run(70)
+    host.readings.get(("nvlink_10s_changes", link), {})["crc_errors"] = 5
+    world.event(host, 74, gpu, message=LINK_74)
+    world.run(500)
+    assert world.score(host).state is S
+    if trouble == "rising":
+        host.grow("nvlink_10s_changes", link, crc_errors=0.01)
+    if trouble == "down":
+        host.set("nvlink_10s_changes", link, link_state=0)
+    world.run(300)
+    assert world.score(host).state is (S if trouble else W)
+    if not trouble:
+        assert "24 hours" in world.score(host).clears_when
+        world.now_ns += round(DAY * 1e9)
+        world.run(70)
+        assert all_well(world) and not world.fleet.findings
+        world.event(host, 74, gpu, message=LINK_74)
+        world.run(2)
+        assert world.score(host).state is S
 
 
 def test_a_companion_of_another_gpu_explains_nothing() -> None:

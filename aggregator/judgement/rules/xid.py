@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ....fingerprints.xid import SCOPES, Settled, Severity, Xid
 from ....fingerprints.xid_incidents import RECOVERY, gravest
@@ -12,6 +13,7 @@ from ...fleet.occurrences import Occurrence
 from ...verdicts import Reason, State
 from .. import reported
 from ..present import Present
+from ..recovered import CLEARS, calmed
 from ..symptoms import Rule, Symptom
 
 #: A host with a fatal code has, for a scheduler, no chance of eight hours.
@@ -39,8 +41,10 @@ def standing_sxids(present: Present) -> Iterator[Symptom]:
 def _standing(present: Present, name: str, rule: Rule, label: str) -> Iterator[Symptom]:
     for record in present.fleet.occurrences.named(name):
         if record.row is not None:
-            meaning = _meaning(present, record, record.row)
-            yield _symptom(present, record, record.row, meaning, (rule, label))
+            row = calmed(present, record, record.row)
+            meaning = _meaning(present, record, row)
+            one = _symptom(present, record, row, meaning, (rule, label))
+            yield one if row is record.row else replace(one, clears=CLEARS)
 
 
 def _meaning(present: Present, record: Occurrence, row: Xid) -> Settled:
