@@ -19,6 +19,8 @@ _SAID = {
     "c2c.link_state": ("c2c_10s_changes", "c2c_links"),
     "bond.slaves_up_count": ("bond_10s", "whole_bonds"),
 }
+#: The event of an interface that was removed; of one that was not in use nothing is said.
+REMOVED = "net.link"
 
 
 class Seen:
@@ -34,9 +36,13 @@ class Seen:
         self.whole_bonds: Flags = none
         #: (host, device) of before our start by what was said of them, until each has a row.
         self._before: dict[str, list[tuple[int, str]]] = {}
+        #: (host, device) of interfaces in use that were gone then, and have no row any more.
+        self.removed: set[tuple[int, str]] = set()
 
     def restore(self, host: int, device: str, signal: str) -> None:
         """Take over that *signal* stood against *device* before our start: then it was well before that."""
+        if signal == REMOVED:
+            self.removed.add((host, device))
         if signal in _SAID:
             self._before.setdefault(signal, []).append((host, device))
 

@@ -89,12 +89,12 @@ def test_a_companion_explains_the_lines_that_it_came_with(
     """48 alone, UNHEALTHY, and half a minute later, of the same event, 48 with 94: the host fell to WATCH."""
     world, host, gpu = lived()
     for revision, lasted in enumerate((0, 30, 60)):
-        told = {"revision": revision, "ago": float(lasted), "lasted": float(lasted)}
+        told: dict[str, Any] = {"revision": revision, "ago": float(lasted), "lasted": float(lasted)}
         world.event(host, 48, gpu, event_id="uncorrected", **told)
         world.run(1)
         if lasted not in alone:
             began = next(second for second in (0, 30, 60) if second not in alone)
-            past = {"ago": lasted - began + 1.0, "lasted": float(lasted - began)}
+            past: dict[str, Any] = {"ago": lasted - began + 1.0, "lasted": float(lasted - began)}
             world.event(host, 94, gpu, event_id="contained", revision=revision, **past)
         world.run(8)
         assert (world.score(host).state is U) is any(second <= lasted for second in alone)

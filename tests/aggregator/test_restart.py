@@ -118,6 +118,25 @@ def test_what_was_well_before_our_start_is_still_missed(
     assert world.score(host).state is State.HEALTHY
 
 
+def test_an_interface_that_was_removed_before_our_start_is_still_missed() -> None:
+    """The event came back from the store, and the carrier that it had once had did not."""
+    world = World(hosts=2)
+    host = world.hosts[0]
+    world.run(10)
+    host.forget("net_1s")
+    world.event(host, 2, "veth9", "net.link")
+    world.event(host, 2, "eth0", "net.link")
+    world.run(20)
+    assert world.score(host).state is State.WATCH
+    restarted(world)
+    back(world)
+    for device in ("veth9", "eth0"):
+        world.event(host, 2, device, "net.link", ago=60.0)
+    world.run(90)
+    score = world.score(host)
+    assert score.state is State.WATCH and [one.device for one in score.evidence] == ["eth0"]
+
+
 def test_what_needs_minutes_to_be_believed_is_no_better_meanwhile() -> None:
     """A GPU that had not joined its fabric for an hour was well for four minutes after each restart."""
     world = World(hosts=2)

@@ -173,7 +173,8 @@ def test_a_sick_gpu_that_is_released_is_as_sick_as_it_was(
     assert world.score(host).state is state
     assert {key[2] for key in world.fleet.findings} == {f"{gpu_of(host, 3)} gpu.{column}"}
     # It is reset, and read again.
-    host.forget("probe_1s"), host.forget("gpu_1s_probe")
+    host.forget("probe_1s")
+    host.forget("gpu_1s_probe")
     well = world.hosts[1]
     for (each, device), values in list(well.readings.items()):
         if device == gpu_of(well, 3):
@@ -188,7 +189,8 @@ def test_a_sick_gpu_that_is_gone_lets_go(how: str) -> None:
     world, host = _released_with("gpu_10s_changes", remap_failed_state=1.0)
     world.run(200)
     assert world.score(host).state is State.UNHEALTHY
-    host.forget("probe_1s"), host.forget("gpu_1s_probe")
+    host.forget("probe_1s")
+    host.forget("gpu_1s_probe")
     if how == "boot":
         host.reboot(world.now_ns)
     world.register(host, gpus=3 if how == "replaced" else 8)

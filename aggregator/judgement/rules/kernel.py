@@ -185,5 +185,7 @@ def _noted(reason: Reason) -> Reason:
 
 def _was_in_use(present: Present, record: Occurrence) -> bool:
     """Say whether a removed interface had a carrier: containers take theirs away all day."""
+    seen = present.fleet.seen
     row = present.fleet.devices["net"].find(record.host, record.device)
-    return row >= 0 and bool(np.asarray(present.fleet.seen.carriers)[row])
+    had_carrier = row >= 0 and bool(np.asarray(seen.carriers)[row])
+    return had_carrier or (record.host, record.device) in seen.removed
