@@ -61,6 +61,7 @@ class Level(NamedTuple):
     width: int
     hosts_min: int
     groups: list[Indexes]
+    settled: Flags  # GPUs whose measure is a narrower group, though too few of that may compute
 
 
 class Herd(Protocol):
@@ -103,7 +104,7 @@ class Peerage:
         settings = _settings(fleet, self._has_name())
         if is_new or not np.array_equal(settings, self._set):
             self._set = settings
-            self._levels = list(self._sorted())
+            self._levels = list(self._sorted(fleet.devices["gpu"].host))
         return self._levels
 
     def make(self, row: int) -> dict[str, str]:
@@ -130,17 +131,27 @@ class Peerage:
         named = np.array([bool(said[0]) for said in self._known], dtype=bool)
         return named[self._makes] if named.size else np.zeros(0, dtype=bool)
 
-    def _sorted(self) -> Iterable[Level]:
-        """Yield the levels; of two that part the GPUs alike the narrower one, with the wider one's right."""
+    def _sorted(self, hosts: Codes) -> Iterable[Level]:
+        """Yield the levels; of two that part the GPUs alike the narrower one, with the wider one's right.
+
+        Who shares a power limit with hosts enough is measured under that limit or not at all: a rack that is capped
+        on purpose is no slower where most of it is idle.
+        """
         found: list[tuple[int, NDArray[np.intp]]] = []
         for width, fields in enumerate(WIDTHS):
             numbers = np.unique(self._keys(fields), return_inverse=True)[1]
             if found and np.array_equal(numbers, found[-1][1]):
                 continue
             found.append((width, numbers))
-        for at, (width, numbers) in enumerate(found):
-            is_last = at == len(found) - 1
-            yield Level(width, 1 if is_last else HOSTS_MIN, _groups(numbers))
+        last, numbers = found[-1]
+        settled = np.zeros(hosts.size, dtype=bool)
+        if LIMIT not in WIDTHS[last]:
+            settled = _may_have_median(found[-2][1], hosts) & (
+                _sizes(found[-2][1]) < _sizes(numbers)
+            )
+        for width, narrow in found[:-1]:
+            yield Level(width, HOSTS_MIN, _groups(narrow), np.zeros_like(settled))
+        yield Level(last, 1, _groups(numbers), settled)
 
     def _keys(self, fields: frozenset[str]) -> Keys:
         chosen = [at for at, noun in enumerate(MADE.values()) if noun in fields]
@@ -203,6 +214,20 @@ def _groups(numbers: NDArray[np.intp]) -> list[Indexes]:
     return [order[ends[at] - counts[at] : ends[at]] for at in large if counts[at] >= PEERS_MIN]
 
 
+def _may_have_median(numbers: NDArray[np.intp], hosts: Codes) -> Flags:
+    """Say which GPUs are in a group that has a median when all of it computes."""
+    if not numbers.size:
+        return np.zeros(0, dtype=bool)
+    most = int(hosts.max()) + 1
+    of_hosts = np.bincount(np.unique(numbers * most + hosts) // most)
+    return np.asarray((of_hosts[numbers] >= HOSTS_MIN) & (_sizes(numbers) >= PEERS_MIN), dtype=bool)
+
+
+def _sizes(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return of each GPU how many its group has."""
+    return np.bincount(numbers)[numbers]
+
+
 def relative_speeds(fleet: Herd, clock: Floats) -> Speeds:
     """Compare *clock* (Hz while computing, NaN when it did not) with the median of the narrowest group that has one."""
     relative = np.full(clock.shape, np.nan)
@@ -220,7 +245,7 @@ def relative_speeds(fleet: Herd, clock: Floats) -> Speeds:
             if not _are_of(hosts[rows], level.hosts_min):
                 continue
             median = float(np.median(clock[rows]))
-            own = rows[waiting[rows]]
+            own = rows[waiting[rows] & ~level.settled[rows]]
             medians[own], peers[own], width[own] = median, rows.size - 1, level.width
             if median > 0:
                 error = _error(clock[rows] / median)

@@ -93,21 +93,26 @@ computing AS (
         host, device, max(time) AS time,
         sum(sm_clock_hertz * exp(epoch(time - moment) / 4)) / sum(exp(epoch(time - moment) / 4)) AS sm_clock_hertz,
         arg_max(temperature_celsius, time) AS temperature_celsius, arg_max(power_watts, time) AS power_watts,
-        ops.clock_reasons(arg_max(flags, time)) AS held_down_by, any_value(power_limit_watts) AS limit_watts,
-        any_value(sm_clock_max_hertz) AS max_hertz, any_value(sm_application_clock_hertz) AS set_hertz
+        ops.clock_reasons(arg_max(flags, time)) AS held_down_by
     FROM read
-    LEFT JOIN (SELECT host, device, power_limit_watts, sm_clock_max_hertz FROM latest.gpu_10s) AS ten USING (host, device)
-    LEFT JOIN (
-        SELECT host, device, power_limit_default_watts, sm_application_clock_hertz FROM latest.gpu_60s
-    ) AS sixty USING (host, device)
+    LEFT JOIN (SELECT host, device, power_limit_watts FROM latest.gpu_10s) AS ten USING (host, device)
+    LEFT JOIN (SELECT host, device, power_limit_default_watts FROM latest.gpu_60s) AS sixty USING (host, device)
     WHERE utilization_ratio >= 0.5 AND sm_clock_hertz IS NOT NULL AND (
         power_watts >= greatest(0.35 * power_limit_watts, 0.25 * power_limit_default_watts) OR flags & 232 <> 0)
     GROUP BY host, device
 ),
+-- Idle ones too: who shares a power limit with hosts enough is measured under that limit or not at all.
 known AS (
-    SELECT computing.*, simulated, attributes, mig_mode_state AS mig
-    FROM computing JOIN main.hosts USING (host)
+    SELECT
+        every.host, every.device, computing.* EXCLUDE (host, device), simulated, attributes, mig_mode_state AS mig,
+        power_limit_watts AS limit_watts, sm_clock_max_hertz AS max_hertz, sm_application_clock_hertz AS set_hertz
+    FROM (
+        SELECT host, device FROM latest.gpu_10s UNION SELECT host, device FROM computing
+    ) AS every LEFT JOIN computing USING (host, device)
+    JOIN main.hosts USING (host)
     LEFT JOIN (FROM main.devices WHERE kind = 'gpu') AS made USING (host, device)
+    LEFT JOIN (SELECT host, device, power_limit_watts, sm_clock_max_hertz FROM latest.gpu_10s) AS ten USING (host, device)
+    LEFT JOIN (SELECT host, device, sm_application_clock_hertz FROM latest.gpu_60s) AS sixty USING (host, device)
     LEFT JOIN (SELECT host, device, mig_mode_state FROM latest.gpu_10s_changes) AS mode USING (host, device)
 ),
 alike AS (
@@ -123,11 +128,13 @@ alike AS (
 counted AS (
     SELECT
         *,
+        if(sm_clock_hertz IS NULL, NULL, host) AS worker,
         CASE
-            WHEN count(*) OVER w0 >= 4 AND count(DISTINCT host) OVER w0 >= 3 THEN 0
-            WHEN count(*) OVER w1 >= 4 AND count(DISTINCT host) OVER w1 >= 3 THEN 1
-            WHEN count(*) OVER w2 >= 4 AND count(DISTINCT host) OVER w2 >= 3 THEN 2
-            WHEN count(*) OVER w3 >= 4 THEN 3
+            WHEN count(worker) OVER w0 >= 4 AND count(DISTINCT worker) OVER w0 >= 3 THEN 0
+            WHEN count(worker) OVER w1 >= 4 AND count(DISTINCT worker) OVER w1 >= 3 THEN 1
+            WHEN count(worker) OVER w2 >= 4 AND count(DISTINCT worker) OVER w2 >= 3 THEN 2
+            WHEN count(*) OVER w2 BETWEEN 4 AND count(*) OVER w3 - 1 AND count(DISTINCT host) OVER w2 >= 3 THEN NULL
+            WHEN count(worker) OVER w3 >= 4 THEN 3
         END AS width,
         [median(sm_clock_hertz) OVER w0, median(sm_clock_hertz) OVER w1,
             median(sm_clock_hertz) OVER w2, median(sm_clock_hertz) OVER w3] AS medians
@@ -138,7 +145,7 @@ counted AS (
 SELECT
     host, device, sm_clock_hertz, medians[width + 1] AS median_hertz, sm_clock_hertz / median_hertz AS ratio,
     temperature_celsius, power_watts, held_down_by, time, width, [alike0, alike1, alike2, alike3] AS alike
-FROM counted ORDER BY ratio, host, device;
+FROM counted WHERE sm_clock_hertz IS NOT NULL ORDER BY ratio, host, device;
 COMMENT ON MACRO TABLE ops.clocks IS
     'the clock of each GPU that computed in the minute before a time, as judged, beside the median of its peers: SELECT host, left(device, 12) AS gpu, sm_clock_hertz, ratio, held_down_by FROM ops.clocks(TIMESTAMP ''2023-11-14 22:16:00'') LIMIT 3';
 

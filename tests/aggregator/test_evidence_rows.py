@@ -3,6 +3,7 @@ are among them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cache
 from math import exp, log1p
@@ -445,7 +446,7 @@ def test_what_differs_from_what_was_declared_computes_again(tmp_path: Path) -> N
 
 def test_peers_are_those_that_judging_compares(tmp_path: Path) -> None:
     """Other drivers, limits, models, and a group too small: SQL finds the group, and its median, that judging found."""
-    world = StoredWorld(13, tmp_path)
+    world = StoredWorld(16, tmp_path)
     for number, host in enumerate(world.hosts):
         index = world.fleet.index[host.name]
         for gpu in range(2):
@@ -456,6 +457,10 @@ def test_peers_are_those_that_judging_compares(tmp_path: Path) -> None:
             world.fleet.attributes[index][key] = made
             if number in (6, 7):
                 host.set("gpu_10s", key[1], power_limit_watts=600.0)
+            if number > 12:  # a capped rack, of which one host works
+                host.set("gpu_10s", key[1], power_limit_watts=400.0)
+            if number > 13:
+                host.set("gpu_1s", key[1], power_watts=IDLE_WATTS, utilization_ratio=0.0)
             if number == 5:
                 host.set("gpu_60s", key[1], sm_application_clock_hertz=1.2e9)
                 host.set("gpu_1s", key[1], sm_clock_hertz=CLOCK_HERTZ * 0.7)
@@ -479,9 +484,12 @@ def test_peers_are_those_that_judging_compares(tmp_path: Path) -> None:
     made_answers = Answers(world, tmp_path)
     moment = f"TIMESTAMP '1970-01-01' + to_microseconds({made_answers.now_ns // 1000})"
     rows = asked(made_answers.connection, f"FROM ops.clocks({moment})")
-    assert {row["width"] for row in rows} == {0, 1, 2, 3}
-    assert len(rows) == 26
+    assert {row["width"] for row in rows} == {0, 1, 2, 3, None}
+    assert len(rows) == 28
     for row in rows:
         expected = made_answers.relative[row["device"]]
+        if row["width"] is None:
+            assert row["ratio"] is None and math.isnan(expected) and row["host"] == "h13"
+            continue
         assert row["ratio"] == pytest.approx(expected, rel=1e-3)
     made_answers.connection.close()

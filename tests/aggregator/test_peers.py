@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gangline.aggregator.fleet.peers import HOSTS_MIN, PEERS_MIN, Level, relative_speeds
 from gangline.aggregator.verdicts import Reason, State
 from gangline.fingerprints.wire import telemetry_pb2
-from tests.aggregator.world import CLOCK_HERTZ, Host, World, all_well, gpu_of, throttle
+from tests.aggregator.world import CLOCK_HERTZ, IDLE_WATTS, Host, World, all_well, gpu_of, throttle
 
 GPUS = 4
 MADE = {"name": "H100", "vbios": "96.00", "driver": "550.54", "ecc_mode": "1"}
@@ -111,6 +111,21 @@ def test_another_model_is_no_peer() -> None:
     assert all_well(world)
 
 
+@pytest.mark.parametrize("working", [1, 2])
+def test_a_capped_rack_that_is_mostly_idle_is_not_slow(working: int) -> None:
+    """One or two of its hosts computed, and were held against the model alone: DEGRADED at 70 %, by night."""
+    world = fleet_of(8)
+    for host in world.hosts[:3]:
+        cap(host)
+    for host in world.hosts[working:3]:
+        for gpu in range(GPUS):
+            host.set("gpu_1s", gpu_of(host, gpu), sm_clock_hertz=345e6, power_watts=IDLE_WATTS,
+                     utilization_ratio=0.0, clock_event_reasons_flags=1)  # fmt: skip
+    world.run(40)
+    assert all_well(world)
+    assert np.isnan(world.score(world.hosts[0]).relative_speed)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_gpu_is_compared_with_the_narrowest_group_that_has_a_median(data: st.DataObject) -> None:
@@ -121,8 +136,13 @@ def test_a_gpu_is_compared_with_the_narrowest_group_that_has_a_median(data: st.D
     idle = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
     clock = np.where(idle, np.nan, 1e9 * (1 + hosts + narrow))
     levels = [
-        Level(0, HOSTS_MIN, [np.flatnonzero(narrow == number) for number in range(4)]),
-        Level(3, 1, [np.arange(count)]),
+        Level(
+            0,
+            HOSTS_MIN,
+            [np.flatnonzero(narrow == number) for number in range(4)],
+            np.zeros(count, dtype=bool),
+        ),
+        Level(3, 1, [np.arange(count)], narrow == 3),
     ]
     herd: Any = SimpleNamespace(
         devices={"gpu": SimpleNamespace(host=hosts)},
@@ -133,7 +153,8 @@ def test_a_gpu_is_compared_with_the_narrowest_group_that_has_a_median(data: st.D
         own = (narrow == narrow[row]) & ~idle
         is_narrow = own.sum() >= PEERS_MIN and len(set(hosts[own].tolist())) >= HOSTS_MIN
         group = own if is_narrow else ~idle
-        if idle[row] or group.sum() < PEERS_MIN:
+        is_settled = not is_narrow and narrow[row] == 3
+        if idle[row] or group.sum() < PEERS_MIN or is_settled:
             assert np.isnan(speeds.relative[row]) and speeds.width[row] == -1
             continue
         assert speeds.width[row] == (0 if is_narrow else 3)
