@@ -22,6 +22,11 @@ REASON_THERMAL = REASON_SOFTWARE_THERMAL | REASON_HARDWARE_THERMAL
 #: was lowered waits at as many watts, so the limit that it boots with counts too).
 UTILIZATION_MIN = 0.5
 POWER_SHARE_MIN, POWER_DEFAULT_SHARE_MIN = 0.35, 0.25
+#: Power within this share of the limit is at it; with the driver's cap flag so much is: the power is a mean over a second,
+#: in which collectives draw less, and the limit is the one in force, whoever set it (assumed).
+AT_LIMIT_SHARE, CAPPED_SHARE = 0.95, 0.75
+#: Of so much of the clock's mean, and more, a GPU was at its limit.
+AT_LIMIT_TIME = 0.25
 #: Time constant of the clock's mean; a fault shows within two of them.
 CLOCK_SECONDS = 4.0
 #: And of what it was before something held it down.
@@ -38,6 +43,7 @@ class Activity:
         capacity = devices.capacity
         self._clock: Floats = np.full(capacity, np.nan)
         self._past: Floats = np.full(capacity, np.nan)
+        self._at_limit: Floats = np.zeros(capacity)  # the share of the clock's mean
         self._loaded_ns: Times = np.zeros(capacity, dtype=np.int64)
         self._loaded: Flags = np.zeros(capacity, dtype=bool)
         self._boot: Codes = np.zeros(capacity, dtype=np.int32)
@@ -67,6 +73,9 @@ class Activity:
         counted = loaded & np.isfinite(now)
         mean = np.where(weight < 1.0, before, 0.0) * (1.0 - weight) + now * weight
         self._clock[rows] = np.where(counted, mean, before)
+        share = self._at_limit[rows]
+        limited = share * (1.0 - weight) + is_at_limit(second, ten)[rows] * weight
+        self._at_limit[rows] = np.where(counted, limited, share)
         self._remember(
             rows, counted & ~is_held(second)[rows], now, np.where(fresh, seconds, np.inf)
         )
@@ -99,6 +108,12 @@ class Activity:
         return self._loaded[: self.devices.count]
 
     @property
+    def at_limit(self) -> Flags:
+        """Say which GPUs were at their power limit while their clock was what `clock` says."""
+        self._fit()
+        return np.asarray(self._at_limit[: self.devices.count] >= AT_LIMIT_TIME, dtype=bool)
+
+    @property
     def resets(self) -> Codes:
         """How often each GPU's energy began anew within a boot."""
         self._fit()
@@ -124,6 +139,15 @@ def is_held(second: DeviceTable) -> Flags:
     flags = second.state("clock_event_reasons_flags")
     held = flags & np.uint64(REASON_THERMAL | REASON_POWER_BRAKE | REASON_HARDWARE)
     return np.asarray(held != 0, dtype=bool)
+
+
+def is_at_limit(second: DeviceTable, ten: DeviceTable) -> Flags:
+    """Say which GPUs draw what their limit allows, and nothing else holds their clock down."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = second.gauge("power_watts") / ten.gauge("power_limit_watts")
+    capped = (second.state("clock_event_reasons_flags") & np.uint64(REASON_POWER_CAP)) != 0
+    at = (share >= AT_LIMIT_SHARE) | capped & (share >= CAPPED_SHARE)
+    return np.asarray(at & ~is_held(second), dtype=bool)
 
 
 def loaded_now(second: DeviceTable, ten: DeviceTable, minute: DeviceTable) -> Flags:

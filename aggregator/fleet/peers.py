@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .arrays import Codes, Flags, Floats, Indexes
 from .devices import Devices
+from .limited import ALL, LIMIT_WATTS, Beside, Limited, at_shared_limit, beside
 from .tables import DeviceTable
 
 #: How well a clock tells the pace of work, as a share (assumed: memory-bound work hardly follows it).
@@ -37,8 +38,8 @@ WIDTHS: tuple[frozenset[str], ...] = tuple(
         (), ("part", "VBIOS"), ("part", "VBIOS", "driver"), tuple(f for f in FIELDS if f != "model"),
     )
 )  # fmt: skip
-#: Limits within a bucket are one, and so are clock settings; in watts and hertz (a step of NVIDIA's is 15 MHz).
-LIMIT_WATTS, SETTING_HERTZ = 5.0, 15e6
+#: Limits within a bucket are one, and so are clock settings: in hertz (a step of NVIDIA's is 15 MHz).
+SETTING_HERTZ = 15e6
 #: Cells of a key: model's highest clock where there is no name, limit, setting, MIG, simulated.
 _CEILING, _LIMIT, _SETTING, _MIG, _MAKE = 1, 14, 26, 38, 40
 _TWELVE_BITS, _THIRTEEN_BITS, _MAKES_MAX = 0xFFF, 0x1FFF, 1 << 20
@@ -53,6 +54,7 @@ class Speeds(NamedTuple):
     median_hertz: Floats
     error: Floats  # standard error of `relative` as a measure of the GPU's pace
     width: Codes  # which of WIDTHS its peers are alike in; -1: it has none
+    whom: Codes  # of those alike: ALL, those AT_LIMIT, or those IN_GANG (`limited.py`)
 
 
 class Level(NamedTuple):
@@ -228,13 +230,12 @@ def _sizes(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
     return np.bincount(numbers)[numbers]
 
 
-def relative_speeds(fleet: Herd, clock: Floats) -> Speeds:
-    """Compare *clock* (Hz while computing, NaN when it did not) with the median of the narrowest group that has one."""
-    relative = np.full(clock.shape, np.nan)
-    medians = np.full(clock.shape, np.nan)
-    errors = np.full(clock.shape, np.nan)
-    peers = np.zeros(clock.shape, dtype=np.int32)
-    width = np.full(clock.shape, -1, dtype=np.int32)
+def relative_speeds(fleet: Herd, clock: Floats, limits: Limited) -> Speeds:
+    """Compare *clock* (Hz while computing, NaN when it did not) with the median of the narrowest group that has one.
+
+    Of a GPU at a power limit that its peers have too it is that of those who are at it, or of its gang (`limited.py`).
+    """
+    speeds = _nothing_known(clock.shape)
     computing, hosts = np.isfinite(clock), fleet.devices["gpu"].host
     waiting = computing.copy()
     for level in fleet.peerage.levels(fleet):
@@ -242,16 +243,44 @@ def relative_speeds(fleet: Herd, clock: Floats) -> Speeds:
             rows = group[computing[group]]
             if rows.size < PEERS_MIN or not waiting[rows].any():
                 continue
-            if not _are_of(hosts[rows], level.hosts_min):
-                continue
-            median = float(np.median(clock[rows]))
-            own = rows[waiting[rows] & ~level.settled[rows]]
-            medians[own], peers[own], width[own] = median, rows.size - 1, level.width
-            if median > 0:
-                error = _error(clock[rows] / median)
-                relative[own], errors[own] = clock[own] / median, error
-            waiting[own] = False
-    return Speeds(relative, peers, medians, errors, width)
+            is_own = waiting[rows] & ~level.settled[rows]
+            at_limit = at_shared_limit(limits, rows)
+            if (is_own & at_limit).any():
+                least = PEERS_MIN, level.hosts_min
+                found = beside(limits, clock, hosts, rows, least)
+                told = is_own & at_limit & np.isfinite(found.median_hertz)
+                at = (each[told] for each in found)
+                _tell(speeds, clock, rows[told], Beside(*at), level.width)
+                waiting[rows[told]] = False
+            own = rows[is_own & ~at_limit]
+            if own.size and _are_of(hosts[rows], level.hosts_min):
+                _tell(speeds, clock, own, _of_all(clock[rows]), level.width)
+                waiting[own] = False
+    return speeds
+
+
+def _nothing_known(shape: tuple[int, ...]) -> Speeds:
+    unknown = np.full(shape, np.nan)
+    none = np.zeros(shape, dtype=np.int32)
+    return Speeds(unknown, none, unknown.copy(), unknown.copy(), none - 1, none.copy())
+
+
+def _of_all(clock: Floats) -> Beside:
+    """Return what a group of *clock*s is measured by: all of it."""
+    median = np.median(clock)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spread = np.median(np.abs(clock / median - 1.0))
+    return Beside(median, np.int32(clock.size), spread, ALL)
+
+
+def _tell(speeds: Speeds, clock: Floats, rows: Indexes, measure: Beside, width: int) -> None:
+    """Let *rows* be compared with *measure*."""
+    median = measure.median_hertz
+    speeds.median_hertz[rows], speeds.peers[rows] = median, measure.peers - 1
+    speeds.width[rows], speeds.whom[rows] = width, measure.whom
+    with np.errstate(invalid="ignore", divide="ignore"):
+        speeds.relative[rows] = np.where(median > 0, clock[rows] / median, np.nan)
+    speeds.error[rows] = np.where(median > 0, _error(measure), np.nan)
 
 
 def _are_of(hosts: Codes, least: int) -> bool:
@@ -263,13 +292,13 @@ def _are_of(hosts: Codes, least: int) -> bool:
     return True
 
 
-def _error(relative: Floats) -> float:
+def _error(measure: Beside) -> Floats:
     """Return the standard error of GPUs' paces, told from their clocks over the median of them all.
 
     That median is off by 1.2533 s / sqrt(n) (normal spread s, here from the median of absolute deviations).
     """
-    spread = 1.4826 * float(np.median(np.abs(relative - 1.0)))
-    return float(np.hypot(CLOCK_ERROR, 1.2533 * spread / np.sqrt(relative.size)))
+    spread = 1.4826 * measure.spread
+    return np.asarray(np.hypot(CLOCK_ERROR, 1.2533 * spread / np.sqrt(measure.peers)))
 
 
 def alike_in(fleet: Herd, speeds: Speeds, row: int) -> str:
@@ -282,10 +311,11 @@ def alike_in(fleet: Herd, speeds: Speeds, row: int) -> str:
         known.add(SETTING)
     if fleet.tables["gpu_10s_changes"].known("mig_mode_state")[row]:
         known.add(MIG)
+    also = ("", "at their power limit; ", "in its job; ")[int(speeds.whom[row])]
     fields = WIDTHS[int(speeds.width[row])]
     same = [noun for noun in FIELDS if noun in fields and noun in known]
     others = [noun for noun in FIELDS if noun not in same]
-    return f"same {_listed(same) or 'highest clock'}" + (
+    return f"{also}same {_listed(same) or 'highest clock'}" + (
         f"; {_listed(others)} not compared" if others else ""
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..fleet.arrays import Flags, Floats, Indexes, Times, Words
 from ..fleet.fleet import Fleet
+from ..fleet.limited import limited
 from ..fleet.peers import Speeds, relative_speeds
 from ..fleet.tables import FAST_SECONDS, SLOW_SECONDS
 from ..sql import quoted
@@ -58,7 +59,11 @@ class Present:
     def speeds(self) -> Speeds:
         """Every GPU against its peers."""
         if self._speeds is None:
-            self._speeds = relative_speeds(self.fleet, self.clock)
+            fleet = self.fleet
+            watts, hosts = fleet.tables["gpu_10s"].gauge("power_limit_watts"), fleet.devices["gpu"]
+            at_limit = fleet.activity.at_limit
+            limits = limited(at_limit, watts, hosts.host, fleet.gangs.standing)
+            self._speeds = relative_speeds(fleet, self.clock, limits)
         return self._speeds
 
     @property

@@ -7,6 +7,7 @@ shown beside others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 
@@ -120,9 +121,10 @@ def last_of_each(table: str, columns: str, host: str, at_ns: int, seconds: float
     )
 
 
-def peers(host: str, at_ns: int, gpu: str = "") -> str:
-    """Return the query for the clock of a GPU, by default the slowest of *host*, and of its peers."""
+def peers(host: str, at_ns: int, gpu: str = "", gang: Sequence[str] = ()) -> str:
+    """Return the query for the clock of a GPU, by default the slowest of *host*, and of its peers: of *gang*, if any."""
     which = f", gpu := {quoted(gpu)}" if gpu else ""
+    which += f", gang := [{', '.join(map(quoted, gang))}]" if gang else ""
     return f"FROM ops.peers({quoted(host)}, {moment(at_ns)}{which}) LIMIT {PEERS_SHOWN_MAX + 1}"
 
 

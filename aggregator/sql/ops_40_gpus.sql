@@ -93,7 +93,11 @@ computing AS (
         host, device, max(time) AS time,
         sum(sm_clock_hertz * exp(epoch(time - moment) / 4)) / sum(exp(epoch(time - moment) / 4)) AS sm_clock_hertz,
         arg_max(temperature_celsius, time) AS temperature_celsius, arg_max(power_watts, time) AS power_watts,
-        ops.clock_reasons(arg_max(flags, time)) AS held_down_by
+        ops.clock_reasons(arg_max(flags, time)) AS held_down_by,
+        sum(exp(epoch(time - moment) / 4)) FILTER (
+            coalesce(flags, 0) & 232 = 0 AND (power_watts >= 0.95 * power_limit_watts
+                OR coalesce(flags, 0) & 4 <> 0 AND power_watts >= 0.75 * power_limit_watts)
+        ) >= 0.25 * sum(exp(epoch(time - moment) / 4)) AS is_limited
     FROM read
     LEFT JOIN (SELECT host, device, power_limit_watts FROM latest.gpu_10s) AS ten USING (host, device)
     LEFT JOIN (SELECT host, device, power_limit_default_watts FROM latest.gpu_60s) AS sixty USING (host, device)
@@ -125,41 +129,69 @@ alike AS (
         alike1 || [coalesce(attributes['board_part_number'], ''), coalesce(attributes['vbios'], '')] AS alike0
     FROM known
 ),
+-- Of those at a power limit no lower than is usual where they are compared only others at it are peers.
+held AS (
+    SELECT
+        *, if(sm_clock_hertz IS NULL, NULL, host) AS worker, coalesce(is_limited, false) AS at2,
+        at2 AND limit_watts >= median(if(worker IS NULL, NULL, limit_watts)) OVER (PARTITION BY alike3) - 5 AS at3
+    FROM alike
+),
 counted AS (
     SELECT
         *,
-        if(sm_clock_hertz IS NULL, NULL, host) AS worker,
         CASE
-            WHEN count(worker) OVER w0 >= 4 AND count(DISTINCT worker) OVER w0 >= 3 THEN 0
-            WHEN count(worker) OVER w1 >= 4 AND count(DISTINCT worker) OVER w1 >= 3 THEN 1
-            WHEN count(worker) OVER w2 >= 4 AND count(DISTINCT worker) OVER w2 >= 3 THEN 2
+            WHEN at2 AND count(worker) OVER l0 >= 4 AND count(DISTINCT worker) OVER l0 >= 3 THEN 0
+            WHEN NOT at2 AND count(worker) OVER w0 >= 4 AND count(DISTINCT worker) OVER w0 >= 3 THEN 0
+            WHEN at2 AND count(worker) OVER l1 >= 4 AND count(DISTINCT worker) OVER l1 >= 3 THEN 1
+            WHEN NOT at2 AND count(worker) OVER w1 >= 4 AND count(DISTINCT worker) OVER w1 >= 3 THEN 1
+            WHEN at2 AND count(worker) OVER l2 >= 4 AND count(DISTINCT worker) OVER l2 >= 3 THEN 2
+            WHEN NOT at2 AND count(worker) OVER w2 >= 4 AND count(DISTINCT worker) OVER w2 >= 3 THEN 2
             WHEN count(*) OVER w2 BETWEEN 4 AND count(*) OVER w3 - 1 AND count(DISTINCT host) OVER w2 >= 3 THEN NULL
-            WHEN count(worker) OVER w3 >= 4 THEN 3
+            WHEN at3 AND count(worker) OVER l3 >= 4 THEN 3
+            WHEN NOT at3 AND count(worker) OVER w3 >= 4 THEN 3
         END AS width,
-        [median(sm_clock_hertz) OVER w0, median(sm_clock_hertz) OVER w1,
-            median(sm_clock_hertz) OVER w2, median(sm_clock_hertz) OVER w3] AS medians
-    FROM alike
+        if(width = 3, at3, at2) AS at_limit,
+        if(at_limit, [median(sm_clock_hertz) OVER l0, median(sm_clock_hertz) OVER l1,
+            median(sm_clock_hertz) OVER l2, median(sm_clock_hertz) OVER l3],
+            [median(sm_clock_hertz) OVER w0, median(sm_clock_hertz) OVER w1,
+            median(sm_clock_hertz) OVER w2, median(sm_clock_hertz) OVER w3]) AS medians
+    FROM held
     WINDOW w0 AS (PARTITION BY alike0), w1 AS (PARTITION BY alike1), w2 AS (PARTITION BY alike2),
-        w3 AS (PARTITION BY alike3)
+        w3 AS (PARTITION BY alike3), l0 AS (PARTITION BY alike0, at2), l1 AS (PARTITION BY alike1, at2),
+        l2 AS (PARTITION BY alike2, at2), l3 AS (PARTITION BY alike3, at3)
 )
 SELECT
     host, device, sm_clock_hertz, medians[width + 1] AS median_hertz, sm_clock_hertz / median_hertz AS ratio,
-    temperature_celsius, power_watts, held_down_by, time, width, [alike0, alike1, alike2, alike3] AS alike
+    temperature_celsius, power_watts, held_down_by, time, width, at_limit,
+    [alike0, alike1, alike2, alike3] AS alike
 FROM counted WHERE sm_clock_hertz IS NOT NULL ORDER BY ratio, host, device;
 COMMENT ON MACRO TABLE ops.clocks IS
     'the clock of each GPU that computed in the minute before a time, as judged, beside the median of its peers: SELECT host, left(device, 12) AS gpu, sm_clock_hertz, ratio, held_down_by FROM ops.clocks(TIMESTAMP ''2023-11-14 22:16:00'') LIMIT 3';
 
-CREATE OR REPLACE MACRO ops.peers(host_name, moment, gpu := '') AS TABLE
+-- Of one at its power limit the peers are its gang, if given: those at their limit of three hosts or more, or else all.
+CREATE OR REPLACE MACRO ops.peers(host_name, moment, gpu := '', gang := []) AS TABLE
 WITH clocks AS MATERIALIZED (FROM ops.clocks(moment)),
 it AS (
     SELECT * EXCLUDE (alike), alike[coalesce(width, 0) + 1] AS of FROM clocks
     WHERE host = host_name AND gpu IN ('', device) ORDER BY ratio, device LIMIT 1
+),
+beside AS (
+    SELECT c.*
+    FROM clocks AS c, it
+    WHERE c.alike[coalesce(it.width, 0) + 1] = it.of
+        AND (len(gang) > 0 AND list_contains(gang::VARCHAR[], c.host) OR len(gang) = 0 AND (NOT it.at_limit OR c.at_limit))
+),
+measured AS (
+    SELECT
+        * EXCLUDE (median_hertz),
+        if(len(gang) = 0, (SELECT median_hertz FROM it), median(sm_clock_hertz) OVER ()) AS median_hertz
+    FROM beside
+    WHERE len(gang) = 0 OR at_limit OR (SELECT count(*) < 4 OR count(DISTINCT host) < 3 FROM beside WHERE at_limit)
 )
 SELECT
-    c.host, c.device, c.sm_clock_hertz, it.median_hertz, c.sm_clock_hertz / it.median_hertz AS ratio,
+    c.host, c.device, c.sm_clock_hertz, c.median_hertz, c.sm_clock_hertz / c.median_hertz AS ratio,
     c.temperature_celsius, c.power_watts, c.held_down_by, c.time
-FROM clocks AS c, it
-WHERE c.alike[coalesce(it.width, 0) + 1] = it.of
-ORDER BY (c.host, c.device) = (it.host, it.device) DESC, abs(c.sm_clock_hertz - it.median_hertz), c.host, c.device;
+FROM measured AS c, it
+ORDER BY (c.host, c.device) = (it.host, it.device) DESC, abs(c.sm_clock_hertz - c.median_hertz), c.host, c.device;
 COMMENT ON MACRO TABLE ops.peers IS
     'a GPU of a host (the slowest, or gpu := ...) and the peers that its clock was compared with at a time, those nearest to their median first: SELECT host, left(device, 12) AS gpu, sm_clock_hertz, median_hertz, ratio FROM ops.peers(''sim-006'', TIMESTAMP ''2023-11-14 22:16:00'') LIMIT 3';

@@ -457,6 +457,9 @@ def test_peers_are_those_that_judging_compares(tmp_path: Path) -> None:
             world.fleet.attributes[index][key] = made
             if number in (6, 7):
                 host.set("gpu_10s", key[1], power_limit_watts=600.0)
+            if number in (9, 10, 11):  # at the limit that others have too
+                host.set("gpu_1s", key[1], sm_clock_hertz=CLOCK_HERTZ * (0.8 + gpu / 50),
+                         power_watts=660.0, clock_event_reasons_flags=4)  # fmt: skip
             if number > 12:  # a capped rack, of which one host works
                 host.set("gpu_10s", key[1], power_limit_watts=400.0)
             if number > 13:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gangline.aggregator.fleet.limited import Limited
 from gangline.aggregator.fleet.peers import HOSTS_MIN, PEERS_MIN, Level, relative_speeds
 from gangline.aggregator.verdicts import Reason, State
 from gangline.fingerprints.wire import telemetry_pb2
@@ -33,6 +34,14 @@ def fleet_of(hosts: int) -> World:
     for host in world.hosts:
         register(world, host)
     return world
+
+
+def runs(world: World, host: Host, job: str) -> None:
+    """Have all GPUs of *host* be of a Slurm job."""
+    for gpu in range(GPUS):
+        device = gpu_of(host, gpu)
+        world.event(host, 0, device, "gpu.process", event_id=f"/{device}//{job}", process_id=7 + gpu,
+                    attributes={"state": "running", "source": "slurm", "job_id": job})  # fmt: skip
 
 
 def cap(host: Host, watts: float = 400.0, share: float = 0.7) -> None:
@@ -68,7 +77,7 @@ def test_within_a_capped_rack_the_slow_one_is_found_by_its_own_like() -> None:
     assert score.state is State.DEGRADED
     assert score.relative_speed == pytest.approx(0.4 / 0.7, abs=0.03)
     assert (
-        "15 peers: same model, VBIOS, driver, ECC mode, power limit; part"
+        "15 peers: at their power limit; same model, VBIOS, driver, ECC mode, power limit; part"
         in score.evidence[0].normal
     )
 
@@ -126,6 +135,79 @@ def test_a_capped_rack_that_is_mostly_idle_is_not_slow(working: int) -> None:
     assert np.isnan(world.score(world.hosts[0]).relative_speed)
 
 
+def work_lightly(host: Host, share: float = 1.0) -> None:
+    for gpu in range(GPUS):
+        host.set("gpu_1s", gpu_of(host, gpu), power_watts=400.0, sm_clock_hertz=share * 1.98e9)
+
+
+def work_densely(host: Host, gpus: int = GPUS, watts: float = 697.0, hertz: float = 1.55e9) -> None:
+    """At the power limit that all have, as the driver says."""
+    for gpu in range(gpus):
+        host.set("gpu_1s", gpu_of(host, gpu), power_watts=watts, sm_clock_hertz=hertz,
+                 clock_event_reasons_flags=0x4)  # fmt: skip
+
+
+@pytest.mark.parametrize("watts", [697.0, 660.0])
+@pytest.mark.parametrize("dense", [1, 4])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_full_load_is_not_slow_beside_lighter_work(
+    watts: float, dense: int, is_known: bool
+) -> None:
+    """All hosts of a dense job were DEGRADED at 0.78 for as long as it ran, at the limit that all of the fleet have."""
+    world = fleet_of(10)
+    for host in world.hosts[dense:]:
+        work_lightly(host)
+    for host in world.hosts[:dense]:
+        work_densely(host, watts=watts)
+        if is_known:
+            runs(world, host, "7")
+    world.run(60)
+    assert all_well(world)
+    paces = [world.score(host).relative_speed for host in world.hosts[:dense]]
+    assert np.allclose(paces, 1.0, atol=0.06)
+
+
+@pytest.mark.parametrize("sick", [1, GPUS])
+def test_one_at_its_limit_is_found_by_its_gang_that_is_not(sick: int) -> None:
+    """The same work at a lower clock: beside another job that is at the limit by what it does it was nothing."""
+    world = fleet_of(10)
+    for host in world.hosts[:5]:
+        runs(world, host, "7")
+    for host in world.hosts[5:]:
+        runs(world, host, "8")
+        work_densely(host)
+    work_densely(world.hosts[2], sick, hertz=0.8 * CLOCK_HERTZ)
+    world.run(60)
+    score = world.score(world.hosts[2])
+    assert (score.state, score.reason) == (State.DEGRADED, Reason.POWER_CAP)
+    assert score.relative_speed == pytest.approx(0.8, abs=0.03)
+    assert "of its 19 peers, held down by its power limit (697 W of 700 W)" in score.reason_words
+    assert "19 peers: in its job; same model" in score.evidence[0].normal
+    assert "gang := ['h2', 'h0', 'h1', 'h3', 'h4']" in score.evidence[0].sql
+    assert [name for name, state in world.states().items() if state == "DEGRADED"] == ["h2"]
+
+
+def test_a_stage_at_its_limit_is_its_own_measure() -> None:
+    """The first stage of a pipeline does more: its hosts are slower than the rest of the job, and no fault is theirs."""
+    world = fleet_of(9)
+    for number, host in enumerate(world.hosts):
+        runs(world, host, "7")
+        work_densely(host) if number < 3 else work_lightly(host)
+    world.run(60)
+    assert all_well(world)
+
+
+def test_heat_at_the_power_limit_is_still_heat() -> None:
+    """What else holds a GPU down than its limit is measured by all."""
+    world = fleet_of(6)
+    throttle(world.hosts[0], 1)
+    world.hosts[0].set("gpu_1s", gpu_of(world.hosts[0], 1), power_watts=690.0,
+                       clock_event_reasons_flags=0x24)  # fmt: skip
+    world.run(40)
+    score = world.score(world.hosts[0])
+    assert (score.state, score.reason) == (State.DEGRADED, Reason.THERMAL_THROTTLE)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_gpu_is_compared_with_the_narrowest_group_that_has_a_median(data: st.DataObject) -> None:
@@ -144,11 +226,12 @@ def test_a_gpu_is_compared_with_the_narrowest_group_that_has_a_median(data: st.D
         ),
         Level(3, 1, [np.arange(count)], narrow == 3),
     ]
+    nobody = Limited(np.zeros(count, dtype=bool), np.full(count, 700.0), np.full(count, -1))
     herd: Any = SimpleNamespace(
         devices={"gpu": SimpleNamespace(host=hosts)},
         peerage=SimpleNamespace(levels=lambda _: levels),
     )
-    speeds = relative_speeds(herd, clock)
+    speeds = relative_speeds(herd, clock, nobody)
     for row in range(count):
         own = (narrow == narrow[row]) & ~idle
         is_narrow = own.sum() >= PEERS_MIN and len(set(hosts[own].tolist())) >= HOSTS_MIN

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...fleet.activity import (
+    AT_LIMIT_SHARE,
     REASON_HARDWARE,
     REASON_POWER_BRAKE,
     REASON_POWER_CAP,
@@ -21,6 +22,7 @@ from ...fleet.activity import (
     REASON_THERMAL,
 )
 from ...fleet.arrays import Flags, Floats
+from ...fleet.limited import IN_GANG
 from ...fleet.peers import alike_in
 from ...verdicts import Reason, State
 from .. import queries
@@ -38,8 +40,6 @@ HOT_CELSIUS, HOT_MEMORY_CELSIUS = 80.0, 95.0
 MARGIN_CELSIUS = 3.0
 #: Held down for this share of the time by the violation counters (nanoseconds per second).
 HELD_SHARE = 0.05
-#: Power within this share of the limit is at the limit.
-AT_LIMIT_SHARE = 0.95
 #: Of a GPU's own past so much is shown.
 PAST_SECONDS = 900.0
 
@@ -141,7 +141,7 @@ def _at(present: Present) -> Flags:
     """Say which GPUs draw what their limit allows, or whose limit is not known."""
     power = present.gauge("gpu_1s", "power_watts")
     limit = present.gauge("gpu_10s", "power_limit_watts")
-    return ~(power < AT_LIMIT_SHARE * limit)
+    return ~(power < AT_LIMIT_SHARE * limit) | present.fleet.activity.at_limit
 
 
 def _heat(present: Present, row: int) -> str:
@@ -203,7 +203,18 @@ def _sql(present: Present, row: int, measure: _Measure) -> str:
         columns = "sm_clock_hertz, temperature_celsius, power_watts, clock_event_reasons_flags"
         return present.sql("gpu_1s", row, columns, PAST_SECONDS)
     host, gpu = present.name("gpu_1s", row)
-    return queries.peers(present.fleet.names[host], present.now_ns, gpu)
+    gang = _gang(present, host) if present.speeds.whom[row] == IN_GANG else []
+    return queries.peers(present.fleet.names[host], present.now_ns, gpu, gang)
+
+
+def _gang(present: Present, host: int) -> list[str]:
+    """Return the hosts of a host's job, itself first: as many as are shown."""
+    standing = present.fleet.gangs.standing
+    if standing is None:
+        return []
+    others = np.flatnonzero(standing.gang == standing.gang[host]).tolist()
+    hosts = [host, *(other for other in others if other != host)][: queries.PEERS_SHOWN_MAX]
+    return [present.fleet.names[one] for one in hosts]
 
 
 def _measure(present: Present, row: int) -> _Measure:
