@@ -122,6 +122,7 @@ KEPT = frozenset(
         "rdma.counter_epoch_count",
         "rdma.implied_nak_errors",
         "rdma.link_downed_events",
+        "rdma.link_layer_code",
         "rdma.link_recovery_events",
         "rdma.local_link_integrity_errors",
         "rdma.out_of_sequence_packets",

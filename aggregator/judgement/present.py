@@ -203,11 +203,18 @@ class Present:
         named = self.fleet.names[host], device
         return queries.counted(table, column, named, unit, self.now_ns, seconds)
 
-    def sql_beside_peers(self, table: str, row: int, column: str, unit: str) -> str:
-        """Return the query for how fast a device's counter rises, beside those that it was held against."""
+    def sql_beside_peers(
+        self, table: str, row: int, column: str, unit: str, among: str = ""
+    ) -> str:
+        """Return the query for how fast a device's counter rises, beside those that it was held against.
+
+        *among*: the query for these, if not all.
+        """
         host, device = self.name(table, row)
         named, simulated = (self.fleet.names[host], device), bool(self.fleet.simulated[host])
-        return queries.beside_peers(table, column, named, unit, self.now_ns, simulated=simulated)
+        return queries.beside_peers(
+            table, column, named, unit, self.now_ns, simulated=simulated, among=among
+        )
 
     def sql_last_of_each(self, table: str, host: int, columns: str, seconds: float) -> str:
         """Return the query for the last reading of each device of a host."""

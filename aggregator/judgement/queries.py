@@ -93,20 +93,29 @@ def counted(
 
 
 def beside_peers(
-    table: str, column: str, device: tuple[str, str], unit: str, at_ns: int, *, simulated: bool
+    table: str,
+    column: str,
+    device: tuple[str, str],
+    unit: str,
+    at_ns: int,
+    *,
+    simulated: bool,
+    among: str = "",
 ) -> str:
     """Return the query for how fast a counter rises, of *device*, of its peers and in their median.
 
-    Fading over ten seconds. First comes the device, then the peers that are nearest to the median.
+    Fading over ten seconds. First comes the device, then the peers that are nearest to the median. *among*: the query
+    for those that it is held against, by host and device.
     """
     seconds, rate = 10, in_unit(unit)
     back_seconds = CONSTANTS_BACK * seconds + WHOLE_SECONDS
     awake = f"host IN (FROM ops.awake({moment(at_ns)}))"
+    peers = f"SEMI JOIN ({among}) AS peers USING (host, device) " if among else ""
     where, own = f"{within(at_ns, back_seconds)} AND {awake}", _is(device)
     return (
         f"SELECT *, median({rate}) OVER () AS median FROM (SELECT host, device, arg_min({column}, time) AS first, "
         f"arg_max({column}, time) AS last, sum({faded(table, at_ns, seconds)}) / {seconds} AS {rate} "
-        f"FROM ({steps(table, column, where)}) JOIN hosts USING (host) "
+        f"FROM ({steps(table, column, where)}) JOIN hosts USING (host) {peers}"
         f"WHERE simulated = {str(simulated).lower()} GROUP BY host, device) "
         f"ORDER BY ({own}) DESC, abs({rate} - median), host, device LIMIT {PEERS_SHOWN_MAX + 1}"
     )

@@ -174,14 +174,22 @@ class Far(NamedTuple):
 
 
 def far_from_peers(
-    present: Present, table: str, columns: Iterable[str], least: float, ratio: float
+    present: Present,
+    table: str,
+    columns: Iterable[str],
+    least: float,
+    ratio: float,
+    median: Callable[[Present, str, Floats], Floats] = median_of_peers,
 ) -> Iterator[Far]:
-    """Yield of each device the fastest of its counters that count *least* a second, and *ratio* times what its peers do."""
+    """Yield of each device the fastest of its counters that count *least* a second, and *ratio* times what its peers do.
+
+    *median*: of its peers, for each device; NaN: of this one nothing can be said.
+    """
     names = list(columns)
     rates = np.array([present.rates(table, column) for column in names])
     if not (rates >= least).any():
         return
-    usual = np.array([median_of_peers(present, table, each) for each in rates])
+    usual = np.array([median(present, table, each) for each in rates])
     limits = np.maximum(least, ratio * usual)
     beyond = np.where(rates >= limits, rates, 0.0)
     for row in np.flatnonzero(beyond.any(axis=0)).tolist():

@@ -496,3 +496,23 @@ def test_peers_are_those_that_judging_compares(tmp_path: Path) -> None:
             continue
         assert row["ratio"] == pytest.approx(expected, rel=1e-3)
     made_answers.connection.close()
+
+
+def test_peers_of_a_port_at_work_are_those_at_work(tmp_path: Path) -> None:
+    """Idle ports count nothing and are no part of the median; nor is another link layer."""
+    world = StoredWorld(8, tmp_path)
+    for number, host in enumerate(world.hosts):
+        for port in ("mlx5_0/1", "mlx5_1/1"):
+            host.set("rdma_1s", port, received_bytes=0, transmitted_bytes=0)
+            host.set("rdma_10s", port, link_layer_code=1 + (number < 7))
+            if number < 3 or number == 7:
+                host.grow("rdma_1s", port, received_bytes=1e10)
+                host.grow("rdma_1s_changes", port, packet_sequence_errors=4.0 + number)
+    world.hosts[2].grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=300.0)
+    world.run(60, every_seconds=1)
+    made = Answers(world, tmp_path)
+    evidence, rows = made.rows(world.hosts[2], "rdma.packet_sequence_errors")
+    assert {row["host"] for row in rows} == {"h0", "h1", "h2"} and len(rows) == 6
+    assert rows[0]["errors_per_second"] == pytest.approx(evidence.value, rel=0.02)
+    assert f"median is {rows[0]['median']:.1f}" in evidence.normal
+    made.connection.close()

@@ -81,6 +81,57 @@ def test_reordering_everywhere_alike_is_adaptive_routing() -> None:
     assert all_well(world)
 
 
+PORTS = ("mlx5_0/1", "mlx5_1/1")
+
+
+def at_work(working: int, moves: float = 1e10, hosts: int = 10) -> World:
+    """Return a fleet with adaptive routing of which so many hosts move bytes; the ports of the others are idle."""
+    world = World(hosts=hosts, gpus=1)
+    for number, host in enumerate(world.hosts):
+        for port in PORTS:
+            host.set("rdma_1s", port, received_bytes=0, transmitted_bytes=0)
+            host.set("rdma_10s", port, link_layer_code=2)
+            if number < working:
+                host.grow("rdma_1s", port, received_bytes=moves, transmitted_bytes=moves)
+                host.grow("rdma_1s_changes", port, out_of_sequence_packets=400)
+    return world
+
+
+@pytest.mark.parametrize("moves", [1e10, 3e6])
+@pytest.mark.parametrize("working", [1, 4])
+def test_reordering_at_work_is_none_beside_idle_ports(working: int, moves: float) -> None:
+    """Fewer than half of the ports were in jobs: the median was 0, and all hosts in jobs were SUSPECT."""
+    world = at_work(working, moves)
+    world.run(60)
+    assert all_well(world)
+
+
+@pytest.mark.parametrize("sick", [0, 9])
+def test_a_sick_port_is_found_beside_idle_and_working_ones(sick: int) -> None:
+    """At work it is held against those at work, idle against the idle."""
+    world = at_work(4)
+    host = world.hosts[sick]
+    host.grow("rdma_1s_changes", PORTS[1], packet_sequence_errors=100)
+    world.run(60)
+    found = {name: state for name, state in world.states().items() if state != "HEALTHY"}
+    assert found == {host.name: "SUSPECT"}
+    assert world.score(host).evidence[0].signal == "rdma.packet_sequence_errors"
+
+
+def test_infiniband_beside_roce_is_another_fabric() -> None:
+    """One of the two reorders, the other has no reason to: more ports of the one are no measure of the other."""
+    world = at_work(10)
+    for host in world.hosts[4:]:
+        for port in PORTS:
+            host.set("rdma_10s", port, link_layer_code=1)
+            host.growth.pop(("rdma_1s_changes", port, "out_of_sequence_packets"))
+    world.run(60)
+    assert all_well(world)
+    world.hosts[9].grow("rdma_1s_changes", PORTS[0], out_of_sequence_packets=100)
+    world.run(30)
+    assert world.states()["h9"] == "SUSPECT"
+
+
 def test_a_count_that_grew_while_nobody_listened_is_no_burst() -> None:
     """Ten minutes of an aggregator away: 3,000 retransmissions in all, 5 a second, not 3,000."""
     world = World()

@@ -116,6 +116,7 @@ def test_the_signals_that_are_kept_are_those_that_are_read(
         world.event(host, 0, device, "gpu.process", event_id=f"/{device}//1/1", attributes=owner)
         host.set("gpu_fast_1s", device, sm_active_ratio=0.7, tensor_active_ratio=0.3)
     world.event(world.hosts[1], 79, gpu_of(world.hosts[1], 0))
+    world.hosts[0].grow("rdma_1s_changes", "mlx5_0/1", packet_sequence_errors=100.0)
     world.run(21)
     for fault in FAULTS:
         fault.befall(world.hosts[1])

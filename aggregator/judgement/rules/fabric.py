@@ -9,7 +9,8 @@ from math import log
 
 import numpy as np
 
-from ...fleet.arrays import Flags
+from ...fleet.arrays import Flags, Floats
+from ...fleet.peers import PEERS_MIN
 from ...fleet.tables import FAST_SECONDS
 from ...verdicts import Reason, State
 from ..present import Present
@@ -28,6 +29,10 @@ RETRANSMISSIONS = {
 #: Healthy ports retransmit now and then; past `rdma.retransmissions_per_second`, sustained, it is not that.
 #: And so many times what its peers do: adaptive routing reorders packets everywhere alike.
 PEERS_RATIO = 10.0
+#: Only what moves can come out of order: a port that moves so many bytes a second, or so many, is held against those
+#: that move as much or more; one that moves less against those that do (assumed).
+MOVES, WORKS = 1e6, 1e8
+MOVED = ("received_bytes", "transmitted_bytes")
 CHANGES, TABLE_AER = "rdma_1s_changes", "pcie_10s_changes"
 LOST, CORRECTED = ("aer_nonfatal_errors", "aer_fatal_errors"), "aer_correctable_errors"
 #: A port whose switch trains anew, or that is reset, is back within less (assumed; the host's own policy waits as long).
@@ -93,8 +98,49 @@ AER_CORRECTED = Rule(
 def retransmitting_ports(present: Present) -> Iterator[Symptom]:
     """A port sends again far more than its peers do, by the largest of the counters that say so."""
     least = present.threshold("rdma.retransmissions_per_second")
-    for one in far_from_peers(present, CHANGES, RETRANSMISSIONS, least, PEERS_RATIO):
+    for one in far_from_peers(
+        present, CHANGES, RETRANSMISSIONS, least, PEERS_RATIO, _median_at_same_traffic
+    ):
         yield _retransmits(present, one, least)
+
+
+def _median_at_same_traffic(present: Present, table: str, rates: Floats) -> Floats:
+    """Return the median of the ports of one link layer that move as much; NaN for too few of those that move."""
+    found = np.zeros(rates.shape)
+    if not rates.any():
+        return found
+    moved = _moved(present)
+    simulated = present.fleet.simulated[present.fleet.tables[table].devices.host]
+    kind = 2 * present.state("rdma_10s", "link_layer_code").astype(np.int64) + simulated
+    for one in np.unique(kind):
+        alike = (kind == one) & present.fresh(table)
+        for least, below in ((-np.inf, MOVES), (MOVES, WORKS), (WORKS, np.inf)):
+            peers = rates[alike & (moved >= least) & (np.isfinite(least) | (moved < below))]
+            none = np.nan if np.isfinite(least) else 0.0
+            own = alike & (moved >= least) & (moved < below)
+            found[own] = np.median(peers) if peers.size >= PEERS_MIN else none
+    return found
+
+
+def _moved(present: Present) -> Floats:
+    """Return the bytes a second that each port moves; none where nobody counts them."""
+    return present.rates("rdma_1s", MOVED[0]) + present.rates("rdma_1s", MOVED[1])
+
+
+def _peers_sql(present: Present, row: int) -> str:
+    """Return the query for the ports that one is held against."""
+    moved = float(_moved(present)[row])
+    least = WORKS if moved >= WORKS else MOVES
+    layer = int(present.state("rdma_10s", "link_layer_code")[row])
+    since = f"time BETWEEN {present.moment(-15)} AND {present.moment(0)}"
+    bytes_moved = " + ".join(f"coalesce(max({one}) - min({one}), 0)" for one in MOVED)
+    return (
+        "SELECT host, device FROM readings.rdma_1s "
+        "LEFT JOIN (SELECT host, device, link_layer_code FROM latest.rdma_10s) USING (host, device) "
+        f"WHERE {since} AND coalesce(link_layer_code, 0) = {layer} GROUP BY host, device "
+        f"HAVING ({bytes_moved}) {'>=' if moved >= MOVES else '<'} "
+        f"{least:g} * greatest(epoch(max(time) - min(time)), 1)"
+    )
 
 
 def _retransmits(present: Present, one: Far, least: float) -> Symptom:
@@ -111,7 +157,9 @@ def _retransmits(present: Present, one: Far, least: float) -> Symptom:
         unit=unit,
         normal=f"below {one.limit:.0f}; its peers' median is {one.usual:.1f}",
         words=f"RDMA port {device}: {RETRANSMISSIONS[one.column]} {one.rate:.0f}/s (its peers {one.usual:.0f})",
-        sql=present.sql_beside_peers(CHANGES, one.row, one.column, unit),
+        sql=present.sql_beside_peers(
+            CHANGES, one.row, one.column, unit, _peers_sql(present, one.row)
+        ),
         hazard_factor=RETRANSMITS.hazard_factor * (1.0 + log(max(excess, 1.0))),
         clears=f"each of its retransmission counters rises by less than {least:g} a second for 60 s",
     )
