@@ -5,7 +5,7 @@ Simulated ones stand apart from real ones. A rack that is capped on purpose has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 
 from .arrays import Codes, Flags, Floats, Indexes
 from .devices import Devices
-from .limited import ALL, LIMIT_WATTS, Beside, Limited, at_shared_limit, beside
+from .limited import LIMIT_WATTS
 from .tables import DeviceTable
 
-#: How well a clock tells the pace of work, as a share (assumed: memory-bound work hardly follows it).
-CLOCK_ERROR = 0.01
 #: Fewer computing GPUs than this have no median worth the name.
 PEERS_MIN = 4
 #: Of fewer hosts a narrow group has none either: a host that was set wrong would be its own measure.
@@ -44,17 +42,6 @@ SETTING_HERTZ = 15e6
 _CEILING, _LIMIT, _SETTING, _MIG, _MAKE = 1, 14, 26, 38, 40
 _TWELVE_BITS, _THIRTEEN_BITS, _MAKES_MAX = 0xFFF, 0x1FFF, 1 << 20
 Keys = NDArray[np.int64]
-
-
-class Speeds(NamedTuple):
-    """Per GPU row: its clock over the median of its peers (NaN: unknown), and how many they are."""
-
-    relative: Floats
-    peers: Codes
-    median_hertz: Floats
-    error: Floats  # standard error of `relative` as a measure of the GPU's pace
-    width: Codes  # which of WIDTHS its peers are alike in; -1: it has none
-    whom: Codes  # of those alike: ALL, those AT_LIMIT, or those IN_GANG (`limited.py`)
 
 
 class Level(NamedTuple):
@@ -228,105 +215,3 @@ def _may_have_median(numbers: NDArray[np.intp], hosts: Codes) -> Flags:
 def _sizes(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return of each GPU how many its group has."""
     return np.bincount(numbers)[numbers]
-
-
-def relative_speeds(fleet: Herd, clock: Floats, limits: Limited) -> Speeds:
-    """Compare *clock* (Hz while computing, NaN when it did not) with the median of the narrowest group that has one.
-
-    Of a GPU at a power limit that its peers have too it is that of those who are at it, or of its gang (`limited.py`).
-    """
-    speeds = _nothing_known(clock.shape)
-    computing, hosts = np.isfinite(clock), fleet.devices["gpu"].host
-    waiting = computing.copy()
-    for level in fleet.peerage.levels(fleet):
-        for group in level.groups:
-            rows = group[computing[group]]
-            if rows.size < PEERS_MIN or not waiting[rows].any():
-                continue
-            is_own = waiting[rows] & ~level.settled[rows]
-            at_limit = at_shared_limit(limits, rows)
-            if (is_own & at_limit).any():
-                least = PEERS_MIN, level.hosts_min
-                found = beside(limits, clock, hosts, rows, least)
-                told = is_own & at_limit & np.isfinite(found.median_hertz)
-                at = (each[told] for each in found)
-                _tell(speeds, clock, rows[told], Beside(*at), level.width)
-                waiting[rows[told]] = False
-            own = rows[is_own & ~at_limit]
-            if own.size and _are_of(hosts[rows], level.hosts_min):
-                _tell(speeds, clock, own, _of_all(clock[rows]), level.width)
-                waiting[own] = False
-    return speeds
-
-
-def _nothing_known(shape: tuple[int, ...]) -> Speeds:
-    unknown = np.full(shape, np.nan)
-    none = np.zeros(shape, dtype=np.int32)
-    return Speeds(unknown, none, unknown.copy(), unknown.copy(), none - 1, none.copy())
-
-
-def _of_all(clock: Floats) -> Beside:
-    """Return what a group of *clock*s is measured by: all of it."""
-    median = np.median(clock)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        spread = np.median(np.abs(clock / median - 1.0))
-    return Beside(median, np.int32(clock.size), spread, ALL)
-
-
-def _tell(speeds: Speeds, clock: Floats, rows: Indexes, measure: Beside, width: int) -> None:
-    """Let *rows* be compared with *measure*."""
-    median = measure.median_hertz
-    speeds.median_hertz[rows], speeds.peers[rows] = median, measure.peers - 1
-    speeds.width[rows], speeds.whom[rows] = width, measure.whom
-    with np.errstate(invalid="ignore", divide="ignore"):
-        speeds.relative[rows] = np.where(median > 0, clock[rows] / median, np.nan)
-    speeds.error[rows] = np.where(median > 0, _error(measure), np.nan)
-
-
-def _are_of(hosts: Codes, least: int) -> bool:
-    """Say whether *hosts* are *least* different ones or more."""
-    for _ in range(least - 1):
-        hosts = hosts[hosts != hosts[0]]
-        if not hosts.size:
-            return False
-    return True
-
-
-def _error(measure: Beside) -> Floats:
-    """Return the standard error of GPUs' paces, told from their clocks over the median of them all.
-
-    That median is off by 1.2533 s / sqrt(n) (normal spread s, here from the median of absolute deviations).
-    """
-    spread = 1.4826 * measure.spread
-    return np.asarray(np.hypot(CLOCK_ERROR, 1.2533 * spread / np.sqrt(measure.peers)))
-
-
-def alike_in(fleet: Herd, speeds: Speeds, row: int) -> str:
-    """Return what a GPU's peers are alike in, and what is not compared: not known, or too few are alike in it."""
-    known = {*fleet.peerage.make(row)}
-    ten, minute = fleet.tables["gpu_10s"], fleet.tables["gpu_60s"]
-    if np.isfinite(ten.gauge("power_limit_watts")[row]):
-        known.add(LIMIT)
-    if np.isfinite(minute.gauge("sm_application_clock_hertz")[row]):
-        known.add(SETTING)
-    if fleet.tables["gpu_10s_changes"].known("mig_mode_state")[row]:
-        known.add(MIG)
-    also = ("", "at their power limit; ", "in its job; ")[int(speeds.whom[row])]
-    fields = WIDTHS[int(speeds.width[row])]
-    same = [noun for noun in FIELDS if noun in fields and noun in known]
-    others = [noun for noun in FIELDS if noun not in same]
-    return f"{also}same {_listed(same) or 'highest clock'}" + (
-        f"; {_listed(others)} not compared" if others else ""
-    )
-
-
-def _listed(nouns: Sequence[str]) -> str:
-    return ", ".join(nouns)
-
-
-def slowest(relative: Floats, hosts: Codes, count: int) -> Floats:
-    """Return the least of *relative* for each of *count* hosts, NaN where none is known."""
-    known = np.isfinite(relative)
-    least = np.full(count, np.inf)
-    np.minimum.at(least, hosts[known], relative[known])
-    return np.where(np.isfinite(least), least, np.nan)

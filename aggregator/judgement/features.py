@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..fleet.arrays import Floats
-from ..fleet.peers import slowest
+from ..fleet.pace import slowest
 from ..hazard import features as learned
 from ..hazard.measured import MEASURED
 from ..verdicts import Evidence, Reason

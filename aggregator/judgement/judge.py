@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..fleet.fleet import Fleet
-from ..fleet.peers import slowest
+from ..fleet.pace import slowest
 from ..fleet.sources import Source
 from ..hazard.model import PRIOR, SPREAD_ASSUMED, HazardModel
 from ..verdicts import Snapshot

@@ -11,7 +11,7 @@ import numpy as np
 from ..fleet.arrays import Flags, Floats, Indexes, Times, Words
 from ..fleet.fleet import Fleet
 from ..fleet.limited import limited
-from ..fleet.peers import Speeds, relative_speeds
+from ..fleet.pace import Speeds, relative_speeds
 from ..fleet.tables import FAST_SECONDS, SLOW_SECONDS
 from ..sql import quoted
 from ..verdicts import SIMULATED_SILENT_SECONDS_MAX

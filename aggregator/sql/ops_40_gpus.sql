@@ -70,7 +70,7 @@ WHERE time > ops.taken() - to_minutes(minutes);
 COMMENT ON MACRO TABLE ops.window IS
     'all GPUs together over the last minutes: FROM ops.window(minutes := 2)';
 
--- Clocks as judging compares them (`fleet/activity.py`, `fleet/peers.py`; a test holds them equal): each GPU's mean while
+-- Clocks as judging compares them (`fleet/activity.py`, `fleet/pace.py`; a test holds them equal): each GPU's mean while
 -- it computed, fading over four seconds, and the median of those alike, from all that decides a clock (width 0) to the
 -- model alone (3). The last reading stands in for the last minute of a host where that had no room. No window is over
 -- readings: a minute of a large fleet is five million, and what sorts them has no room in memory.

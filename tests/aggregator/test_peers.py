@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.aggregator.fleet.limited import Limited
-from gangline.aggregator.fleet.peers import HOSTS_MIN, PEERS_MIN, Level, relative_speeds
+from gangline.aggregator.fleet.pace import relative_speeds
+from gangline.aggregator.fleet.peers import HOSTS_MIN, PEERS_MIN, Level
 from gangline.aggregator.verdicts import Reason, State
 from gangline.fingerprints.wire import telemetry_pb2
 from tests.aggregator.world import CLOCK_HERTZ, IDLE_WATTS, Host, World, all_well, gpu_of, throttle

@@ -23,7 +23,7 @@ from ...fleet.activity import (
 )
 from ...fleet.arrays import Flags, Floats
 from ...fleet.limited import IN_GANG
-from ...fleet.peers import alike_in
+from ...fleet.pace import alike_in
 from ...verdicts import Reason, State
 from .. import queries
 from ..present import Present
