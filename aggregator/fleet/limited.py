@@ -41,6 +41,10 @@ class Beside(NamedTuple):
     spread: Floats
     whom: Codes
 
+    def of(self, some: Flags) -> Beside:
+        """Return what is told of *some*."""
+        return Beside(self.median_hertz[some], self.peers[some], self.spread[some], self.whom[some])
+
 
 def limited(rows: Flags, watts: Floats, hosts: Codes, standing: Standing | None) -> Limited:
     """Return who computes at its limit. *hosts*: of each GPU."""
@@ -74,16 +78,21 @@ def beside(
     enough = (_sizes(at_limit, count) >= least[0]) & (
         _hosts_of(at_limit, hosts[rows], count) >= STAGE_HOSTS_MIN
     )
-    measure = np.where(of_members(enough, gang) == 1, at_limit, gang)
+    measure = np.where(of_members(enough.astype(np.float64), gang) == 1, at_limit, gang)
     alone = _sizes(measure, count) < least[0]
     # Without a gang worth the name: all at a shared limit.
-    loose = (gang < 0) | (of_members(alone, gang) == 1)
+    loose = (gang < 0) | (of_members(alone.astype(np.float64), gang) == 1)
     together = np.where(shared, 0, -1)
     if shared.sum() < least[0] or _hosts_of(together, hosts[rows], 1)[0] < least[1]:
         together[:] = -1
     found = _told(clock[rows], together, np.zeros(rows.size, np.intp), 1, AT_LIMIT)
     own = _told(clock[rows], measure, gang, count, IN_GANG)
-    return Beside(*(np.where(loose, *pair) for pair in zip(found, own, strict=True)))
+    return Beside(
+        np.where(loose, found.median_hertz, own.median_hertz),
+        np.where(loose, found.peers, own.peers),
+        np.where(loose, found.spread, own.spread),
+        np.where(loose, found.whom, own.whom),
+    )
 
 
 def _told(clock: Floats, measure: Indexes, of: Indexes, count: int, whom: int) -> Beside:
@@ -92,7 +101,7 @@ def _told(clock: Floats, measure: Indexes, of: Indexes, count: int, whom: int) -
     off = np.abs(clock / of_members(median, measure) - 1.0)
     sizes = _sizes(measure, count)
     return Beside(
-        of_members(median, of), np.nan_to_num(of_members(sizes, of)).astype(np.int32),
+        of_members(median, of), np.nan_to_num(of_members(sizes.astype(np.float64), of)).astype(np.int32),
         of_members(medians(off, measure, count), of), np.full(of.shape, whom, np.int32),
     )  # fmt: skip
 

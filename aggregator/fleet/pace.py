@@ -45,8 +45,7 @@ def relative_speeds(fleet: Herd, clock: Floats, limits: Limited) -> Speeds:
                 least = PEERS_MIN, level.hosts_min
                 found = beside(limits, clock, hosts, rows, least)
                 told = is_own & at_limit & np.isfinite(found.median_hertz)
-                at = (each[told] for each in found)
-                _tell(speeds, clock, rows[told], Beside(*at), level.width)
+                _tell(speeds, clock, rows[told], found.of(told), level.width)
                 waiting[rows[told]] = False
             own = rows[is_own & ~at_limit]
             if own.size and _are_of(hosts[rows], level.hosts_min):
@@ -63,10 +62,11 @@ def _nothing_known(shape: tuple[int, ...]) -> Speeds:
 
 def _of_all(clock: Floats) -> Beside:
     """Return what a group of *clock*s is measured by: all of it."""
-    median = np.median(clock)
+    median = float(np.median(clock))
     with np.errstate(invalid="ignore", divide="ignore"):
-        spread = np.median(np.abs(clock / median - 1.0))
-    return Beside(median, np.int32(clock.size), spread, ALL)
+        spread = float(np.median(np.abs(clock / median - 1.0)))
+    size, whom = np.array([clock.size], dtype=np.int32), np.array([ALL], dtype=np.int32)
+    return Beside(np.array([median]), size, np.array([spread]), whom)
 
 
 def _tell(speeds: Speeds, clock: Floats, rows: Indexes, measure: Beside, width: int) -> None:
