@@ -35,7 +35,7 @@ from gangline.ext.intake import Received
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 from tests.aggregator.faults import FAULTS
 from tests.aggregator.query.asking import rows_of
-from tests.aggregator.world import CLOCK_HERTZ, LIMIT_WATTS, Host, World, gpu_of, throttle
+from tests.aggregator.world import CLOCK_HERTZ, Host, World, gpu_of, throttle
 
 GPUS = 2
 MODULES = (agent, clock, fabric, gpu, hangs, host, jobs, kernel, memory, nvlink, parts, pcie, xid)
@@ -91,8 +91,9 @@ def _thermal(world: StoredWorld, host: Host) -> None:
 
 
 def _power(world: StoredWorld, host: Host) -> None:
-    host.set("gpu_1s", gpu_of(host, 0), sm_clock_hertz=1.35e9, power_watts=LIMIT_WATTS,
+    host.set("gpu_1s", gpu_of(host, 0), sm_clock_hertz=1.35e9, power_watts=400.0,
              clock_event_reasons_flags=0x4)  # fmt: skip
+    host.set("gpu_10s", gpu_of(host, 0), power_limit_watts=400.0)
 
 
 def _setting(world: StoredWorld, host: Host) -> None:
