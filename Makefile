@@ -37,7 +37,7 @@ bench: .venv/ready-dev
 
 # How good judging is: real, injected, simulated; into docs/quality.md. PER_CLASS=2 HOURS=1 is quicker, and says less;
 # HOURS=75 looks at so much that false drains are shown to be below their budget, if none is seen and no more than two come
-# of one cause (two hours on two cores); RESUME=1 goes on with the sections that a run before it ended (same commit, same settings).
+# of one cause (two hours on two cores); RESUME=1 goes on with what a run before it had done, to the episode (same commit, same settings).
 evaluate: SEED = 23
 evaluate: .venv/ready-dev
 	$(BIN)/python -m bench.quality --seed $(SEED) $(if $(PER_CLASS),--per-class $(PER_CLASS)) $(if $(HOURS),--hours $(HOURS)) $(if $(RESUME),--resume)

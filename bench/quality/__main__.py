@@ -13,7 +13,7 @@ from gangline.agent.simulated.world.settings import SettingsError
 
 from . import captures, hazard
 from .head import DATA_WORDS, Made, Section, head, left_out, not_here
-from .kept import Kept
+from .kept import Kept, Pieces
 from .progress import Bar
 from .simulated import Plan
 
@@ -38,12 +38,12 @@ def sections() -> tuple[Section, ...]:
     )
 
 
-def _made(one: Section, seed: int, plan: Plan) -> str:
+def _made(one: Section, seed: int, plan: Plan, pieces: Pieces | None) -> str:
     if one.is_left_out:
         print(f"left out: {one.title}: its recordings are not in {DATA_WORDS}", file=sys.stderr)
         return left_out(one)
     module = importlib.import_module(f".{one.name}", __package__)
-    more = {"plan": plan} if one.name == "simulated" else {}
+    more = {"plan": plan, "pieces": pieces} if one.name == "simulated" else {}
     text = str(module.section(seed, Bar(), **more))
     print(file=sys.stderr)
     return "\n".join(filter(None, (f"{text.strip()}\n", not_here(one))))
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="take sections that were made before, by the same settings from the same commit",
+        help="take what was made before, by the same settings from the same commit: sections, episodes of the simulated one",
     )
     options = parser.parse_args(arguments)
     plan = Plan(options.scenario, options.per_class, options.hours)
@@ -87,7 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for one in wanted:
             text = kept.read(one.name) if options.resume else None
             if text is None:
-                text = _made(one, options.seed, plan)
+                pieces = kept.pieces(one.name)
+                if pieces and not options.resume:
+                    pieces.forget()
+                text = _made(one, options.seed, plan, pieces)
                 if not one.missing:  # they may be there next time
                     kept.write(one.name, text)
             texts.append(text)

@@ -1,11 +1,43 @@
-"""Sections that were made before: the page of an hour need not begin anew when its run was cut off."""
+"""What was made before: a page of hours need not begin anew when its run was cut off."""
 
 from __future__ import annotations
 
+import pickle
+import shutil
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from .head import Made
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Pieces of one section by number, in a folder of their own; of one run and those that go on with it."""
+
+    folder: Path
+
+    def read(self, number: int) -> Any:
+        """Return a piece; None where there is none, or none that can be read: a run may end while it writes."""
+        try:
+            return pickle.loads(self._path(number).read_bytes())
+        except (OSError, EOFError, pickle.UnpicklingError):
+            return None
+
+    def write(self, number: int, piece: object) -> None:
+        """Keep a piece, whole or not at all. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        new = self.folder / "new"
+        new.write_bytes(pickle.dumps(piece))
+        new.replace(self._path(number))
+
+    def forget(self) -> None:
+        """Begin anew."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number}.pickle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +62,11 @@ class Kept:
         except OSError:
             return None
         return text if key == self._key else None
+
+    def pieces(self, name: str) -> Pieces | None:
+        """Return the pieces of a section of the same commit and command; None where its changes are not committed."""
+        key = sha256(self._key.encode()).hexdigest()[:12]
+        return Pieces(self.folder / f"{name}-{key}") if self.made.is_committed else None
 
     @property
     def _key(self) -> str:

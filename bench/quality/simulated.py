@@ -17,6 +17,7 @@ import numpy as np
 from gangline.agent.simulated.world import World
 from gangline.agent.simulated.world.episodes import BEFORE_SECONDS, Episode, eventful, hours
 
+from .kept import Pieces
 from .progress import Progress
 from .simulated_feed import LIMITS, UNLIMITED, feed
 from .simulated_kinds import AFTER_ONSET_SECONDS, NEAR_MAX, Case, Score
@@ -43,11 +44,13 @@ class Plan:
     hosts: int | None = None  # instead of the scenario's own
 
 
-def section(seed: int, progress: Progress, plan: Plan = Plan()) -> str:
-    """Return the section of docs/quality.md."""
+def section(
+    seed: int, progress: Progress, plan: Plan = Plan(), pieces: Pieces | None = None
+) -> str:
+    """Return the section of docs/quality.md. *pieces*: what was judged before is taken from there, and what is judged put there."""
     progress("drawing the world", 0.0)
     world = World(plan.scenario, seed, hosts=plan.hosts)
-    scores = judged(world, list(planned(world, plan)), progress)
+    scores = judged(world, list(planned(world, plan)), progress, pieces=pieces)
     run = Run(
         plan.scenario,
         seed,
@@ -105,18 +108,25 @@ _work: tuple[World, Sequence[Case]] | None = None
 
 
 def judged(
-    world: World, cases: Sequence[Case], progress: Progress, processes: int | None = None
+    world: World,
+    cases: Sequence[Case],
+    progress: Progress,
+    processes: int | None = None,
+    pieces: Pieces | None = None,
 ) -> list[Score]:
     """Return the scores of *cases*, in their order. *processes*: None for as many as there are cores."""
     global _work
     _work = world, cases
+    before = {at: pieces.read(at) for at in range(len(cases))} if pieces else {}
+    done: dict[int, Score] = {at: one for at, one in before.items() if one is not None}
     # The longest first, so that no process works alone at the end.
-    order = sorted(range(len(cases)), key=lambda at: -_size(cases[at]))
-    whole, size = sum(map(_size, cases)), 0.0
-    done: dict[int, Score] = {}
+    order = sorted({*range(len(cases))} - done.keys(), key=lambda at: (-_size(cases[at]), at))
+    whole, size = sum(map(_size, cases)), sum(_size(cases[at]) for at in done)
     with multiprocessing.get_context("fork").Pool(processes or os.cpu_count()) as pool:
         for at, one in pool.imap_unordered(_judge, order):
             done[at] = one
+            if pieces:
+                pieces.write(at, one)
             size += _size(cases[at])
             progress("judging the world", size / whole)
     return [done[at] for at in range(len(cases))]

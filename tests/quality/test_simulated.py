@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import exp, inf, isclose
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.quality import intervals
+from bench.quality.kept import Pieces
 from bench.quality.markdown import number, table
 from bench.quality.simulated import Plan as Size
 from bench.quality.simulated import judge_case, judged, planned
@@ -100,12 +102,26 @@ def test_the_hours_are_of_the_whole_fleet_and_of_all_its_time() -> None:
     assert spans == [one for one in planned(PARADE, size) if not one.class_name]
 
 
-def test_what_is_found_does_not_depend_on_the_number_of_processes() -> None:
-    """A page that nobody with other cores can make again."""
+def test_what_is_found_does_not_depend_on_the_number_of_processes_nor_on_how_often_it_was_cut_off(
+    tmp_path: Path,
+) -> None:
+    """A page that nobody with other cores can make again; and two hours' work that was lost in its last minute."""
     first = thermal()
     cases = [replace(first, end=first.begin + 240.0), replace(first, hosts=first.hosts[:4]), first]
-    one, two = (judged(PARADE, cases, lambda what, share: None, count) for count in (1, 2))
-    assert one == two == [judge_case(PARADE, case) for case in cases]
+    pieces, shares = Pieces(tmp_path / "pieces"), list[float]()
+
+    def progress(what: str, share: float) -> None:
+        shares.append(share)
+
+    one = judged(PARADE, cases, progress, 1, pieces)
+    assert one == [judge_case(PARADE, case) for case in cases]
+    (tmp_path / "pieces" / "0.pickle").unlink()
+    (tmp_path / "pieces" / "1.pickle").write_bytes(b"half of")
+    shares.clear()
+    assert judged(PARADE, cases, progress, 2, pieces) == one
+    assert len(shares) == 2, "what is whole is not judged again"
+    pieces.forget()
+    assert pieces.read(2) is None
     assert [each.steps for each in one] == [24, 42, 42]
 
 
