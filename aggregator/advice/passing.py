@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from . import absent, budget
-from .advisory import Action, Advisory, State, takes_out
+from .advisory import Action, Advisory, State, gravity, takes_out
 from .answers import again_seconds, mute_all
 from .asking import out_already
 from .desk import Absent, Desk, Fuse, Hold, Memory, Mute, Told, Watched
@@ -156,7 +156,8 @@ def _again(desk: Desk, one: Advisory) -> None:
         return
     if takes_out(one.action):
         wanted = (one.host, one.place, one.job)
-        if words := budget.refusal(desk, wanted, one.name, granting=False):
+        grave = gravity(one.action)
+        if words := budget.refusal(desk, wanted, one.name, granting=False, grave=grave):
             desk.put_off(one, words, desk.after(desk.limits.defer_seconds))
             return
     desk.put(one, "put off until now", state=State.PROPOSED, deferred_until_ns=0)
@@ -184,8 +185,9 @@ def _stands(desk: Desk, hold: Hold) -> str:
         return ""
     if desk.memory.frozen:
         return "the fleet's picture is in doubt: what is set stays"
-    if not hold.confirmed:
-        return "it is being carried out"
+    set_by = desk.memory.advisories.get(hold.name)
+    if not hold.confirmed or (set_by is not None and set_by.state is State.ACCEPTED):
+        return "it is being carried out"  # also where something milder is done there already
     if any(one.case.host == hold.host for one in desk.memory.cases.values()):
         hold.missed_ns = 0
         return "what it was set for still stands"
@@ -194,8 +196,18 @@ def _stands(desk: Desk, hold: Hold) -> str:
         return _missed(desk, hold)
     if desk.is_muted(f"return {hold.host}", Action.RETURN_TO_SERVICE):
         return "its return was refused"
+    if _is_put_off(desk, hold.host):
+        return "its return was put off"
     waited = since + verify_ns(desk, hold.host) + seconds_ns(desk.limits.hold_seconds)
     return "its return waits to be accepted" if desk.now_ns < waited else ""
+
+
+def _is_put_off(desk: Desk, host: str) -> bool:
+    """Say whether somebody would have *host* return later."""
+    return any(
+        one.action is Action.RETURN_TO_SERVICE and one.state is State.DEFERRED
+        for one in desk.open_of(host)
+    )
 
 
 def _missed(desk: Desk, hold: Hold) -> str:

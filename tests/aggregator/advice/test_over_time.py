@@ -271,3 +271,44 @@ def test_what_changed_is_told_as_what_it_is(changes: dict[str, Any], words: str)
     world.see("h1", **changes)
     (one,) = told(world.later(1), Publish)
     assert one.words == one.advisory.state_words == words
+
+
+def test_a_drain_goes_on_though_something_milder_was_done_before_it() -> None:
+    """Its job hung for a moment: the drain was still waiting for its end when the host counted as in service again."""
+    world = World()
+    world.see("h1", "GANG_WAITS", action=Action.AVOID)
+    world.later(3)
+    world.carry_out("a1")
+    world.see("h1", "GANG_WAITS", action=Action.DRAIN_AFTER_JOB)
+    world.later(3)
+    world.answer("a2", State.ACCEPTED)
+    world.gone("h1", "GANG_WAITS")
+    world.give(Well(world.now_ns, "h1", True))
+    for _ in range(6 * 12):
+        assert not told([*world.later(300), *world.answer("a2", State.ACCEPTED)], Clear)
+    assert world.machine.memory.holds["h1"].name == "a2"
+
+
+def test_a_return_that_was_put_off_for_a_day_waits_for_a_day() -> None:
+    """Its operator wanted to look in the morning; the host was back in service the same night."""
+    world = accepted()
+    world.answer("a1", State.DONE)
+    world.gone("h1")
+    world.give(Well(world.now_ns, "h1", True))
+    world.later(900)
+    until_ns = world.now_ns + 24 * HOUR_NS
+    world.answer("a2", State.DEFERRED, until_ns=until_ns)
+    for _ in range(47):
+        assert not told(world.later(1800), Clear)
+    assert published(world.later(1800)) == [("host h1", "RETURN_TO_SERVICE", "PROPOSED")]
+
+
+def test_an_eviction_that_was_put_off_does_not_yield_to_a_suspicion() -> None:
+    """While it waited for a quarter of an hour, a suspicion of another host took the last place, and kept it for days."""
+    world = World(hosts=60)
+    world.see("h1")
+    world.later(3)
+    world.answer("a1", State.DEFERRED)
+    world.see("h17", "ECC_TREND", basis=Basis.STATISTICAL)
+    assert published(world.later(3)) == [("host h17", "DRAIN_AFTER_JOB", "PROPOSED")]
+    assert published(world.later(900)) == [("host h1", "EVICT_NOW", "PROPOSED")]
