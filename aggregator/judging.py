@@ -184,6 +184,7 @@ class Judging:
         now_ns, before = self.wall_ns(), self.holder.snapshot
         self._tell(JUDGING_FINDING, failed, now_ns)
         self.store.submit_findings(self.ingest.findings.changes(now_ns))
+        self.book.doubt(now_ns, failed)
         if before is None:
             return
         at = datetime.fromtimestamp(before.computed_ns // 1_000_000_000, UTC)

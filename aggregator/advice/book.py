@@ -29,12 +29,23 @@ from ..refusals import (
 from . import rows, whatif
 from .absent import HOSTS_MAX, room_for
 from .advisory import Advisory, State, takes_out
-from .events import Acked, Event, Probation, Publish, PutBack, Refused, Renew, TakenOut, Tick
+from .events import (
+    Acked,
+    Event,
+    Frozen,
+    Probation,
+    Publish,
+    PutBack,
+    Refused,
+    Renew,
+    TakenOut,
+    Tick,
+)
 from .feed import Feed
 from .gangs import Gang, Gangs
 from .limits import Limits
 from .machine import Machine
-from .observing import Observer
+from .observing import Observer, in_kind
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +117,7 @@ class Book:
         #: Advisories as they are on disk: what anybody may be told.
         self._on_disk = {**memory.ended, **memory.advisories}
         self._batch = rows.Batch(memory=self._whole())
+        self._is_memory_due = False
         self._writing = asyncio.Lock()
         self._flushing: set[asyncio.Task[None]] = set()
         self.feed = Feed(now_ns // 1_000_000, standing=self.standing)
@@ -139,6 +151,11 @@ class Book:
             self._give(event)
         self._give(Tick(judged.computed_ns))
 
+    def doubt(self, now_ns: int, words: str) -> None:
+        """Judging itself failed, as *words* say: nothing is proposed or granted until the next judgement."""
+        if in_kind(self._machine.memory.frozen) != in_kind(words):
+            self._give(Frozen(now_ns, words))
+
     def _give(self, event: Event) -> list[Any]:
         event = self._machine.stamped(event)
         told = list(self._machine.step(event))
@@ -152,7 +169,7 @@ class Book:
                 name: self._on_disk[name] for name in names & self._on_disk.keys()
             }
             if self._number % rows.EVENTS_PER_MEMORY == 0:
-                self._batch.memory = self._whole()
+                self._is_memory_due = True  # once, however many events come before it is written
         return told
 
     async def flush(self) -> None:
@@ -174,6 +191,8 @@ class Book:
         async with self._writing:
             if self._batch.empty:
                 return
+            if self._is_memory_due:
+                self.remember()
             batch, self._batch = self._batch, rows.Batch()
             batch.see_absent(self._machine.memory)
             try:
@@ -194,7 +213,7 @@ class Book:
     def remember(self) -> None:
         """Have the memory written whole: at the end, so that a start by another version, or with other limits, goes on
         from what was decided, not from what it would have decided of the same events."""
-        self._batch.memory = self._whole()
+        self._batch.memory, self._is_memory_due = self._whole(), False
 
     def leap(self, leapt_ns: int, now_ns: int) -> None:
         """Our clock, which says *now_ns*, was set forward by *leapt_ns*: nothing lapses, expires or is cleared by that."""

@@ -60,7 +60,7 @@ class Observer:
         listed_count = judged.hosts.listed_count(now_ns)
         if memory.hosts != listed_count:
             yield FleetSize(now_ns, listed_count)
-        if _in_kind(memory.frozen) != _in_kind(judged.degraded_reason):
+        if in_kind(memory.frozen) != in_kind(judged.degraded_reason):
             yield Frozen(now_ns, judged.degraded_reason)
         yield from self._absences(memory, hosts, judged)
         before: dict[str, list[Case]] = {}
@@ -112,7 +112,7 @@ class Observer:
             yield Available(now_ns, host)
 
 
-def _in_kind(words: str) -> str:
+def in_kind(words: str) -> str:
     """Return *words* without the numbers in them, which change each second."""
     return "".join(one for one in words if not one.isdecimal())
 

@@ -157,7 +157,8 @@ def test_judging_that_fails_as_a_whole_is_told_of(
             with monkeypatch.context() as patch:
                 patch.setattr(judging, "judge", broken)
                 await until(lambda: holder.snapshot.degraded_reason)
-                before = holder.snapshot
+                memory, before = aggregator.book.machine.memory, holder.snapshot
+                assert memory.frozen.startswith("judging failed"), "nothing is granted meanwhile"
                 assert before.version > version and before.names == ("host-1",)
                 answer = await stub.ListNodeScores(score_pb2.ListNodeScoresRequest())
                 assert answer.degraded and answer.node_scores
@@ -166,7 +167,7 @@ def test_judging_that_fails_as_a_whole_is_told_of(
                 )
                 key = OURSELVES, judging.JUDGING_FINDING, ""
                 assert findings[key].words == "judging failed: ZeroDivisionError: by zero"
-            await until(lambda: not holder.snapshot.degraded_reason)
+            await until(lambda: not holder.snapshot.degraded_reason and not memory.frozen)
             assert key not in findings and holder.snapshot.version > before.version
 
     asyncio.run(way())

@@ -573,3 +573,20 @@ def test_what_is_to_be_checked_only_changes_nothing() -> None:
         store.close()
 
     asyncio.run(run())
+
+
+def test_the_memory_is_stored_once_however_much_happened(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hall fell silent: 20,000 events in one turn had the whole memory put into words twenty times, on the loop."""
+    put_into_words: list[int] = []
+    words_of = rows.memory_text
+    world = dead_gpu()
+    book = book_of(store, world)
+    asyncio.run(book.flush())
+    monkeypatch.setattr(rows, "EVENTS_PER_MEMORY", 1)
+    monkeypatch.setattr(rows, "memory_text", lambda one: put_into_words.append(1) or words_of(one))
+    observe(book, world)
+    asyncio.run(book.flush())
+    assert len(asked(store, "FROM advice_events")) == 3 and len(put_into_words) == 1
+    assert store.in_transaction(lambda one: restored(one, LIMITS))[1] == book._number
