@@ -147,10 +147,16 @@ class Aggregator:
         gangs = Gangs()
         self._works = Works(self.fleet, gangs)
         observer = Observer(lambda: self.fleet.declared, self._works)
-        self.book = Book(
-            self.store, limits_of(config), observer, self._wall_ns(),
-            shadow=config.advice_shadow, gangs=gangs,
-        )  # fmt: skip
+        try:
+            self.book = Book(
+                self.store, limits_of(config), observer, self._wall_ns(),
+                shadow=config.advice_shadow, gangs=gangs,
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise StartError(
+                f"the advice that is stored in {config.data} cannot be read ({type(error).__name__}: {error}): a later version "
+                "wrote it? Start that version, or restore the backup of before"
+            ) from error
 
     def _make_services(self, undo: AsyncExitStack) -> None:
         config, wall_ns = self._config, self._wall_ns

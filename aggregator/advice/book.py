@@ -392,12 +392,13 @@ class Book:
     def expires_ns(self, one: Advisory) -> int:
         """Return when *one* ends unless it is answered; once it was accepted, when what it set does unless that is renewed,
         or when that ended."""
-        if one.state not in CARRIED_OUT or not takes_out(one.action):
-            return one.expires_ns
         memory = self._machine.memory
         hold, back = memory.holds.get(one.host), memory.probation.get(one.host)
-        if hold is not None and one.name in (hold.name, hold.earlier):
-            return hold.until_ns
+        waits = one.state in (State.PROPOSED, State.DEFERRED)
+        if hold is not None and one.name in (hold.name, hold.earlier) and not waits:
+            return hold.until_ns  # also of what its owner left half done, and nobody took over
+        if one.state not in CARRIED_OUT or not takes_out(one.action):
+            return one.expires_ns
         if back is not None and back.since_ns >= one.changed_ns:
             return back.since_ns
         return one.expires_ns

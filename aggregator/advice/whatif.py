@@ -255,7 +255,7 @@ def _replayed(episodes: tuple[Episode, ...], limits: Limits, hosts: int, from_ns
     advised: list[Advised] = []
     held: list[Held] = []
     most = 0
-    for event in _events(episodes, hosts, from_ns, limits):
+    for event in _ticking(machine, _events(episodes, hosts, from_ns, limits), limits):
         answers: list[Event] = [event]
         while answers:
             for one in machine.step(answers.pop(0)):
@@ -270,6 +270,15 @@ def _replayed(episodes: tuple[Episode, ...], limits: Limits, hosts: int, from_ns
                 answers += [Acked(event.now_ns, a.name, to, "what-if") for to in done]
         most = max(most, len(machine.memory.holds))
     return Report(episodes, tuple(advised), tuple(held), most, from_ns)
+
+
+def _ticking(machine: Machine, events: Iterable[Event], limits: Limits) -> Iterator[Event]:
+    """Yield *events*, and the time between them while a host is out: else what holds it runs out unrenewed."""
+    every = seconds_ns(limits.hold_seconds) // 2
+    for event in events:
+        while machine.memory.holds and machine.memory.now_ns + every < event.now_ns:
+            yield Tick(machine.memory.now_ns + every)
+        yield event
 
 
 def _events(

@@ -301,6 +301,23 @@ def test_a_taken_port_for_metrics_is_told_before_anything_is_written(lab: Any) -
     asyncio.run(run())
 
 
+def test_advice_that_this_version_cannot_read_is_told_in_words(lab: Any) -> None:
+    """A step back to the version before ended in a traceback at each start: it did not know what had been advised."""
+
+    async def run() -> None:
+        async with lab.aggregator():
+            pass
+        with duckdb.connect(str(lab.folder / "gangline.duckdb")) as connection:
+            connection.execute(
+                "INSERT INTO advice_events BY NAME "
+                "SELECT 1000000 AS number, now() AS time, 'OfTomorrow' AS kind, '{}' AS body"
+            )
+        with pytest.raises(StartError, match=r"the advice that is stored in .*data cannot be read"):
+            await Aggregator(lab.config()).start()
+
+    asyncio.run(run())
+
+
 def test_a_store_that_cannot_be_opened_leaves_no_socket(lab: Any) -> None:
     """The next attempt, seconds later by systemd, must have the port again."""
 

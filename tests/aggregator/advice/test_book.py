@@ -575,6 +575,20 @@ def test_what_is_to_be_checked_only_changes_nothing() -> None:
     asyncio.run(run())
 
 
+def test_what_its_owner_left_half_done_counts_until_it_runs_out(store: Store) -> None:
+    """The list had its host out until a time that had passed: its advisory had expired, what it had set had not."""
+    world = dead_gpu()
+    book = book_of(store, world)
+    observe(book, world)
+    book.decide(Acked(world.now_ns, "a1", State.ACCEPTED, "x"))
+    for seconds in (600, 4200):  # the lease, then the proposal
+        at_ns = world.now_ns + seconds * 10**9
+        book._give(Tick(at_ns))
+    asyncio.run(book.flush())
+    (one,) = book.standing()
+    assert one.state is State.EXPIRED and book.expires_ns(one) == world.now_ns + 2 * HOUR_NS
+
+
 def test_the_memory_is_stored_once_however_much_happened(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

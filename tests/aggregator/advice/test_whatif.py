@@ -91,6 +91,16 @@ def test_limits_of_a_rack_count_as_they_would() -> None:
     assert all("rack r1" in one for one in words if one)
 
 
+def test_an_episode_of_ten_hours_is_advised_once() -> None:
+    """Another host's fault, five hours into it, had it advised anew; ten such hosts would have opened the breaker."""
+    stored = Stored()
+    for tenth in range(61):
+        stored.saw("h1", 20.0 - tenth / 6)
+    stored.saw("h2", 15.0)
+    report = stored.asked("gpu.xid 95")
+    assert len(report.episodes) == len(report.advised) == 2 and not report.held
+
+
 def test_an_episode_is_advised_by_what_was_advised_in_it() -> None:
     """A host was advised about in the fourth week, and the report said so of its first week, too."""
     stored = Stored()
