@@ -18,7 +18,7 @@ from .costs import Fault, Workload, price
 from .desk import SILENT, Memory
 from .events import Available, CaseGone, CaseSeen, Event, FleetSize, Frozen, Unavailable, Well
 from .places import Places, Stand, place_of
-from .silence import is_asked, key_of, silence
+from .silence import is_asked, is_gone, key_of, silence
 
 State = verdicts.State
 MAINTENANCE = "maintenance"
@@ -99,9 +99,13 @@ class Observer:
     def _absences(
         self, memory: Memory, hosts: Sequence[HostScore], judged: Judgement
     ) -> Iterator[Event]:
-        """Yield who is out, and not by us, and who is back."""
+        """Yield who is out, and not by us, and who is back. One that is gone for good takes nobody's place."""
         now_ns, reasons = judged.computed_ns, {State.MAINTENANCE: MAINTENANCE, State.STALE: SILENT}
-        out = {one.host: one for one in hosts if one.state in reasons}
+        out = {
+            one.host: one
+            for one in hosts
+            if one.state in reasons and not (one.state is State.STALE and is_gone(one, now_ns))
+        }
         for host, one in out.items():
             by, before = reasons[one.state], memory.taken.get(host)
             if before is None or before.by != by:

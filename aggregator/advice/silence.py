@@ -37,7 +37,12 @@ def is_asked(memory: Memory, host: HostScore, judged: Judgement) -> bool:
     unheard = key_of(host.host) not in memory.cases and host.heard_ns < restarted_ns
     if unheard and now_ns - restarted_ns < OUTAGE_SECONDS_MAX * SECOND_NS:
         return False
-    return now_ns - host.heard_ns <= NEWS_SECONDS_MAX * SECOND_NS
+    return not is_gone(host, now_ns)
+
+
+def is_gone(host: HostScore, now_ns: int) -> bool:
+    """Say whether nothing was heard of *host* for so long that it is taken to be gone for good, as after a restart."""
+    return now_ns - host.heard_ns > NEWS_SECONDS_MAX * SECOND_NS
 
 
 def silence(

@@ -221,3 +221,13 @@ def test_hosts_in_a_domain_are_counted_anew_when_places_change(hosts: int) -> No
     moved = replace(declared, places={**declared.places, "h0": Place(rack="r2")}, places_version=9)
     places.take(moved, names)
     assert places.of("h0").among[0] == 1
+
+
+def test_hosts_that_are_gone_for_good_take_nobodys_place() -> None:
+    """Four hosts were taken to pieces, and until the next restart no dead GPU anywhere was to be drained."""
+    fleet = Fleet()
+    fleet.hush(0, 1, 2, 3)
+    fleet.run(30)
+    assert set(fleet.machine.memory.taken) == {"h0", "h1", "h2", "h3"}
+    fleet.run(86_400, step=600)
+    assert not fleet.machine.memory.taken
