@@ -405,7 +405,8 @@ class Book:
 
     def standing(self) -> list[Advisory]:
         """Return what has ended, and of which something is still set on a host; nothing in shadow mode."""
-        held = (self.known(hold.name) for hold in self._machine.memory.holds.values())
+        holds = self._machine.memory.holds.values()
+        held = (self.known(name) for hold in holds for name in (hold.name, hold.earlier))
         return [one for one in held if one is not None and not one.is_open]
 
     def all_known(self) -> list[Advisory]:

@@ -177,6 +177,8 @@ def _hold(desk: Desk, hold: Hold) -> None:
         hold.until_ns = desk.now_ns + length
         desk.touched = True
         desk.say(Renew(hold.name, hold.host, hold.until_ns, words))
+        if hold.earlier:  # what it set stands still, and is taken away with the rest
+            desk.say(Renew(hold.earlier, hold.host, hold.until_ns, words))
 
 
 def _stands(desk: Desk, hold: Hold) -> str:
@@ -236,7 +238,7 @@ def _forget(desk: Desk) -> None:
             desk.touched = True
     old = now_ns - seconds_ns(desk.limits.ended_seconds)
     surplus = len(memory.ended) - desk.limits.ended_max
-    standing = {hold.name for hold in memory.holds.values()}
+    standing = {name for hold in memory.holds.values() for name in (hold.name, hold.earlier)}
     for at, (name, one) in enumerate(list(memory.ended.items())):
         if at >= surplus and one.changed_ns > old:
             break  # in the order in which they ended

@@ -284,9 +284,14 @@ def test_a_drain_goes_on_though_something_milder_was_done_before_it() -> None:
     world.answer("a2", State.ACCEPTED)
     world.gone("h1", "GANG_WAITS")
     world.give(Well(world.now_ns, "h1", True))
-    for _ in range(6 * 12):
-        assert not told([*world.later(300), *world.answer("a2", State.ACCEPTED)], Clear)
+    renewed = set[str]()
+    for _ in range(30 * 12):
+        now = [*world.later(300), *world.answer("a2", State.ACCEPTED)]
+        renewed |= {one.name for one in told(now, Renew)}
+        assert not told(now, Clear)
     assert world.machine.memory.holds["h1"].name == "a2"
+    assert renewed == {"a1", "a2"}, "who set the milder one was told of no more, and took it away"
+    assert "a1" in world.machine.memory.ended, "it ended more than a day ago"
 
 
 def test_a_return_that_was_put_off_for_a_day_waits_for_a_day() -> None:
