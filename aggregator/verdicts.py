@@ -109,7 +109,7 @@ class Inputs:
     speed_error: float  # its standard error
     features: tuple[
         float, ...
-    ] = ()  # as the model had them, and more; their names are `features.NAMES`
+    ] = ()  # as the model had them, and more; their names are `judgement.features.NAMES`
     log_hazard_outcomes: float = 0.0  # what outcomes added, of all that evidence adds
 
 

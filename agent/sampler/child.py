@@ -17,7 +17,6 @@ from .codec import CodecError, Inbox, decode_order
 from .lanes import Lanes
 from .loop import Sampler
 
-SECOND_NS = 1_000_000_000
 RECEIVE_BYTES = 1 << 16
 #: How a process ends in whose place another is to go on (`agent.turn.StartAnew`).
 ANEW_CODE = 75

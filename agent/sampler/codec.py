@@ -24,8 +24,6 @@ MESSAGE_BYTES_MAX = rounds.MESSAGE_BYTES_MAX
 NAME_BYTES_MAX = 1024
 #: Of the words with which a new inventory is asked for.
 WORDS_BYTES_MAX = 4096
-#: Devices that a task may name.
-DEVICES_MAX = 65_535
 
 _HEAD = struct.Struct("<IB")
 _SHAPE = struct.Struct("<BIH")
@@ -85,7 +83,6 @@ class End:
     """Let go of everything and end."""
 
 
-Said = Round | Inventory | telemetry_pb2.HealthEvent
 Order = Task | Warm | End
 
 

@@ -115,7 +115,7 @@ OTHERWISE = {
 ASKED_OF = (State.UNHEALTHY, State.SUSPECT, State.DEGRADED, State.WATCH, State.PROBATION)
 #: Of a model, of outcomes, of a return: a forecast, which moves a score and calls for nothing by itself.
 FORECASTS = ("hazard.", returned.RULE.name)
-#: What a host's own rows in `policy.toml` are called where its evidence names no signal of theirs.
+#: The signal of calls that do not return; `_named` says which row of `policy.toml` is theirs.
 HUNG = "probe.hung_seconds"
 #: What is told of calls that do not return. Of most that do not, the GPU goes on and they return within minutes (median
 #: 4 min: assumed); what is behind the others has a code of its own (XID 119) before long.

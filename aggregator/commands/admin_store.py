@@ -24,8 +24,6 @@ from . import client
 from .client import FAILED, NO_ANSWER, SILENCE, accepts, translated
 from .way import ADDRESS_VARIABLE, CommandError, Way, add_way, dialled
 
-#: The writer ends the commit that is under way first; on a slow disk that takes a while.
-HOLD_SECONDS = 60.0
 #: Who has the files may still not tell the service to hold them.
 LOGIN = (
     "Log in as an admin: --token-file FILE (gangline admin token new --role admin --name NAME), or --cert and "

@@ -36,14 +36,12 @@ class Place:
 NOWHERE = Place()
 PLACE_FIELDS: tuple[str, ...] = tuple(one.name for one in fields(Place))
 
-#: Who says where a host stands, whose word counts most first: a file of people's own, Topograph's graph, the
-#: labels that its agent registered with, and what its GPUs say of the NVLink fabric that they are in.
-SOURCES = ("file", "topograph", "label", "hardware")
-
 
 class Said(NamedTuple):
     """What one source says of a host's place."""
 
+    #: Whose word counts most first: file (people's own), topograph (its graph), label (its agent registered with them),
+    #: hardware (what its GPUs say of the NVLink fabric that they are in).
     source: str
     where: str  # the file with its line; "" for what the host itself says
     place: Place

@@ -22,7 +22,7 @@ from ...fingerprints.counters import Outcome
 from ..fleet.counting import Shape, compare, nature_of, unusable
 from ..store.layout import LAYOUTS, Layout
 
-MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
+MINUTE_US = 60_000_000
 #: A boot is another one when time since boot and time went apart by more.
 BOOT_SLACK_US = 300_000_000
 #: Of one step no more is counted: a minute of such steps still fits 64 bits.

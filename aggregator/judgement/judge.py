@@ -51,8 +51,8 @@ from .waits import Waits, waits
 
 log = logging.getLogger(__name__)
 
-#: The rules, in no order that matters. To add one: a function here, its counters in `fleet/counted.py`,
-#: a test, a fixture.
+#: The rules, in no order that matters. To add one: a function here, its counters in `fleet/counted.py`, its other
+#: signals in `fleet/kept.py` (of others nothing is kept), a test, a fixture.
 RULES: tuple[Rule, ...] = (
     rules_clock.slow_gpus,
     rules_memory.corrected_bursts,

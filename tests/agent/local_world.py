@@ -100,8 +100,3 @@ def _block(table: str, devices: Mapping[str, Mapping[str, float]]) -> Block:
                 put = block.put_float if is_float(BY_NAME[name].signal_id) else block.put_int
                 put(column, row, values[name])  # type: ignore[arg-type]
     return block
-
-
-def table_of(name: str, latest: Latest) -> Readings:
-    """Return the last readings of the table that signal *name* is of."""
-    return latest.tables[BY_NAME[name].table]

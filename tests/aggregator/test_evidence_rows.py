@@ -44,7 +44,6 @@ from tests.aggregator.world import (
 )
 
 Rows = list[dict[str, Any]]
-DAY_US = 86_400_000_000
 
 
 def asked(connection: Any, sql: str) -> Rows:

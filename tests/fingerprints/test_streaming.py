@@ -16,7 +16,6 @@ from gangline.fingerprints.catalogue import TABLES
 from gangline.fingerprints.frames import FRAME_BYTES_MAX, FrameError, Stamp
 from gangline.fingerprints.streaming import CONTEXT_BYTES_MAX, Receiver, Sender, StreamError
 
-STAMP = Stamp(b"r" * 16, b"b" * 16, 1, 10**15, 17 * 10**17)
 NAMES = ("gpu_1s", "rdma_1s", "gpu_1s_changes", "disk_1s", "hwmon_1s")
 #: Doubles as hardware has them, and as it should not.
 FLOATS = st.one_of(

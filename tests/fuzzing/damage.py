@@ -18,8 +18,6 @@ ODD_WORDS: tuple[bytes, ...] = (
     b"\xff\xfe", b"\xd9\xa3", b"\xef\xbc\x91\xef\xbc\x92", b"\0", b"1\0", b"%s%n", b"'", b"..", b"/", b"../../..", b"a" * 300,
 )  # fmt: skip
 LONG_LINE_BYTES = 1 << 16
-#: All ones of 32 and 64 bits: how devices say that they have no value.
-BLANKS = (2**32 - 1, 2**64 - 1)
 U64_MAX = 2**64 - 1
 
 

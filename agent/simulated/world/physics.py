@@ -50,7 +50,6 @@ class Now:
     clock_hertz: Floats
     mean_clock_hertz: Floats
     limit_watts: Floats
-    computes: Flags  # at this very moment
     flags: np.typing.NDArray[np.int64]
     sm_active: Floats
     tensor_active: Floats
@@ -162,7 +161,6 @@ class Physics:
             clock_hertz=hertz,
             mean_clock_hertz=np.where(at_work, CLOCK_HERTZ * clock, CLOCK_IDLE_HERTZ),
             limit_watts=np.where(channels.limit < 1, np.round(lowered), parts.POWER_LIMIT_WATTS),
-            computes=computes,
             flags=self._flags(channels, computes, at_work, noise, tick),
             sm_active=mix(span, OWN_SM_ACTIVE, WAIT_SM_ACTIVE) * at_work,
             # Every rank does its share of work in the same wall time: one that does less in a cycle is busy for more.

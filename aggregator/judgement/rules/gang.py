@@ -248,12 +248,3 @@ def _sql(present: Present, standing: Standing, host: int, table: str, *columns: 
         f"SELECT host, {means} FROM readings.{table} WHERE host IN ({names}) AND time BETWEEN "
         f"{present.moment(-seconds)} AND {present.moment(5)} GROUP BY host ORDER BY {columns[0]} DESC"
     )
-
-
-def gap_sql(present: Present, host: int) -> str:
-    """Return the query for how empty the GPUs of *host* stood in each minute."""
-    return (
-        "SELECT time_bucket(INTERVAL 1 MINUTE, time) AS minute, 1 - avg(utilization_ratio) AS empty_ratio "
-        f"FROM readings.gpu_1s WHERE host = {quoted(present.fleet.names[host])} AND time BETWEEN "
-        f"{present.moment(-900)} AND {present.moment(5)} GROUP BY ALL ORDER BY minute"
-    )

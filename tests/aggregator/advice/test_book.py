@@ -14,6 +14,7 @@ import pytest
 
 from gangline.aggregator.advice import rows
 from gangline.aggregator.advice.advisory import Action, Basis, State
+from gangline.aggregator.advice.desk import Memory
 from gangline.aggregator.advice.events import Acked, HeldBack, Publish, Tick
 from gangline.aggregator.advice.limits import HOUR_NS, Limits
 from gangline.aggregator.advice.rows import restored
@@ -593,13 +594,18 @@ def test_the_memory_is_stored_once_however_much_happened(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hall fell silent: 20,000 events in one turn had the whole memory put into words twenty times, on the loop."""
-    put_into_words: list[int] = []
+    put_into_words = list[Memory]()
     words_of = rows.memory_text
+
+    def counted(memory: Memory) -> str:
+        put_into_words.append(memory)
+        return words_of(memory)
+
     world = dead_gpu()
     book = book_of(store, world)
     asyncio.run(book.flush())
     monkeypatch.setattr(rows, "EVENTS_PER_MEMORY", 1)
-    monkeypatch.setattr(rows, "memory_text", lambda one: put_into_words.append(1) or words_of(one))
+    monkeypatch.setattr(rows, "memory_text", counted)
     observe(book, world)
     asyncio.run(book.flush())
     assert len(asked(store, "FROM advice_events")) == 3 and len(put_into_words) == 1
