@@ -44,7 +44,8 @@ class Symptom:
     state: State | None = None  # None: the rule's
     reason: Reason | None = None
     clears: str = ""
-    driver: str = ""  # that does not answer, where that is what several devices show
+    #: Whose fault it shows, where it is not its device's: a driver's that does not answer, as several devices show.
+    whose: str = ""
     #: Of two that weigh alike the greater is told first; what is read now, before what was reported.
     precedence: tuple[float, ...] = (inf,)
 
@@ -52,7 +53,7 @@ class Symptom:
     def fault_of(self) -> str:
         """Whose fault it shows: several symptoms of one are one fault. A link's is its GPU's."""
         whole = self.device.partition("/")[0] if self.device.startswith("GPU-") else self.device
-        return self.driver or whole
+        return self.whose or whole
 
     @property
     def key(self) -> tuple[str, str]:

@@ -115,7 +115,7 @@ def test_a_link_is_a_part_of_its_gpu_and_a_driver_hangs_once() -> None:
         "GPU-1": 50, "GPU-1/link0": 1, "GPU-2/link0": 2, "/srv": 3, "/": 4,
     }  # fmt: skip
     hung = [seen(State.UNHEALTHY, 10.0, f"gpu_{pace}") for pace in ("1s", "10s")]
-    hung = [one._replace(symptom=replace(one.symptom, driver="driver of gpu")) for one in hung]
+    hung = [one._replace(symptom=replace(one.symptom, whose="driver of gpu")) for one in hung]
     assert score_host(subject(), hung).hazard_per_hour == pytest.approx(
         10 * base_hazard_per_hour(8)
     )

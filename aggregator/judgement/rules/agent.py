@@ -154,7 +154,7 @@ def failing_collectors(present: Present) -> Iterator[Symptom]:
             sql=present.sql("collector_10s", row, "outcome_state, turn_seconds", 120),
             state=DRIVERS.get(source) if outcome == HUNG else None,
             hazard_factor=HUNG_HAZARD_FACTORS.get(source, 0.0) if outcome == HUNG else 0.0,
-            driver=f"driver of {source}" if outcome == HUNG else "",
+            whose=f"driver of {source}" if outcome == HUNG else "",
         )
 
 

@@ -51,5 +51,6 @@ def returned_hosts(
             sql="SELECT time, kind, advisory, words FROM ops.advice_history "
             f"WHERE host = {quoted(name)} AND time BETWEEN {moment(one.since_ns - SECOND_NS)} AND {moment(present.now_ns)} ORDER BY time DESC",
             hazard_factor=factor,
+            whose=RULE.name,  # what befalls the host now is another fault, and no reason to forget this one
             clears=f"it stays well until {told(one.until_ns)}",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing
+from math import log
 
 import pytest
 
@@ -110,6 +111,24 @@ def test_a_host_that_came_back_is_on_probation_until_its_time_is_over(store: Tab
     world.run(8)
     observe(again, world)
     assert judged(world, again).state.name == "HEALTHY" and not again.experience.returned
+
+
+@pytest.mark.parametrize(("silent", "stalled_ratio", "factor"), [(True, 0.0, 5.0), (False, 0.5, 2.0)])  # fmt: skip
+def test_what_befalls_a_host_on_probation_adds_to_it(
+    store: Tables, silent: bool, stalled_ratio: float, factor: float
+) -> None:
+    """Just back from repair it fell silent, and its score rose from 0.85 to 0.99: of two faults of one device the graver
+    state counted, which is the lesser hazard by far."""
+    world, book = returned(store)
+    before = judged(world, book)
+    world.hosts[2].silent = silent
+    world.hosts[2].set("host_1s", "host", pressure_memory_full_ratio=stalled_ratio)
+    world.run(90)
+    host = judged(world, book)
+    deltas = {one.signal: one.log_hazard_delta for one in host.evidence}
+    assert deltas["host.returned"] == pytest.approx(log(110.4))
+    assert host.hazard_per_hour == pytest.approx(factor * before.hazard_per_hour)
+    assert host.score < before.score
 
 
 def test_a_fault_during_probation_is_told_before_it(store: Tables) -> None:
