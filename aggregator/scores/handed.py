@@ -75,7 +75,9 @@ def dictionary_file(snapshot: Judgement) -> int:
 
 def snapshot_file(snapshot: Judgement) -> int:
     """Return a descriptor of *snapshot*, without its names and what only judging needs. Raises OSError."""
-    told = replace(snapshot, hosts=(), sources=(), holds={}, before=Before(), faults=Faults())
+    told = replace(
+        snapshot, hosts=(), sources=(), holds={}, saw={}, before=Before(), faults=Faults()
+    )
     names = {id(snapshot.names): _HOSTS, id(snapshot.gpus.names): _GPUS}
     names.pop(id(()), None)  # Python has but one empty tuple, for all that is none
     return _file(
