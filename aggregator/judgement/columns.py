@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from ..fleet.arrays import Bytes, Flags
 from ..verdicts import HostScore, Snapshot, State
 from .hosts import Hosts
+from .rules.agent import NEW
+from .rules.returned import RULE as RETURNED
 from .scoring import scores_of
 
 #: Four stable buckets for consumers that rank: raw scores herd everyone onto the same nodes. They
@@ -26,10 +28,14 @@ BUCKETS = {
     State.UNHEALTHY: 3,
     State.MAINTENANCE: 3,
 }
+#: Evidence (signal, reason) of states that WATCH, of a better bucket, is told before: who ranks would prefer a host that is
+#: just back, or was never heard, for a clock that is off as well.
+BENEATH = {
+    (RETURNED.name, RETURNED.reason): BUCKETS[RETURNED.state],
+    ("telemetry", NEW.reason): BUCKETS[NEW.state],
+}
 #: Never allowed, whatever the floor.
 EXCLUDED = (State.UNHEALTHY, State.MAINTENANCE)
-
-_BUCKET = np.array([BUCKETS.get(State(s), 3) if s else 3 for s in range(10)], dtype=np.uint8)
 
 
 class Columns(NamedTuple):
@@ -70,17 +76,22 @@ class Columns(NamedTuple):
         return np.asarray(reach & ~excluded & ~self.ended, dtype=bool)
 
 
+def bucket_of(host: HostScore) -> int:
+    """Return the bucket of *host*: its state's, or of what its evidence says beneath that."""
+    beneath = (BENEATH.get((one.signal, one.reason), 0) for one in host.evidence)
+    return max([BUCKETS[host.state], *beneath])
+
+
 def pack(hosts: Sequence[HostScore], ended: Flags | None = None) -> Columns:
     """Return *hosts*, ordered by node index, as columns. *ended*: see `Present`; none by default."""
     count = len(hosts)
     hazards = np.fromiter((h.hazard_per_hour for h in hosts), np.float64, count)
-    state = np.fromiter((h.state for h in hosts), np.uint8, count)
     return Columns(
         score=np.fromiter((h.score for h in hosts), np.float32, count),
         hazard_per_hour=np.minimum(hazards, np.finfo(np.float32).max).astype(np.float32),
         relative_speed=np.fromiter((h.relative_speed for h in hosts), np.float32, count),
-        state=state,
-        bucket=_BUCKET[state],
+        state=np.fromiter((h.state for h in hosts), np.uint8, count),
+        bucket=np.fromiter(map(bucket_of, hosts), np.uint8, count),
         reason=np.fromiter((h.reason for h in hosts), np.uint8, count),
         ended=np.zeros(count, dtype=bool) if ended is None else ended,
         simulated=np.fromiter((h.simulated for h in hosts), np.bool_, count),

@@ -178,7 +178,9 @@ def _changed(told: Columns, now: Columns) -> Flags:
     changed = np.ones(now.score.size, dtype=bool)
     known = told.score.size
     head = now.head(known)
-    changed[:known] = differs(told, head) | (told.ended != head.ended)
+    # What is beneath a state has a say in the bucket, and comes and goes without it.
+    other = (told.ended != head.ended) | (told.bucket != head.bucket)
+    changed[:known] = differs(told, head) | other
     return changed
 
 

@@ -17,10 +17,10 @@ from google.protobuf.duration_pb2 import Duration
 
 from gangline import cli
 from gangline.aggregator.commands.client import Client, CommandError
-from gangline.aggregator.judgement.judge import Judgement
+from gangline.aggregator.judgement.judge import Judgement, judge
 from gangline.aggregator.service.errors import Errors
 from gangline.aggregator.service.score import LISTINGS_MAX, ScoreService
-from gangline.aggregator.verdicts import Reason, State
+from gangline.aggregator.verdicts import Finding, Reason, State
 from gangline.fingerprints.wire import score_pb2
 from gangline.fingerprints.wire.score_pb2_grpc import (
     ScoreServiceStub,
@@ -243,6 +243,15 @@ def test_columns_say_what_the_rows_say(served: Served) -> None:
     assert list(reply.bucket) == [0, 2, 3, 0]
     assert bits(reply.allowed_bitmap, 4) == [1, 1, 0, 1]
     assert reply.valid_until.seconds > world.now_ns // 10**9
+
+
+def test_a_host_that_was_never_heard_is_no_better_to_choose_for_a_finding() -> None:
+    """Two hosts registered under one name, and neither had said a word yet: WATCH, and so before those that are not known."""
+    world = World(hosts=2, gpus=1)
+    world.fleet.find(Finding("h1", "identity.duplicate_name", "", "two of this name", 1))
+    snapshot = judge(world.fleet, world.now_ns, None)
+    assert [host.state.name for host in snapshot.hosts] == ["UNKNOWN", "WATCH"]
+    assert list(snapshot.columns.bucket) == [2, 2]
 
 
 def test_the_reply_without_a_filter_is_made_once_per_snapshot(served: Served) -> None:

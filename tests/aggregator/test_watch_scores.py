@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from gangline.aggregator.judgement.columns import pack
 from gangline.aggregator.judgement.judge import Judgement
+from gangline.aggregator.judgement.rules.returned import RULE as RETURNED
 from gangline.aggregator.service import watching
 from gangline.aggregator.service.errors import Errors
 from gangline.aggregator.service.score import ScoreService
 from gangline.aggregator.service.watching import Changes
-from gangline.aggregator.verdicts import HostScore, Reason, State
+from gangline.aggregator.verdicts import Evidence, HostScore, Reason, State
 from gangline.fingerprints.wire import score_pb2
 from gangline.fingerprints.wire.score_pb2_grpc import (
     ScoreServiceStub,
@@ -148,6 +149,27 @@ def rows_of(update: score_pb2.NodeScoresUpdate) -> dict[int, tuple[Any, ...]]:
             strict=True,
         )
     )
+
+
+def test_a_bucket_that_changes_alone_is_told() -> None:
+    """With a trained model probation weighs nothing: it ended beneath a WATCH, and watchers ranked the host last for hours."""
+
+    async def scenario() -> None:
+        changes = Changes()
+        well = judged(1, [0.001, 0.001])
+        watched = replace(well.hosts[1], state=State.WATCH)
+        just_back = Evidence(
+            RETURNED.name, "host", 1.0, "days", "", 0.0, 1.0, 0.0, RETURNED.reason, "", 1, ""
+        )
+        for version, evidence in ((1, (just_back,)), (2, ())):
+            hosts = well.hosts[0], replace(watched, evidence=evidence)
+            changes.take(replace(well, version=version, hosts=hosts, columns=pack(hosts)))
+        found = changes.since(1)
+        assert found is not None
+        update = score_pb2.NodeScoresUpdate.FromString(found[1])
+        assert (list(update.node_index), update.bucket) == ([1], b"\1")
+
+    asyncio.run(scenario())
 
 
 def test_a_quiet_fleet_sends_bookmarks_and_an_epoch_begins_anew() -> None:

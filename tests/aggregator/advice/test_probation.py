@@ -20,7 +20,7 @@ from gangline.aggregator.hazard.model import HazardModel
 from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.judgement.rules.returned import FACTORS, factor_after
 from gangline.aggregator.service.scored import message
-from gangline.aggregator.verdicts import HostScore
+from gangline.aggregator.verdicts import Finding, HostScore
 from tests.aggregator.advice.served import Tables, dead_gpu, observe
 from tests.aggregator.world import World, gpu_of
 
@@ -136,6 +136,22 @@ def test_a_fault_during_probation_is_told_before_it(store: Tables) -> None:
     world, book = returned(store)
     world.event(world.hosts[2], 95, gpu_of(world.hosts[2], 1))
     assert judged(world, book).state.name == "UNHEALTHY"
+
+
+def test_a_milder_trouble_makes_a_host_no_better_to_choose(store: Tables) -> None:
+    """Its clock was off by a second as well, so it was WATCH, and whoever ranks by bucket took it before others on probation."""
+    world, book = returned(store)
+    assert (judged(world, book).state.name, buckets(world)) == ("PROBATION", [0, 0, 2, 0])
+    for name in ("h1", "h2"):
+        world.fleet.find(Finding(name, "clock.offset", "", "the clock is 3600 s ahead", 1))
+    assert (judged(world, book).state.name, buckets(world)) == ("WATCH", [0, 1, 2, 0])
+    judged(world, book, TRAINED)
+    assert buckets(world) == [0, 1, 2, 0]
+
+
+def buckets(world: World) -> list[int]:
+    assert world.snapshot is not None
+    return world.snapshot.columns.bucket.tolist()  # type: ignore[no-any-return]
 
 
 def test_the_longer_ago_the_less() -> None:
