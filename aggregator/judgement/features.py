@@ -23,8 +23,13 @@ NAMES = (*learned.NAMES_OF_HISTORY, *OBSERVED)
 COLUMN = {name: at for at, name in enumerate(NAMES)}
 
 
-def assemble(present: Present, faults: Faults, names: tuple[str, ...]) -> Floats:
-    """Return hosts x NAMES; NaN where something is not known: missing is not zero. *names*: of the hosts."""
+def assemble(
+    present: Present, faults: Faults, names: tuple[str, ...], frozen: frozenset[int]
+) -> Floats:
+    """Return hosts x NAMES; NaN where something is not known: missing is not zero. *names*: of the hosts.
+
+    *frozen*: whose silence is more likely ours, and tells nothing of them, now or to a model that learns of this day.
+    """
     fleet, now_us = present.fleet, present.now_ns // 1000
     hosts, gpus = len(fleet), fleet.devices["gpu"]
     observed: dict[str, Floats] = {
@@ -35,9 +40,7 @@ def assemble(present: Present, faults: Faults, names: tuple[str, ...]) -> Floats
         "link_downs": _worst(present, LINK_DOWNS),
         "speed": slowest(present.speeds.relative, gpus.host, hosts),
         "headroom_celsius": slowest(_headroom(present), gpus.host, hosts),
-        "silent_seconds": np.where(
-            np.isfinite(present.silent_seconds), present.silent_seconds, np.nan
-        ),
+        "silent_seconds": _silent(present, frozen),
         "gpus_unread": _unread(present),
         "faults_of_others": faults.of_others(now_us),
     }
@@ -64,6 +67,12 @@ def evidence_of(
         observed_ns=at_ns,
         sql=query_of(feature.name, host, at_ns),
     )
+
+
+def _silent(present: Present, frozen: frozenset[int]) -> Floats:
+    known = np.isfinite(present.silent_seconds)
+    known[list(frozen)] = False
+    return np.where(known, present.silent_seconds, np.nan)
 
 
 def _worst(present: Present, counters: tuple[tuple[str, str], ...]) -> Floats:

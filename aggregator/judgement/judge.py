@@ -155,7 +155,7 @@ def judge(
     faults = (kin.faults if kin else before.faults).after(
         fleet.index, found.standing_faults(fleet), now_ns // 1000
     )
-    subjects = _subjects(present, names, faults, trained(model), experience)
+    subjects = _subjects(present, names, faults, trained(model), experience, frozen)
     seen = dict(_seen(present, counting, passing))
     live = Hosts(subjects, {host: score_host(subjects[host], each) for host, each in seen.items()})
     hosts, before = carried(before, live, fleet, now_ns, holds)
@@ -285,10 +285,11 @@ def _subjects(
     faults: Faults,
     model: HazardModel | None,
     experience: Experience,
+    frozen: frozenset[int],
 ) -> Subjects:
     fleet, speeds = present.fleet, present.speeds
     of, count = fleet.devices["gpu"].host, len(fleet)
-    features = assemble(present, faults, names)
+    features = assemble(present, faults, names, frozen)
     log_base, parts = parts_of(model, features, fleet.gpus)
     return Subjects(
         names=names,

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isfinite
 
 import pytest
 
 from gangline.aggregator.declared.model import NOTHING, Place
+from gangline.aggregator.hazard.features import NAMES as LEARNED
+from gangline.aggregator.hazard.model import HazardModel
+from gangline.aggregator.judgement.features import COLUMN
+from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.permits import Permits
 from gangline.aggregator.verdicts import State
 from tests.aggregator.world import World, gpu_of
@@ -50,6 +55,24 @@ def test_a_twentieth_is_the_share_and_a_minute_the_time(
         world.run(apart_seconds)
     assert bool(world.run(20).degraded_reason) is ours
     assert list(world.states().values()).count("STALE") == (0 if ours else silent)
+
+
+@pytest.mark.parametrize(("silent", "ours"), [(4, True), (2, False)])
+def test_a_model_that_weighs_silence_counts_none_that_is_ours(silent: int, ours: bool) -> None:
+    """A switch of ours was down for ten minutes: its hosts' states stood, their hazards were threefold, and a scheduler that
+    asks for a score left them out. At midnight it would be learned from."""
+    weights = [0.5 * (name == "silent_seconds") for name in LEARNED]
+    model = HazardModel("a test", False, "all classes", -5.0, tuple(weights))
+    world = World(hosts=60, gpus=1)
+    before = judge(world.fleet, world.run(8).computed_ns, world.snapshot, None, model)
+    for host in world.hosts[:silent]:
+        host.silent = True
+    world.run(600, every_seconds=30)
+    after = judge(world.fleet, world.now_ns, world.snapshot, None, model)
+    same = [a.hazard_per_hour == b.hazard_per_hour for a, b in zip(before.hosts, after.hosts, strict=True)]  # fmt: skip
+    assert same == [ours] * silent + [True] * (60 - silent)
+    known = [isfinite(host.inputs.features[COLUMN["silent_seconds"]]) for host in after.hosts if host.inputs]  # fmt: skip
+    assert known == [not ours] * silent + [True] * (60 - silent)
 
 
 @pytest.mark.parametrize(("apart_seconds", "frozen"), [(25, 3), (50, 0)])
