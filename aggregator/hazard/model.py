@@ -30,8 +30,6 @@ WORDS_CHARACTERS_MAX = 1_000
 FIGURES_MAX = 64
 #: A day's hazard is not larger, whatever is summed: a fault an hour.
 LOG_HAZARD_PER_DAY_MAX = math.log(HOURS_A_DAY)
-#: Standard errors that hold 90 %.
-Z90 = 1.645
 #: Up and down of a host's hazard where it was not measured: hosts of one fleet differ by about this much (assumed).
 SPREAD_ASSUMED = 3.0
 #: A host that is not heard may be in any state, and has 100; one that is heard is known better.

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from ..fleet.arrays import Bytes, Codes, Flags, Floats
 from ..fleet.devices import Names
-from ..hazard.model import Z90
 from ..verdicts import SEVERITY, GpuScore, HostScore, Reason, State
 from .hosts import Hosts
 from .present import Present
@@ -23,6 +22,7 @@ from .scoring import (
     GPU_HAZARD_PER_HOUR,
     SPEED_UNKNOWN,
     SPREAD_UNHEARD,
+    Z90,
     Seen,
     base_hazards_per_hour,
     speed_interval,

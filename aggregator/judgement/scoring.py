@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..fleet.arrays import Codes, Floats
-from ..hazard.model import PRIOR, SPREAD_ASSUMED, Z90
+from ..hazard.model import PRIOR, SPREAD_ASSUMED
 from ..verdicts import Evidence, HostScore, Inputs, Reason, State
 from .experience import NO_OUTCOMES, Outcomes
 from .features import evidence_of
@@ -33,6 +33,8 @@ HOST_HAZARD_PER_HOUR = 5e-6
 #: model's own is below that.
 SPREAD_UNHEARD = 100.0
 
+#: Standard errors that hold 90 %.
+Z90 = 1.645
 #: Standard error of a pace that no peers were measured with (assumed).
 SPEED_ERROR = 0.02
 #: Within these a host's pace lies of which nothing is known (assumed: a power brake leaves a tenth).
