@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ import duckdb
 from ..fleet.fleet import Fleet
 from ..verdicts import OURSELVES, Finding
 from . import record
-from .model import NOTHING, Declared
+from .model import NOTHING, Declared, Said
 from .problems import DeclaredError
 from .reading import ENDINGS, File, files_in, hash_of, parse, read
 
@@ -80,6 +80,7 @@ class Live:
     def begin(self, now_ns: int) -> None:
         """Take the files, or, when they are not right, what was in force before our restart. Blocks for the disk."""
         kept = self._kept()
+        self._fleet.told.restore(self._told_before())
         self._fleet.declared = replace(NOTHING, number=kept.number if kept else 0)
         self._had_files = bool(kept and kept.files)
         look = self._look(now_ns, now=True)
@@ -89,6 +90,16 @@ class Live:
         elif kept is not None and look.declared is None:
             self._restore(kept)
         self._take(look, now_ns)
+        self._fleet.declared = self._fleet.declared.with_told(self._fleet.told.settle())
+
+    def _told_before(self) -> Mapping[str, tuple[Said, ...]]:
+        """Return what hosts said of their places before our restart: those that are switched off do not say it again."""
+        try:
+            with self._store.reading() as cursor:
+                return record.told_places(cursor)
+        except duckdb.Error as error:
+            log.error("what hosts said of their places before cannot be read: %s", error)
+            return {}
 
     def _kept(self) -> record.Kept | None:
         try:

@@ -88,11 +88,13 @@ def last(connection: duckdb.DuckDBPyConnection) -> Kept | None:
 
 
 def told_places(connection: duckdb.DuckDBPyConnection) -> dict[str, tuple[Said, ...]]:
-    """Return what hosts said of their own places, of a store or of the operators' file. Raises duckdb.Error."""
+    """Return what known hosts said of their own places, of a store or of the operators' file. Raises duckdb.Error."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for host, source, field, value in connection.execute(
-        "SELECT host, source, field, value FROM declared_places "
-        "WHERE source IN ('label', 'hardware') ORDER BY source DESC"  # whose word counts most first
+        "SELECT host, source, field, value FROM declared_places SEMI JOIN hosts USING (host) "
+        "WHERE source IN ('label', 'hardware') AND list_contains($1, field) "  # a later version may know more of them
+        "ORDER BY source DESC",  # whose word counts most first
+        [list(PLACE_FIELDS)],
     ).fetchall():
         told = tuple(value.split()) if field == "rails" else value
         found.setdefault((host, source), {})[field] = told

@@ -157,6 +157,10 @@ class Told:
         if said != self._changed.get(host, self.places.get(host, ())):
             self._changed[host] = said
 
+    def restore(self, places: Mapping[str, tuple[Said, ...]]) -> None:
+        """Take over what hosts said of their places before our restart, until each registers again."""
+        self.places = {**places, **self.places}
+
     def hardware(self, host: str) -> Hardware:
         """Return what *host* is made of, as far as it has said."""
         return self._hardware.get(host, _UNKNOWN)
