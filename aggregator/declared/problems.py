@@ -69,7 +69,10 @@ class Problems:
 
 def shown(value: object) -> str:
     """Return *value* as words bear it: quoted, printable, not too long."""
-    text = value.isoformat() if isinstance(value, date | time) else ascii(value)
+    try:
+        text = value.isoformat() if isinstance(value, date | time) else ascii(value)
+    except ValueError:  # a whole number of thousands of digits, as TOML takes it in hexadecimal
+        text = "so many digits"
     return (
         text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[: _SHOWN_CHARACTERS_MAX - 1]}\u2026"
     )
