@@ -61,8 +61,9 @@ def files_in(path: Path) -> list[Path]:
 
 
 def read(paths: Iterable[Path]) -> list[File]:
-    """Return what the files of *paths* hold. Raises DeclaredError; never waits for a pipe."""
+    """Return what the files of *paths* hold, no more than TOTAL_BYTES_MAX. Raises DeclaredError; never waits for a pipe."""
     files: list[File] = []
+    left_bytes = TOTAL_BYTES_MAX
     for path in (one for each in paths for one in files_in(each)):
         if not path.name.isprintable():  # it could be neither stored nor told of
             raise DeclaredError([f"{shown(path.name)}: expected a name of printable characters"])
@@ -70,6 +71,13 @@ def read(paths: Iterable[Path]) -> list[File]:
             files.append(File(path.name, _data(path)))
         except OSError as error:
             raise DeclaredError([f"{path}: {error.strerror}"]) from error
+        left_bytes -= len(files[-1].data)
+        if left_bytes < 0:
+            raise DeclaredError(
+                [
+                    f"{path}: with this one the files are longer than {TOTAL_BYTES_MAX} bytes together"
+                ]
+            )
     names = [one.name for one in files]
     if twice := {one for one in names if names.count(one) > 1}:
         raise DeclaredError([f"two files are named {min(twice)}: give them different names"])
@@ -115,8 +123,6 @@ def parse(
     though another version has tighter limits: better slow than without its windows.
     """
     content, problems = Content(), Problems()
-    if sum(len(one.data) for one in files) > TOTAL_BYTES_MAX:
-        raise DeclaredError([f"all files together are longer than {TOTAL_BYTES_MAX} bytes"])
     places: list[tuple[str, str, Place, Where]] = []
     for one in files:
         before = len(content.places)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from gangline.aggregator.declared import fields, index, limits, noise, tomlfile,
 from gangline.aggregator.declared import problems as problems_of
 from gangline.aggregator.declared.model import NOTHING, Declared, Place, Said
 from gangline.aggregator.declared.problems import DeclaredError
-from gangline.aggregator.declared.reading import File, hash_of, parse, read
+from gangline.aggregator.declared.reading import File, hash_of, parse
 from gangline.aggregator.declared.thresholds import THRESHOLDS
 from gangline.aggregator.declared.wildcards import fits
 
@@ -426,36 +424,6 @@ def test_a_threshold_is_within_its_limits_or_refused(wanted: dict[str, float]) -
         assert not good
     else:
         assert good and {name: found.threshold(name) for name in wanted} == wanted
-
-
-def test_a_folder_is_read_by_name_and_what_is_no_declaration_is_left_alone(tmp_path: Path) -> None:
-    """Editors leave copies behind, configuration management leaves dot files, and a pipe would never end."""
-    (tmp_path / "a.toml").write_text(GOOD)
-    for name in (".b.toml.swp", "b.toml~", "README.md", "..data"):
-        (tmp_path / name).write_text("nonsense = [")
-    assert [one.name for one in read([tmp_path])] == ["a.toml"]
-    os.mkfifo(tmp_path / "z.toml")
-    writing = os.open(tmp_path / "z.toml", os.O_RDWR)  # somebody does, and has nothing yet
-    with pytest.raises(DeclaredError, match=r"z\.toml: not a file"):
-        read([tmp_path])
-    os.close(writing)
-    (tmp_path / "z.toml").unlink()
-    (tmp_path / "z.toml").mkdir()
-    with pytest.raises(DeclaredError, match=r"z\.toml: not a file"):
-        read([tmp_path])
-    with pytest.raises(DeclaredError, match="No such file"):
-        read([tmp_path / "none"])
-    with pytest.raises(DeclaredError, match=r"two files are named a\.toml"):
-        read([tmp_path / "a.toml", tmp_path / "a.toml"])
-
-
-@pytest.mark.parametrize("name", ["a\x1b[31m.toml", "a\udcff.toml", "a\n.toml"])
-def test_a_file_whose_name_cannot_be_told_is_refused(tmp_path: Path, name: str) -> None:
-    """Its name stands in the store and in the finding: one that is no text would keep `gangline hosts` from answering."""
-    (tmp_path / name).write_text(GOOD)
-    with pytest.raises(DeclaredError, match="expected a name of printable characters") as caught:
-        read([tmp_path])
-    assert str(caught.value).isprintable()
 
 
 def test_what_is_meant_for_every_host_is_told() -> None:
