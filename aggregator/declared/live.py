@@ -19,6 +19,7 @@ from . import record
 from .model import NOTHING, Declared, Said
 from .problems import DeclaredError
 from .reading import ENDINGS, File, files_in, hash_of, parse, read
+from .resting import Resting
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at the files found. `declared` None: nothing new, or `problems`."""
+    """What one look at the files found. `declared` None: nothing new, or `problems`. `stamps` None: look again, whatever comes."""
 
     stamps: Stamps | None
     declared: Declared | None = None
@@ -64,7 +65,7 @@ class Live:
         """*path*: a file, or a folder of them; None: nothing is declared."""
         self._path, self._fleet, self._store, self._rules = path, fleet, store, rules
         self._seen: Stamps | None = None
-        self._coming: Stamps | None = None
+        self._resting = Resting()
         self._asked = False
         self._looked_ns = self._wrote_places_ns = 0
         self._places_version = -1
@@ -155,14 +156,18 @@ class Live:
         try:
             stamps = _stamps(self._path)
             is_new = stamps != self._seen or (now and bool(self._problems))
-            at_rest, self._coming = now or stamps == self._coming, stamps
-            if not is_new or not at_rest:
+            rests = self._resting.look(stamps) or now
+            if not (is_new and rests) and not self._resting.is_to_compare:
                 return Look(self._seen, problems=self._problems)
             files = tuple(read([] if self._path is None else [self._path]))
             if self._path is not None and self._had_files and not files:
                 raise DeclaredError([_gone(self._path)])
-            if _stamps(self._path) != stamps:  # somebody writes while we read
-                return Look(self._seen, problems=self._problems)
+            moving = self._resting.compare(files) if self._resting.is_to_compare else None
+            if not rests or _stamps(self._path) != stamps:  # somebody writes while we read
+                if moving is None:
+                    return Look(self._seen, problems=self._problems)
+                if moving:
+                    return Look(None, problems=(moving,))
             before = self._fleet.declared
             if hash_of(files) == before.hash:
                 return Look(stamps)

@@ -1,0 +1,125 @@
+"""Files that never rest are taken all the same, or told of: an exporter, a mount that tells other times at each look."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gangline.aggregator.declared import live
+from gangline.aggregator.declared.model import Place
+from gangline.aggregator.declared.resting import RESTLESS_LOOKS
+from tests.aggregator.declared.test_live import RACK, Running, Tables, write
+
+pytestmark = pytest.mark.usefixtures("without_snapshots")
+
+INVENTORY = "inventory.csv"
+R1, R2 = Place(rack="r1"), Place(rack="r2")
+#: As long as it may take: what changes while two looks are compared waits for the next two.
+LOOKS_MAX = 2 * RESTLESS_LOOKS
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    """One that runs with a file of people, and an inventory that something exports."""
+    write(tmp_path, RACK.format("r1"))
+    (tmp_path / INVENTORY).write_text("host,rack\nh2,r2\n")
+    with closing(Tables()) as tables:
+        yield Running(tables, tmp_path)
+
+
+def looks(running: Running, count: int, each: Callable[[int], object]) -> None:
+    """Look *count* times; *each* is called before every one."""
+    for number in range(count):
+        each(number)
+        running.step()
+
+
+def exporter(folder: Path, text: str = "host,rack\nh2,r2\n") -> Callable[[int], None]:
+    """Write the inventory anew each time; *text* may tell how often it was."""
+    times = itertools.count(1_700_000_000)
+
+    def export(number: int) -> None:
+        (folder / INVENTORY).write_text(text.format(number))
+        os.utime(folder / INVENTORY, (0, next(times)))
+
+    return export
+
+
+def test_a_window_beside_an_export_that_never_rests_is_taken(
+    running: Running, tmp_path: Path
+) -> None:
+    """An inventory was exported every three seconds: nothing that changed was taken any more, and nothing told why."""
+    export = exporter(tmp_path)
+    looks(running, 5, export)
+    write(tmp_path, RACK.format("r2"))
+    looks(running, LOOKS_MAX, export)
+    assert running.fleet.declared.place("h1") == R2 and running.finding == ""
+    write(tmp_path, "nonsense = [")
+    looks(running, LOOKS_MAX, export)
+    assert running.fleet.declared.place("h1") == R2 and "a.toml: not TOML" in running.finding
+    write(tmp_path, RACK.format("r1"))
+    looks(running, LOOKS_MAX, export)
+    assert running.fleet.declared.place("h1") == R1 and running.finding == ""
+    assert running.fleet.declared.number == 3
+
+
+def test_an_export_that_says_something_else_each_time_is_told(
+    running: Running, tmp_path: Path
+) -> None:
+    """Nobody can tell half of it from all of it; a quarter of an hour later somebody wondered where the window was."""
+    export = exporter(tmp_path, "host,rack\nh2,r{}\n")
+    write(tmp_path, RACK.format("r2"))
+    looks(running, RESTLESS_LOOKS - 2, export)
+    assert running.finding == "", "a copy of some seconds is no news"
+    looks(running, LOOKS_MAX, export)
+    assert running.fleet.declared.place("h1") == R1
+    assert "version 1 stays in force: inventory.csv: was written again and again" in running.finding
+    told = running.finding
+    looks(running, LOOKS_MAX, export)
+    assert running.finding == told
+    running.step(2)
+    assert running.fleet.declared.place("h1") == R2 and running.finding == ""
+
+
+def test_what_was_written_back_as_it_was_is_right_again(running: Running, tmp_path: Path) -> None:
+    """The export ends with what is in force: its finding ends with it."""
+    looks(running, LOOKS_MAX, exporter(tmp_path, "host,rack\nh2,r{}\n"))
+    assert running.finding
+    (tmp_path / INVENTORY).write_text("host,rack\nh2,r2\n")
+    running.step(2)
+    assert running.finding == "" and running.fleet.declared.number == 1
+
+
+@pytest.mark.parametrize("starts_so", [False, True])
+def test_a_mount_that_tells_other_times_at_each_look(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts_so: bool
+) -> None:
+    """Some network file systems number files anew each time: not even SIGHUP took what had changed."""
+    stamps, numbers = live._stamps, itertools.count(1)  # pyright: ignore[reportPrivateUsage]
+
+    def other(path: Path | None) -> live.Stamps:
+        return tuple((*one[:4], next(numbers)) for one in stamps(path))
+
+    monkeypatch.setattr(live, "_stamps", other)
+    write(tmp_path, RACK.format("r2"))
+    if starts_so:
+        running = Running(running.store, tmp_path)
+    running.live.ask()
+    running.step(RESTLESS_LOOKS)
+    assert running.fleet.declared.place("h1") == R2 and running.finding == ""
+
+
+def test_who_asks_has_what_rests_at_once(running: Running, tmp_path: Path) -> None:
+    """SIGHUP does not wait for the minute, nor for an export that is not being written just then."""
+    export = exporter(tmp_path, "host,rack\nh2,r{}\n")
+    for number in range(RESTLESS_LOOKS + 2):
+        export(number)
+        write(tmp_path, RACK.format(f"r{number}"))
+        running.live.ask()
+        running.step()
+        assert running.fleet.declared.place("h1").rack == f"r{number}" and running.finding == ""
