@@ -11,7 +11,7 @@ from typing import TextIO
 
 from .client import OK, Client, CommandError, Listing, add_options, guarded, way_of
 from .hosts import document
-from .table import caption, fitting, render, wants_colour, width_of
+from .table import caption, cut, fitting, render, wants_colour, width_of
 
 #: Home, and clear from there on: less flicker than clearing first.
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -67,9 +67,10 @@ def _table(listing: Listing, words: str, out: TextIO, rows: int | None) -> str:
     """Return the table and what is said below it, folded to *rows* lines if need be."""
     width, scores = width_of(out), listing.scores
     degraded = f"degraded: {listing.degraded_reason}" if listing.degraded_reason else ""
+    alarms = _alarms(listing, width, rows)
 
     def notes(hidden: int) -> list[str]:
-        said = (caption(listing, width, hidden), degraded, words)
+        said = (caption(listing, width, hidden), degraded, *alarms, words)
         return [line for note in said if note for line in note.split("\n")]
 
     below = notes(0)
@@ -77,6 +78,20 @@ def _table(listing: Listing, words: str, out: TextIO, rows: int | None) -> str:
         scores = fitting(scores, max(1, rows - 1 - len(notes(len(scores)))))
         below = notes(len(listing.scores) - len(scores))
     return "\n".join([render(scores, width, colour=wants_colour(out)), *below])
+
+
+def _alarms(listing: Listing, width: int, rows: int | None) -> list[str]:
+    """Return what stands against the aggregator itself, a line each; of *rows* lines no more than a sixth, cut to *width*."""
+    alarms = listing.alarms
+    if rows is None:
+        return [f"aggregator: {one}" for one in alarms]
+    shown = alarms[: max(1, rows // 6)]  # else they would push the hosts out of sight
+    if len(shown) == len(alarms):
+        return [cut(f"aggregator: {one}", width) for one in shown]
+    return [
+        cut(f"aggregator ({number} of {len(alarms)}): {one}", width)
+        for number, one in enumerate(shown, 1)
+    ]
 
 
 def _rows() -> int:

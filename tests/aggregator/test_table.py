@@ -172,6 +172,32 @@ def test_what_watch_leaves_out_is_said(lines: int, monkeypatch: pytest.MonkeyPat
         assert f"{33 - len(rows)} more not shown (healthy first)" in text
 
 
+@pytest.mark.parametrize("lines", [10, 24, 60])
+def test_watch_tells_what_stands_against_the_aggregator(
+    lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Receipts were a minute late, and files of windows not taken: `gangline hosts` said so, who watched saw a well fleet."""
+    monkeypatch.setenv("LINES", str(lines))
+    monkeypatch.setenv("COLUMNS", "80")
+    alarms = ["receipts are late", f"what is declared is not taken: {'x' * 200}"]
+
+    def shown(in_place: bool) -> str:
+        out = io.StringIO()
+        listing = Listing(mixed(), 1, "", alarms)
+        show(listing, "what you see is old", as_json=False, in_place=in_place, stream=out)
+        return out.getvalue()
+
+    placed_text = shown(in_place=True)
+    if lines == 10:
+        assert "aggregator (1 of 2): receipts are late\x1b" in placed_text
+    else:
+        assert "aggregator: receipts are late\x1b" in placed_text
+        assert "aggregator: what is declared is not taken: xxx" in placed_text
+    assert placed_text.count("\n") <= lines - 1 and "x" * 80 not in placed_text
+    assert "sim-bad" in placed_text and "what you see is old" in placed_text
+    assert f"aggregator: {alarms[1]}\n" in shown(in_place=False), "a file has room for all of it"
+
+
 def test_explain_wraps_words_and_leaves_sql_whole() -> None:
     """A query that was wrapped can not be copied."""
     made = score("a", reason_words="slow")
