@@ -17,7 +17,7 @@ from gangline.agent.simulated.world.world import STEP_SECONDS
 from . import intervals
 from .markdown import counted, most_common, number, percent, table
 from .simulated_feed import JUDGE
-from .simulated_kinds import BLAMED, Score, Wrong
+from .simulated_kinds import BLAMED, PASSED_SECONDS, Score, Wrong
 from .simulated_moments import KINDS
 from .simulated_run import Run
 
@@ -208,13 +208,14 @@ def _passing(run: Run) -> str:
                     said[f"{rule} {state.name}"] += count
                     grave += count * (state in BLAMED)
         times = sum(one.passed[kind] for one in run.sampled())
-        # One host may have been said two things of.
+        # Two things may have been said of one.
         rows.append([kind, f"{times:,}", _counted(said), percent(min(grave, times), times)])
     text = (
         "And what passes in the hours of the fleet on hosts on which no fault stands and whose telling is right, with what was said while it\n"
-        "did, or within a minute (the interval as if each were by itself; a checkpoint is of all hosts of a job at once):"
+        f"did, or within {PASSED_SECONDS:.0f} s, as rules about gangs say nothing of a job in its first minute and a half (the interval as if each\n"
+        "were by itself; a checkpoint is of all hosts of a job at once):"
     )
-    return f"{text}\n\n{table(['what', 'times, by host', 'said of how many of them', 'DEGRADED or worse'], rows)}"
+    return f"{text}\n\n{table(['what', 'times, by host', 'said in how many of them', 'DEGRADED or worse'], rows)}"
 
 
 def _counted(said: Counter[str]) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from gangline.aggregator.advice.advisory import Action
+from gangline.aggregator.fleet.gangs import WINDOW_NS, WINDOWS
 from gangline.aggregator.verdicts import Reason, State
 
 #: What takes a host from its work: for a host on which no fault stands, false. AVOID costs less, and is counted apart.
@@ -21,6 +22,8 @@ NEAR_MAX = 40
 AFTER_ONSET_SECONDS = 300.0
 #: What begins so long after a cause was over may still be said of it.
 AFTER_SECONDS = 60.0
+#: The same of what passes: rules about gangs know hosts of a job by so many windows, and say nothing before they are full.
+PASSED_SECONDS = (WINDOWS + 1) * WINDOW_NS / 1e9 + AFTER_SECONDS
 #: States that keep work off a host.
 BLAMED = frozenset({State.DEGRADED, State.SUSPECT, State.UNHEALTHY})
 NOTHING_SAID = frozenset({State.HEALTHY, State.UNKNOWN})

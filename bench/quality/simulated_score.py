@@ -20,6 +20,7 @@ from .simulated_kinds import (
     DOMAIN,
     DRAINS,
     NOTHING_SAID,
+    PASSED_SECONDS,
     RIGHT,
     Case,
     Found,
@@ -68,16 +69,16 @@ def _named_of(hosts: frozenset[str], named: Sequence[Named]) -> Counter[str]:
 
 
 def _pass(result: Score, passed: Sequence[Passing], named: Sequence[Named]) -> None:
-    """Count what passed, and what was said while it did: once for each host and rule."""
+    """Count what passed, and what was said while it did or soon after: once for each passing and rule."""
     told = [one for one in named if one.by == JUDGE and one.state is not State.UNKNOWN]
     result.passed = Counter(one.kind for one in passed)
     found = {
-        (one.kind, name.rule, name.state, one.host)
+        (one, name.rule, name.state)
         for one in passed
         for name in told
-        if name.host == one.host and one.begin <= name.begin <= one.end + AFTER_SECONDS
+        if name.host == one.host and one.begin <= name.begin <= one.end + PASSED_SECONDS
     }
-    result.said_in_passing = Counter((kind, rule, state) for kind, rule, state, _ in found)
+    result.said_in_passing = Counter((one.kind, rule, state) for one, rule, state in found)
 
 
 def _during(struck: Sequence[Struck], named: Iterable[Named], by: str) -> list[Named]:
