@@ -13,7 +13,7 @@ _TAIL = 0.05
 _DRAWS = 2000
 
 
-def wilson(hits: int, of: int) -> tuple[float, float]:
+def wilson(hits: float, of: float) -> tuple[float, float]:
     """Return the interval of a share, *hits* of *of* (Wilson 1927); 0 to 1 of nothing."""
     if of == 0:
         return 0.0, 1.0

@@ -36,9 +36,13 @@ def counted(hits: int, of: int) -> str:
     return f"{hits} of {of}, {hits / of:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def percent(hits: int, of: int) -> str:
-    """Return "3 of 74,014 [0.0016 %, 0.0099 %]": of a share that is small, its interval of 90 % (Wilson's)."""
-    low, high = wilson(hits, of)
+def percent(hits: int, of: int, looks: int = 1) -> str:
+    """Return "3 of 74,014 [0.0016 %, 0.0099 %]": of a share that is small, its interval of 90 % (Wilson's).
+
+    *looks*: how often the same were looked at and counted. The interval is that of one look in the mean, as if each
+    were what it is for good: more looks at the same tell nothing of others.
+    """
+    low, high = wilson(hits / looks, of / looks)
     return f"{hits:,} of {of:,} [{100 * low:.2g} %, {100 * high:.2g} %]"
 
 

@@ -81,18 +81,21 @@ def baselines(run: Run) -> str:
 reason). *Policy table alone*: codes and states that driver or kernel name. *Fixed limits*: each GPU by itself against limits such as those of DCGM's
 health watches; one that is broken all the time is luck when it begins anew. *Slow clock*: a busy GPU below 0.9 of the fleet's median clock. The last
 two rows are their price: of the hosts on which no fault stood in an hour of the fleet, and whose telling was right, how many were named within it (the
-judge: DEGRADED or worse); look-alikes stood on some of them, such as a power cap at full load on one in ten, and on those of the last row none."""
+judge: DEGRADED or worse); look-alikes stood on some of them, such as a power cap at full load on one in ten, and on those of the last row none. A host
+counts anew in each hour; the intervals are of as many hosts as one hour has, as they are the same in each, and mostly the same are named."""
     return f"{text}\n\n{table(['class', 'judge', 'judge, DEGRADED or worse', *names], rows)}"
 
 
 def _calm(run: Run, by: str) -> str:
     hours = run.sampled()
-    return percent(sum(one.calm_named[by] for one in hours), sum(one.calm_hosts for one in hours))
+    named, hosts = sum(one.calm_named[by] for one in hours), sum(one.calm_hosts for one in hours)
+    return percent(named, hosts, max(len(hours), 1))
 
 
 def _plain(run: Run, by: str) -> str:
     hours = run.sampled()
-    return percent(sum(one.plain_named[by] for one in hours), sum(one.plain_hosts for one in hours))
+    named, hosts = sum(one.plain_named[by] for one in hours), sum(one.plain_hosts for one in hours)
+    return percent(named, hosts, max(len(hours), 1))
 
 
 def shared_causes(run: Run) -> str:

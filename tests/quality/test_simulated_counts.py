@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from bench.quality.markdown import percent
 from bench.quality.simulated_feed import JUDGE, Named, Said
-from bench.quality.simulated_kinds import PASSED_SECONDS, Case
+from bench.quality.simulated_kinds import PASSED_SECONDS, Case, Score
 from bench.quality.simulated_moments import BEGINS, CHECKPOINT, Passing
+from bench.quality.simulated_run import Run
 from bench.quality.simulated_score import score
+from bench.quality.simulated_tables import baselines
 from bench.quality.simulated_truth import Truth
 from gangline.agent.simulated.world import World
 from gangline.aggregator.declared.thresholds import THRESHOLDS
@@ -50,3 +54,18 @@ def test_who_is_named_at_each_of_its_checkpoints_is_counted_at_each() -> None:
     checkpoints = [Passing(CHECKPOINT, "", at, at + 20.0) for at in (90_000.0, 90_600.0)]
     assert _said_in(*checkpoints, after=(30.0,)) == (2, 2)
     assert _said_in(*checkpoints, after=(30.0, 60.0)) == (2, 2)
+
+
+def _run(*scores: Score) -> Run:
+    classes = CALM.settings.befalling(CALM.scenario)
+    return Run("healthy", 5, 1, len(scores), 64, 1.0, classes, scores, 1.0)
+
+
+def test_the_same_hosts_in_forty_hours_are_not_forty_times_as_many() -> None:
+    """A power cap stands on the same hosts in every hour: "6813 of 74,014 [9 %, 9.4 %]" was an interval of 1,850 hosts."""
+    named = Counter({"fixed limits": 10})
+    hour = Score("", 1.0, calm_hosts=100, calm_named=named, plain_hosts=50)
+    once, often = (baselines(_run(*[hour] * hours)) for hours in (1, 40))
+    assert percent(10, 100) == "10 of 100 [6.1 %, 16 %]" and percent(10, 100) in once
+    assert "400 of 4,000 [6.1 %, 16 %]" in often and "0 of 2,000 [0 %, 5.1 %]" in often
+    assert "0 of 0 [0 %, 1e+02 %]" in baselines(_run())
