@@ -80,8 +80,8 @@ def _around(world: World, episode: Episode, sort: str) -> Case:
     near = episode.hosts[:NEAR_MAX]
     struck = len({*mine["host"].tolist()} & {*near})
     wanted = max(FAR_MIN, int(np.ceil(UNSTRUCK_RATIO * struck)) - (len(near) - struck))
-    # What is no fault is watched while it stands: advice waits for some of it. A fault that stands from the world's
-    # begin has nothing before it, and is watched for as long as others.
+    # What is no fault is watched while it stands: advice waits for some of it. A fault that stands for ever
+    # has nothing before it, and is watched for as long as others.
     due = float(mine["begin"].min() + mine["onset"].max()) if sort == "faults" else float("inf")
     due = max(due, episode.begin + BEFORE_SECONDS)
     return Case(

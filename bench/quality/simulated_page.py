@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline.agent.simulated.world.episodes import LENGTH_SECONDS_MAX
+from gangline.agent.simulated.world.episodes import BEFORE_SECONDS, LENGTH_SECONDS_MAX
 from gangline.agent.simulated.world.world import STEP_SECONDS
 
 from .markdown import counted, number
@@ -97,14 +97,16 @@ on seeds 1 to 9; which other seeds were looked at, and what was changed after, s
 - **Fed** is the aggregator itself, in process: frames as on the wire every {STEP_SECONDS:g} s -> fleet -> judge -> advice, in shadow: nobody accepts anything.
   Of two kinds. *Hours*: {len(run.sampled())} of the whole fleet, at random; false drains are estimated from them alone. *Around causes*: up to {run.per_class} of each class, drawn by the
   seed, with up to {NEAR_MAX} hosts of their gangs and racks and others as peers, from some three minutes before to {AFTER_ONSET_SECONDS / 60:.0f} minutes after the onset (what is no fault:
-  [below](#what-looks-like-a-fault-and-is-none), as long as it stands, up to {LENGTH_SECONDS_MAX / 60:.0f} minutes); of the other hosts the judge hears that they are there, and no more.
+  [below](#what-looks-like-a-fault-and-is-none), as long as it stands, up to {LENGTH_SECONDS_MAX / 60:.0f} minutes; a fault that stands for ever, `slow_host`, {(BEFORE_SECONDS + AFTER_ONSET_SECONDS) / 60:.0f} minutes at random); of the other hosts the judge
+  hears that they are there, and no more.
   What is named, and how soon, is from these.
 - **At {STEP_SECONDS:g} s steps** the limits are those in service, but for one: hosts that fall within 2 s of each other may be seen a step apart, so that 12 s are taken for a
   shared cause. A host is STALE after 15 s, which here is the second step that it misses. A cause begins anywhere between two steps, at random: what it does is
   seen half a step after it in the middle, a whole one at most, where real agents speak every second; and what lasts for two seconds is mostly not seen at all.
 - **Named** is a culprit in a state beyond HEALTHY by a rule whose reason is the cause's; the truth log is read by the scorer alone. `right part`: that GPU or port.
 - **Victims** are hosts that shared a job with a culprit while it stood, the job lived, and we looked: whether they were blamed, of causes that had any.
-- **Delay** is from the cause's begin, which may be minutes before anything shows: heat builds up over its onset.
+- **Delay** is from the cause's begin, which may be minutes before anything shows: heat builds up over its onset. Of `slow_host`, which stood before, it is from our
+  first look, and so never below the minute and a half in which rules about gangs say nothing of hosts that are new to them.
 - **Intervals** are of 90 %: Wilson's for shares, Garwood's (Fay and Feuer's) for rates, a bootstrap by cause for medians.
 - {doubts}"""
 

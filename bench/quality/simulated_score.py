@@ -109,7 +109,8 @@ def _found(case: Case, struck: Sequence[Struck], said: Said, truth: Truth) -> Fo
     return Found(
         class_name=case.class_name,
         rule=first.rule if first else "",
-        delay_seconds=max(first.begin - begin, 0.0) if first else float("inf"),
+        # Nobody looked before the case began: what stood by then could not be named sooner.
+        delay_seconds=max(first.begin - max(begin, case.begin), 0.0) if first else float("inf"),
         has_part=bool(struck[0].parts),
         part_is_right=any(parts[one.host].is_about(one.device) for one in right),
         is_blamed=any(one.state in BLAMED for one in told),

@@ -52,7 +52,7 @@ class Truth:
 
     def __init__(self, world: World, hosts: Sequence[int], begin: float, end: float) -> None:
         self._world, self._hosts, self._names = world, tuple(hosts), world.names
-        self._end = end
+        self._begin, self._end = begin, end
         rows = world.schedule.rows
         mine = (rows["begin"] <= end) & (rows["end"] + GRACE_SECONDS >= begin)
         near = np.flatnonzero(mine)
@@ -92,7 +92,8 @@ class Truth:
         and that no fault struck in it."""
         if EFFECTS[struck[0].each.name] is nothing:
             return set()
-        begin, end = struck[0].begin, min(self._end, max(one.end for one in struck))
+        begin = max(struck[0].begin, self._begin)
+        end = min(self._end, max(one.end for one in struck))
         end = min(end, self.dies(struck))
         jobs = [job for job in self._jobs(struck) if max(job.begin, begin) < min(job.end, end)]
         found = {host for job in jobs for host in job.hosts.tolist()} & {*self._hosts}

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
+
 from bench.quality.markdown import percent
+from bench.quality.simulated import Plan, planned
 from bench.quality.simulated_feed import JUDGE, Named, Said
-from bench.quality.simulated_kinds import PASSED_SECONDS, Case, Score
+from bench.quality.simulated_kinds import AFTER_ONSET_SECONDS, PASSED_SECONDS, Case, Score
 from bench.quality.simulated_moments import BEGINS, CHECKPOINT, Passing
 from bench.quality.simulated_run import Run
 from bench.quality.simulated_score import score
 from bench.quality.simulated_tables import baselines
 from bench.quality.simulated_truth import Truth
 from gangline.agent.simulated.world import World
+from gangline.agent.simulated.world.episodes import BEFORE_SECONDS
 from gangline.aggregator.declared.thresholds import THRESHOLDS
 from gangline.aggregator.fleet.gangs import WINDOW_NS
 from gangline.aggregator.verdicts import Reason, State
@@ -54,6 +58,27 @@ def test_who_is_named_at_each_of_its_checkpoints_is_counted_at_each() -> None:
     checkpoints = [Passing(CHECKPOINT, "", at, at + 20.0) for at in (90_000.0, 90_600.0)]
     assert _said_in(*checkpoints, after=(30.0,)) == (2, 2)
     assert _said_in(*checkpoints, after=(30.0, 60.0)) == (2, 2)
+
+
+def test_of_a_fault_that_stood_before_we_looked_what_we_saw_counts() -> None:
+    """A slow host is slow for ever: weeks of delay, and all that ever shared a job with it waited for it."""
+    world = World("quarter", 3, hosts=400)
+    slow = [one for one in planned(world, Plan(per_class=2)) if one.class_name == "slow_host"]
+    assert len(slow) == 2 and all(one.begin > 7200.0 for one in slow)
+    waited = 0
+    for case in slow:
+        assert case.end - case.begin == pytest.approx(BEFORE_SECONDS + AFTER_ONSET_SECONDS)
+        truth = Truth(world, case.hosts, case.begin, case.end)
+        (struck,) = truth.of_cause(case.cause)
+        told = score(case, Said(named=_named(struck.host, case.begin + 100.0)), truth, {}).found
+        assert told is not None and (told.rule, told.delay_seconds) == ("gang.slow_host", 100.0)
+        jobs = world.schedule.jobs
+        mine = [jobs[number] for number in world.schedule.stints[case.hosts[0]]]
+        now = [job for job in mine if job.begin < case.end and job.end > case.begin]
+        beside = {world.names[host] for job in now for host in job.hosts.tolist()}
+        assert truth.victims([struck]) <= beside - {struck.host}
+        waited += told.victims
+    assert waited
 
 
 def _run(*scores: Score) -> Run:

@@ -228,7 +228,8 @@ def test_eventful_episodes_hold_the_culprit_its_gang_and_the_onset() -> None:
         told = truths[each.cause]
         assert told["struck"][0][0] in {names[h] for h in each.hosts}
         begin = told["begin_seconds"]
-        is_whole = told["sort"] == "faults" or told["end_seconds"] - begin <= LENGTH_SECONDS_MAX
+        is_fault = told["sort"] == "faults" and each.class_name != "slow_host"  # that has no begin
+        is_whole = is_fault or told["end_seconds"] - begin <= LENGTH_SECONDS_MAX
         assert not is_whole or (each.begin <= max(begin, STEP_SECONDS) and begin < each.end)
         assert each.weight >= 1.0 and len(each.hosts) >= 8
 
@@ -252,6 +253,19 @@ def test_what_stands_for_long_is_watched_at_any_time_and_what_is_short_until_it_
     reboots = [one for one in found if one.class_name == "planned_reboot"]
     assert len(reboots) == 5 and sum(late) > 0.8 * len(late) > 8
     assert found == [one for one in eventful(world(), 5) if sorts[one.class_name] != "faults"]
+
+
+def test_a_fault_that_stands_for_ever_is_watched_at_any_time() -> None:
+    """Slow hosts were seen in the first eight minutes of the world alone: as all jobs begin, before any checkpoint."""
+    found = [one for one in eventful(world(), 5) if one.class_name == "slow_host"]
+    parts = {int(4 * one.begin / world().seconds) for one in found}
+    assert len(found) > 3 and len(parts) > 2
+    longest = BEFORE_SECONDS + LENGTH_SECONDS_MAX + AFTER_SECONDS
+    assert all(one.end - one.begin <= longest for one in found)
+    # Its gang is that of then.
+    jobs = [world().schedule.job_at(one.hosts[0], one.begin + BEFORE_SECONDS) for one in found]
+    gangs = [(one, {*job.hosts.tolist()}) for one, job in zip(found, jobs, strict=True) if job]
+    assert gangs and all(len(gang & {*one.hosts}) >= min(len(gang), 40) for one, gang in gangs)
 
 
 def test_causes_begin_anywhere_between_two_steps() -> None:

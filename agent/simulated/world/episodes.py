@@ -47,7 +47,8 @@ def _around(world: World, rows: Rows, weight: float) -> Episode:
     first = rows[0]
     each, cause = world.schedule.classes[int(first["cls"])], int(first["cause"])
     random = named_random(world.seed, "episode", each.name, str(cause))
-    begin, end = _watched(world, rows, each.sort == "faults", random)
+    has_begin = each.sort == "faults" and each.per != "share"
+    begin, end = _watched(world, rows, has_begin, random)
     hosts = _company(world, rows["host"].astype(np.int64), begin)
     # Steps fall anywhere between two of them: a cause that always began on one would be told at once.
     since = max(begin - BEFORE_SECONDS, 0.0) + float(random.uniform(0.0, STEP_SECONDS))
@@ -55,11 +56,11 @@ def _around(world: World, rows: Rows, weight: float) -> Episode:
     return Episode(each.name, cause, tuple(hosts.tolist()), since, until, weight)
 
 
-def _watched(world: World, rows: Rows, is_fault: bool, random: Random) -> tuple[float, float]:
-    """Return what is watched of an incident: of a fault its begin; of a long look-alike some of it, at random, for it
-    stands most of the time at another job and another hour than it began in."""
+def _watched(world: World, rows: Rows, has_begin: bool, random: Random) -> tuple[float, float]:
+    """Return what is watched of an incident: of a fault its begin, if it has one; of what stands for ever and of a long
+    look-alike some of it, at random, for it stands most of the time at another job and another hour than it began in."""
     begin, end = float(rows["begin"].min()), min(float(rows["end"].max()), world.seconds)
-    if is_fault:
+    if has_begin:
         return begin, min(end, begin + float(rows[0]["onset"]) + LENGTH_SECONDS_MAX)
     length = min(end - begin, LENGTH_SECONDS_MAX)
     begin = float(random.uniform(begin, max(end - length, begin)))
