@@ -16,7 +16,7 @@ from gangline.agent.simulated.world.world import STEP_SECONDS
 
 from . import intervals
 from .markdown import counted, most_common, number, percent, table
-from .simulated_feed import JUDGE
+from .simulated_feed import JUDGE, LIMITS
 from .simulated_kinds import BLAMED, PASSED_SECONDS, Score, Wrong
 from .simulated_moments import KINDS
 from .simulated_run import Run
@@ -74,8 +74,9 @@ def advice(run: Run) -> str:
   all assumes no such thing, and has Garwood's exact interval: {_hours_told(run)}.
 - No limit on how many hosts may be out at once holds advice back in these hours, as one would in service. A judge meets the fleet anew each hour: what lasts
   counts each time, and so more often than in service; advice that waits for longer than an hour is not seen.
-- *Around causes*: {number(sum(one.days for one in run.around()))} node-days more, of gangs and racks around as many causes of a rare class as of a common one: here false drains show first. The last
-  column weighs each by how many causes its episode stands for. It has no upper end worth the name: one more, beside the commonest class, would be {number(_largest(run) * 1000.0 / run.node_days)}."""
+- *Around causes*: {number(sum(one.days for one in run.around()))} node-days more, of gangs and racks around as many causes of a rare class as of a common one: here false drains show first.
+  But the limits are those in service: of advice as grave or graver (AVOID, too) {LIMITS.rack_hosts_max} hosts of a rack and {LIMITS.job_hosts_max} of a job may have some at once, so that a judge who blames a whole gang
+  is seen to blame no more. The last column weighs each by how many causes its episode stands for. It has no upper end worth the name: one more, beside the commonest class, would be {number(_largest(run) * 1000.0 / run.node_days)}."""
     return f"{text}\n\n{table(head, rows)}\n\n{_behind(run)}"
 
 
@@ -252,9 +253,14 @@ def _struck(run: Run, sort: str) -> str:
 
 
 def _of_class(scores: Sequence[Score], name: str, what: str) -> str:
-    """Return how often, and in how many of the episodes."""
-    times = [
-        sum(one.by == JUDGE and one.what == what and name in one.about for one in each.wrong)
+    """Return how often (of names: of how many hosts), and in how many of the episodes."""
+    found = [
+        [
+            one.host
+            for one in each.wrong
+            if one.by == JUDGE and one.what == what and name in one.about
+        ]
         for each in scores
     ]
+    times = [len({*hosts} if what == "name" else hosts) for hosts in found]
     return f"{sum(times)}; {counted(sum(map(bool, times)), len(times))}"

@@ -10,7 +10,7 @@ import numpy as np
 from . import intervals
 from .markdown import counted, most_common, number, percent, table
 from .simulated_baselines import BASELINES
-from .simulated_feed import JUDGE
+from .simulated_feed import JUDGE, LIMITS
 from .simulated_kinds import DOMAIN, RIGHT, Found, Shared
 from .simulated_run import Run, is_missed
 
@@ -108,8 +108,9 @@ def shared_causes(run: Run) -> str:
         "class", "causes", "hosts each", "hosts named", "one advisory for the cause", "of the right domain",
         "advisories for single hosts", "of them drains",
     ]  # fmt: skip
-    text = """Of causes that struck several hosts at once. One such cause should be one advisory, for what the hosts share. `congestion` is of a job, which no
-domain is: there the right answer is none for any single host."""
+    text = f"""Of causes that struck several hosts at once. One such cause should be one advisory, for what the hosts share. `congestion` is of a job, which no
+domain is: there the right answer is none for any single host. The limits in service
+hold here, too: of advisories for single hosts, those past {LIMITS.rack_hosts_max} of a rack or {LIMITS.job_hosts_max} of a job at once are held back, and not counted."""
     return f"{text}\n\n{table(head, rows)}"
 
 

@@ -15,12 +15,13 @@ GRAVITY = ("", "look", "avoid", "alone", "astray", "drain")
 
 
 def wrong_names(named: Sequence[Named], truth: Truth) -> list[Wrong]:
-    """Return each host that a state keeps work off without a fault; of each that says so, once an episode."""
-    found: dict[tuple[str, str], Wrong] = {}
+    """Return each host that a state keeps work off without a fault: of each that says so, once an episode for all that
+    stood on it at one time; who was named before something began may be named for it as well."""
+    found: dict[tuple[str, str, tuple[str, ...]], Wrong] = {}
     for one in named:
         if one.state in BLAMED and truth.has(one.host) and not truth.is_ill(one.host, one.begin):
             wrong = _wrong(truth, one.by, "name", one.host, one.rule, "", one.begin)
-            found.setdefault((one.by, one.host), wrong)
+            found.setdefault((one.by, one.host, wrong.about), wrong)
     return list(found.values())
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bench.quality.markdown import percent
 from bench.quality.simulated import Plan, planned
-from bench.quality.simulated_feed import JUDGE, Named, Said
+from bench.quality.simulated_false import look_alikes
+from bench.quality.simulated_feed import JUDGE, LIMITS, Named, Said
 from bench.quality.simulated_kinds import AFTER_ONSET_SECONDS, PASSED_SECONDS, Case, Score
 from bench.quality.simulated_moments import BEGINS, CHECKPOINT, Passing
+from bench.quality.simulated_page import page
 from bench.quality.simulated_run import Run
 from bench.quality.simulated_score import score
 from bench.quality.simulated_tables import baselines
@@ -79,6 +83,40 @@ def test_of_a_fault_that_stood_before_we_looked_what_we_saw_counts() -> None:
         assert truth.victims([struck]) <= beside - {struck.host}
         waited += told.victims
     assert waited
+
+
+def test_who_was_named_before_a_look_alike_and_again_while_it_stood_is_named_for_it_once() -> None:
+    """The first name alone was kept, with nothing about it: the look-alike's row stayed 0."""
+    row = next(one for one in CALM.schedule.rows if _lasts(one))
+    host, begin = int(row["host"]), float(row["begin"])
+    name = CALM.names[host]
+    each = CALM.schedule.classes[int(row["cls"])].name
+    case = Case(each, "benign", int(row["cause"]), 1.0, (host,), begin - 180.0, begin + 600.0)
+    truth = Truth(CALM, case.hosts, case.begin, case.end)
+    named = _named(name, *(begin + seconds for seconds in (-60.0, 60.0, 90.0)))
+    told = score(case, Said(named=named, steps=1), truth, {})
+    assert [each in one.about for one in told.wrong] == [False, True]
+    lines = look_alikes(_run(told)).splitlines()
+    shown = next(line for line in lines if line.startswith(f"| `{each}`"))
+    assert shown.split("|")[6].strip() == "1; 1 of 1, 1.00 [0.27, 1.00]"
+    # Beside something else that began meanwhile it is one host still.
+    beside = replace(told.wrong[1], about=(*told.wrong[1].about, "x"))
+    again = replace(told, wrong=[*told.wrong, beside])
+    assert shown in look_alikes(_run(again)).splitlines()
+
+
+def _lasts(row: np.void) -> bool:
+    """Say whether it is of a look-alike that begins while we look and stands for minutes."""
+    each = CALM.schedule.classes[int(row["cls"])]
+    return each.sort == "benign" and float(row["begin"]) > 600.0 < float(row["end"] - row["begin"])
+
+
+def test_the_page_says_that_limits_hold_advice_back_around_causes() -> None:
+    """It said that none do in the hours, and that false drains show first around causes: there two of a gang may."""
+    text = page(_run())
+    around = text[text.index("- *Around causes*") :]
+    assert f"{LIMITS.rack_hosts_max} hosts of a rack and {LIMITS.job_hosts_max} of a job" in around
+    assert "held back, and not counted" in text[text.index("### Causes that hosts share") :]
 
 
 def _run(*scores: Score) -> Run:
