@@ -12,10 +12,12 @@ from ...fingerprints.wire.telemetry_pb2 import HealthEvent
 from ..judgement.recompute import inputs_of_row
 from ..verdicts import Evidence, Finding, HostScore, Reason, State
 from .journal import StoredEvent
+from .opscopies import TOLD
+from .standing import STANDING_EVENTS
 
 #: Why a finding was cleared that nobody looked at again.
 NOT_LOOKED_AT = "the aggregator started again; what is still so is found anew"
-#: Events of the last day are read again, so that a restart forgets no fault.
+#: Events of the last day are read again, so that a restart forgets no fault: so many of each kind (`_RECENT_EVENTS`).
 EVENTS_SECONDS, EVENTS_MAX = 86_400, 100_000
 #: The scores of hosts are read again that were heard within this before the last score of all.
 HEARD_SECONDS = 86_400
@@ -44,14 +46,10 @@ def gpus(connection: Connection) -> list[tuple[str, str]]:
 
 
 def recent_events(connection: Connection, now_ns: int) -> list[StoredEvent]:
-    """Return the last EVENTS_MAX events received in the EVENTS_SECONDS before *now_ns*, oldest first."""
-    since_ns = now_ns - EVENTS_SECONDS * 1_000_000_000
-    rows = connection.execute(
-        f"SELECT host, epoch_us(received), epoch_us(time), {', '.join(_EVENT_FIELDS)} "
-        "FROM events WHERE received > make_timestamp(?) ORDER BY received DESC LIMIT ?",
-        [since_ns // 1000, EVENTS_MAX],
-    ).fetchall()
-    return [_event(*row) for row in rows[::-1]]
+    """Return events received in the EVENTS_SECONDS before *now_ns*, and those that stand whatever their age; oldest first."""
+    since_us = now_ns // 1000 - EVENTS_SECONDS * 1_000_000
+    rows = connection.execute(_RECENT_EVENTS, {"since": since_us, "most": EVENTS_MAX}).fetchall()
+    return [_event(*row) for row in rows]
 
 
 def last_scores(connection: Connection) -> list[LastScore]:
@@ -190,6 +188,23 @@ _EVENT_FIELDS = (
     "event_id", "device_kind", "device", "name", "code", "message", "boottime_ns", "revision",
     "count", "last_boottime_ns", "forms", "forms_count", "process_id", "process_name", "attributes",
 )  # fmt: skip
+
+
+#: The newest of what is told again and again, of all else, and of what an open finding is about: none of the three leaves
+#: another without room. Parameters: microseconds since 1970, and how many of each.
+_RECENT_EVENTS = f"""
+WITH chosen AS (
+    (SELECT rowid FROM events WHERE received > make_timestamp($since) AND {TOLD}
+        ORDER BY received DESC LIMIT $most)
+    UNION
+    (SELECT rowid FROM events WHERE received > make_timestamp($since) AND NOT {TOLD}
+        ORDER BY received DESC LIMIT $most)
+    UNION
+    (SELECT rowid FROM events WHERE rowid IN ({STANDING_EVENTS}) ORDER BY received DESC LIMIT $most)
+)
+SELECT host, epoch_us(received), epoch_us(time), {", ".join(_EVENT_FIELDS)}
+FROM events SEMI JOIN chosen USING (rowid) ORDER BY received, rowid
+"""
 
 
 def _event(host: str, received_us: int, time_us: int | None, *columns: Any) -> StoredEvent:

@@ -34,7 +34,7 @@ class Copy:
 
 
 #: Who runs is told again and again by every host: it must not leave a fleet's faults without room.
-_TOLD = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
+TOLD = "name IN ('gpu.process', 'gpu.allocation', 'gpu.told_anew')"
 #: A view and a table of the live file that the base holds, too.
 CLEARED = Copy("cleared_findings", 100_000, "cleared")
 DAYS = Copy("host_days", 100_000, "time", DAYS_SECONDS)
@@ -52,8 +52,8 @@ COPIES: tuple[Copy, ...] = (
     Copy("scores", 1_000_000, "time", SCORES_SECONDS),
     Copy("evidence", 1_000_000, "time", SCORES_SECONDS),
     Copy("findings", 100_000, "coalesce(cleared, 'infinity'::TIMESTAMP)", SCORES_SECONDS),
-    Copy("events", 100_000, "received", EVENTS_SECONDS, f"NOT {_TOLD}"),
-    Copy("events", 500_000, "received", EVENTS_SECONDS, _TOLD),
+    Copy("events", 100_000, "received", EVENTS_SECONDS, f"NOT {TOLD}"),
+    Copy("events", 500_000, "received", EVENTS_SECONDS, TOLD),
     Copy("own_health", 200_000, "time", OWN_SECONDS),
     Copy("models", 1_000, "time"),
     Copy("advisories", 100_000, "time", ADVICE_SECONDS),

@@ -27,6 +27,7 @@ from .pending import Pending
 from .records import HostRecord
 from .rows import Batch, HostFrame, batch
 from .scripts import run_scripts
+from .standing import STANDING_EVENTS
 from .storefile import (
     BEFORE_SWAP,
     StoreError,
@@ -334,8 +335,9 @@ class Writer:
         hostdays.fill(self._connection, now_ns // 1000)
         for table, column, days in _HISTORY:
             before = now_ns // 1000 - (days or self._history_days) * 86_400_000_000
+            kept = f" AND rowid NOT IN ({_KEPT[table]})" if table in _KEPT else ""
             self._connection.execute(
-                f"DELETE FROM {table} WHERE {column} < make_timestamp(?)", [before]
+                f"DELETE FROM {table} WHERE {column} < make_timestamp(?){kept}", [before]
             )
 
     @contextmanager
@@ -398,6 +400,8 @@ _HISTORY: Iterable[tuple[str, str, int]] = (
     ("advisories", "time", 0),
     ("outcomes", "time", OUTCOMES_DAYS),
 )
+#: And what of it is kept for longer, by its `rowid`: an event is what a fault that stands is known by after a restart.
+_KEPT = {"events": STANDING_EVENTS}
 #: What findings leave behind.
 _PAST = (
     "INSERT INTO past_findings SELECT host, name, since, cleared FROM findings "
