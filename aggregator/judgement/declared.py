@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
@@ -24,6 +25,10 @@ from .symptoms import Rule, Symptom
 
 #: States that say nothing of a host worth telling beside its maintenance.
 _QUIET = (State.HEALTHY, State.MAINTENANCE)
+#: Where `_maintained` says what a host would be without its window: a stored score has it nowhere else.
+_BENEATH = re.compile(r", until [-0-9: ]+ UTC; else ([A-Z]+): (.*)", re.DOTALL)
+#: What ends a state that lay beneath: its own words were not stored.
+_LOOKED_AT = "it is looked at again, and is gone"
 
 
 def without_noise(
@@ -80,6 +85,25 @@ def _maintained(host: HostScore, window: Window) -> HostScore:
         reason=Reason.POLICY,
         reason_words=f"{window.why} ({window.who}), until {told(window.end_ns)}{else_words}",
         clears_when=f"the window ends at {told(window.end_ns)} ({window.where})",
+    )
+
+
+def without_maintenance(host: HostScore) -> HostScore:
+    """Return *host*, a score that was stored, as it was but for its window: whether that still is, says who declares it."""
+    if host.state is not State.MAINTENANCE:
+        return host
+    beneath = _BENEATH.search(host.reason_words)
+    if beneath is None:
+        return replace(
+            host, state=State.HEALTHY, reason=Reason.NONE, reason_words="", clears_when=""
+        )
+    words = beneath[2]
+    return replace(
+        host,
+        state=State.__members__.get(beneath[1], State.UNKNOWN),
+        reason=next((one.reason for one in host.evidence if one.words == words), Reason.NONE),
+        reason_words=words,
+        clears_when=_LOOKED_AT,
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from ..fleet.arrays import Floats
 from ..fleet.fleet import Fleet
 from ..verdicts import SEVERITY, SIMULATED_SILENT_SECONDS_MAX, Evidence, HostScore, State
+from .declared import without_maintenance
 from .faults import Faults
 from .hosts import Hosts
 from .hysteresis import Holds
@@ -112,7 +113,7 @@ def restore(fleet: Fleet, last: Iterable[tuple[HostScore, int]], now_ns: int) ->
             continue
         heard_ns = min(score.heard_ns, now_ns)  # our clock may have been set back
         host = fleet.restore(score.host, simulated=score.simulated, gpus=gpus, heard_ns=heard_ns)
-        scores[host] = replace(score, node_index=host)
+        scores[host] = replace(without_maintenance(score), node_index=host)
         for one in score.evidence:
             fleet.seen.restore(host, one.device, one.signal)
     return Before(now_ns, scores)
