@@ -140,7 +140,7 @@ def judge(
     frozen = outage.silent_together(present, listened) - unheard
     told = previous.degraded_reason if previous else ""
     saw, failed = _look(present, kin, told)
-    holds = _hold(present, _by_host(saw.values()), kin, leapt_ns)
+    holds = _hold(present, _by_host(saw.values()), kin, leapt_ns, before)
     counting = without_noise(fleet, holds, now_ns)
     passing = _by_host(
         [
@@ -250,13 +250,14 @@ def _hold(
     symptoms: Mapping[int, list[Symptom]],
     previous: Judgement | None,
     leapt_ns: int,
+    restarted: Before,
 ) -> dict[int, dict[Key, Hold]]:
     """Return every host's holds. A host that is silent keeps its own, and so does a GPU that is not read: missing is not
     healthy.
 
     Where our clock was set back, or forward by *leapt_ns*, all of them are as old as they were.
     """
-    before: Mapping[int, Mapping[Key, Hold]] = {}
+    before: Mapping[int, Mapping[Key, Hold]] = restarted.holds
     elapsed_ns = 0
     if previous is not None:
         before, elapsed_ns = previous.holds, present.now_ns - previous.computed_ns

@@ -19,6 +19,7 @@ from .declared import without_maintenance
 from .faults import Faults
 from .hosts import Hosts
 from .hysteresis import Holds
+from .lasting import lasting
 from .unread import waits_for_reading
 
 #: So long hosts have to be heard again before their silence counts, and so long a host must be heard
@@ -47,6 +48,8 @@ class Before:
     findings: frozenset[tuple[str, str, str]] = frozenset()
     #: What is on record of each host.
     faults: Faults = field(default_factory=Faults)
+    #: What was remembered by time (`lasting.py`), for the first judgement: later ones have it of the one before.
+    holds: AllHolds = field(default_factory=dict[int, Holds])
 
     def by(self, now_ns: int, leapt_ns: int = 0) -> Before:
         """Return the same by a clock that says *now_ns*, and was set forward by *leapt_ns* just now: it may have been set
@@ -107,6 +110,7 @@ def restore(fleet: Fleet, last: Iterable[tuple[HostScore, int]], now_ns: int) ->
     Simulated hosts that had ended do not come back.
     """
     scores: dict[int, HostScore] = {}
+    holds: dict[int, Holds] = {}
     for score, gpus in last:
         silent_seconds = (now_ns - score.heard_ns) / 1e9
         if score.simulated and silent_seconds > SIMULATED_SILENT_SECONDS_MAX:
@@ -116,7 +120,9 @@ def restore(fleet: Fleet, last: Iterable[tuple[HostScore, int]], now_ns: int) ->
         scores[host] = replace(without_maintenance(score), node_index=host)
         for one in score.evidence:
             fleet.seen.restore(host, one.device, one.signal)
-    return Before(now_ns, scores)
+        if held := lasting(score, host, now_ns):
+            holds[host] = held
+    return Before(now_ns, scores, holds=holds)
 
 
 def carried(
@@ -138,7 +144,7 @@ def carried(
             del left[index]
         elif index in waiting or state is State.UNKNOWN or _is_worse(old.state, state):
             stands[index] = replace(old, heard_ns=int(live.subjects.heard_ns[index]))
-    return live.but(stands), replace(before, scores=left)
+    return live.but(stands), replace(before, scores=left, holds={})
 
 
 def _is_settled(old: State, now: State, first_ns: int, now_ns: int) -> bool:
