@@ -15,7 +15,7 @@ import numpy as np
 from .baselines import BASELINES, isotonic
 from .events import EventsError, Faults, Floats
 from .history import ALL, HARDWARE, WINDOW_DAYS, Units, units_of
-from .metrics import Calibrated, Drawn, Estimate, Ranked, bootstrapped
+from .metrics import Calibrated, Drawn, Estimate, Ranked, bootstrapped, draws_of_ranking
 from .model import HOURS_A_DAY, HazardModel
 from .training import train
 
@@ -63,7 +63,7 @@ class Table:
     outcome: str
     units: int
     positives: int
-    nodes_positive: int
+    nodes_positive: int  # fewer than NODES_POSITIVE_MIN: AUC and recall have no interval
     rate_learned: float  # positive share of the units before the split
     told: float  # mean probability of the model after it
     observed: float
@@ -189,7 +189,8 @@ class _Judge:
     def _ranked(self, rank: Floats) -> tuple[Drawn, Drawn]:
         """Return AUC and recall."""
         pooled, daily = Ranked(rank, self._came), Ranked(rank, self._came, self._units.day)
-        return self._drawn(pooled.auc), self._drawn(daily.recall)
+        draws = draws_of_ranking(self._units.node[self._came > 0], self._terms.draws)
+        return self._drawn(pooled.auc, draws), self._drawn(daily.recall, draws)
 
     def row(self, name: str, rank: Floats, raw_ece: float, chance: Floats) -> Row:
         """Return the figures of a ranking and of its probabilities."""
@@ -226,6 +227,6 @@ class _Judge:
         days = len(np.unique(self._units.day))
         return self._drawn(lambda weight: ranked.top(weight, HELD_SHARE) / days).estimate()
 
-    def _drawn(self, figure: Callable[[Floats], float]) -> Drawn:
-        terms = self._terms
-        return bootstrapped(figure, self._units.node, self._nodes, terms.draws, terms.seed)
+    def _drawn(self, figure: Callable[[Floats], float], draws: int | None = None) -> Drawn:
+        draws = self._terms.draws if draws is None else draws
+        return bootstrapped(figure, self._units.node, self._nodes, draws, self._terms.seed)

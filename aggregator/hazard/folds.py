@@ -14,7 +14,7 @@ from .fitting import fit
 from .forms import Form
 from .history import WINDOW_DAYS, Units
 from .measured import weighed
-from .metrics import BINS, Calibrated, Drawn, Ranked, bootstrapped
+from .metrics import BINS, Calibrated, Drawn, Ranked, bootstrapped, draws_of_ranking
 
 #: Folds begin at these shares of the recording, and each is judged over FOLD_SHARE of it.
 FOLD_SHARES, FOLD_SHARE = (0.46, 0.55, 0.64, 0.73, 0.82), 0.125
@@ -102,10 +102,12 @@ class Ahead:
 
     @cached_property
     def drawn(self) -> tuple[Drawn, Drawn]:
-        """The same two of fleets drawn node by node: of the same fleets for every form."""
+        """The same two of fleets drawn node by node, of the same fleets for every form; none where few nodes failed."""
         nodes = np.arange(self._nodes)
+        positive = np.concatenate([one.node[one.came > 0] for one in self._folds])
+        draws = draws_of_ranking(positive, DRAWS)
         auc, recall = (
-            bootstrapped(figure, nodes, self._nodes, DRAWS, SEED)
+            bootstrapped(figure, nodes, self._nodes, draws, SEED)
             for figure in (self._auc, self._recall)
         )
         return auc, recall

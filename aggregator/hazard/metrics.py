@@ -19,6 +19,9 @@ TOP_SHARE = 0.05
 BINS = 10
 #: The interval that the bootstrap gives.
 INTERVAL = (0.05, 0.95)
+#: Of fewer positive nodes AUC and recall have no interval (assumed). In both a fault's node is divided by itself: of one
+#: node they are the same however often it is drawn, and fleets without it count for nothing.
+NODES_POSITIVE_MIN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +128,21 @@ class Drawn:
         return Estimate(self.value, float(lower), float(upper))
 
 
+def draws_of_ranking(positive: Indexes, draws: int) -> int:
+    """Return how many fleets are to be drawn for AUC and recall: *draws*, or none where they would say nothing.
+
+    *positive*: the nodes of the positive units.
+    """
+    return draws if len(np.unique(positive)) >= NODES_POSITIVE_MIN else 0
+
+
 def bootstrapped(
     figure: Callable[[Floats], float], node: Indexes, nodes: int, draws: int, seed: int
 ) -> Drawn:
     """Return *figure* (a function of the units' weights), and what it is over fleets drawn node by node.
 
     A draw takes *nodes* nodes with replacement, each with all of its days. The same seed draws the same fleets.
+    No draws: the figure has no interval, and no difference of it has one.
     """
     source = np.random.default_rng(seed)
     share = np.full(nodes, 1.0 / nodes)

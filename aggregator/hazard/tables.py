@@ -7,7 +7,7 @@ from math import isnan
 from .evaluation import HELD_SHARE, Evaluation, Row, Table
 from .features import NAMES
 from .history import WINDOW_DAYS
-from .metrics import BINS, Estimate
+from .metrics import BINS, NODES_POSITIVE_MIN, Estimate
 
 
 def markdown(found: Evaluation) -> str:
@@ -71,6 +71,7 @@ def _table(table: Table) -> list[str]:
         (
             f"{table.units} units, {table.positives} positive, of {table.nodes_positive} nodes. Positive share before the "
             f"split {table.rate_learned:.2%}, after it {table.observed:.2%} (the model told {table.told:.2%})."
+            f"{_few(table)}"
         ),
         (
             f"Model: {model.source}; ridge {model.ridge:g}; {weights}. Out of fold before the split: AUC "
@@ -84,6 +85,15 @@ def _table(table: Table) -> list[str]:
         ),
         "",
     ]
+
+
+def _few(table: Table) -> str:
+    if table.nodes_positive >= NODES_POSITIVE_MIN:
+        return ""
+    return (
+        f" AUC and recall have no interval: drawing anew of fewer than {NODES_POSITIVE_MIN} nodes with a fault does not "
+        "show how far they are by chance."
+    )
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from gangline.aggregator.hazard.fitting import fit
 from gangline.aggregator.hazard.folds import Ahead, Fold
 from gangline.aggregator.hazard.forms import RICHER, SIMPLE
 from gangline.aggregator.hazard.history import ALL, units_of
-from tests.aggregator.hazard.fleets import data_of, recording
+from gangline.aggregator.hazard.metrics import NODES_POSITIVE_MIN
+from tests.aggregator.hazard.fleets import data_of, fault, recording
 
 NODES, DAYS = 200, 4
 
@@ -51,9 +53,33 @@ def test_a_chance_is_one_at_the_most() -> None:
 
 def test_one_that_is_better_by_a_few_nodes_is_not() -> None:
     """A gain that one host makes is gone with it: by likelihood, units of one node counted as so many proofs."""
-    better, plain = ahead([0.6, -0.1, -0.1, -0.1])
-    assert better.figures[0] > plain.figures[0]
+    better, plain = ahead([0.9] + [-0.02] * (NODES_POSITIVE_MIN - 1))
+    assert better.figures[0] > plain.figures[0] + GAINS_MIN[0]
+    assert better.drawn[0].less(plain.drawn[0]).estimate().lower <= 0.0
     assert not ranks_better(better, plain)
+
+
+def test_of_a_few_nodes_that_failed_none_is_plainly_better() -> None:
+    """One host's faults: drawn often or seldom, its AUC is the same, so that every draw had the other form ahead."""
+    for positives in (1, NODES_POSITIVE_MIN - 1):
+        better, plain = ahead([0.6] * positives)
+        assert better.figures[0] > plain.figures[0] + GAINS_MIN[0]
+        for drawn in (*better.drawn, better.drawn[0].less(plain.drawn[0])):
+            estimate = drawn.estimate()
+            assert isnan(estimate.lower) and isnan(estimate.upper)
+        assert not ranks_better(better, plain)
+
+
+def test_one_host_that_fails_again_and_again_chooses_no_form() -> None:
+    """A new fleet with one bad host: whichever ranking that host suited was taken for all."""
+    lemon = [at + 0.3 for at in range(2, 100, 2) if not 30 < at < 47]
+    rows = [row for at in lemon for row in fault("lemon", at, at + 0.2)]
+    # They failed once, before the first fold, and last: only a count tells the lemon from them on the first days.
+    rows += [row for at in range(30) for row in fault(f"once-{at}", 40.3, 40.5)]
+    rows.sort(key=lambda row: float(row["event_time"]))
+    faults = parse_events(data_of(rows)).among(60)
+    found = choose(units_of(faults, 1), units_of(faults), ALL, faults.end_days, 60)
+    assert found.form == SIMPLE[0]
 
 
 def test_one_that_is_better_by_next_to_nothing_is_not() -> None:

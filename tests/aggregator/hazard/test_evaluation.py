@@ -15,6 +15,8 @@ from gangline.aggregator.hazard.baselines import BASELINES
 from gangline.aggregator.hazard.evaluation import MODEL, ORACLE, Terms, evaluate
 from gangline.aggregator.hazard.events import EventsError, parse_events
 from gangline.aggregator.hazard.history import ALL, HARDWARE
+from gangline.aggregator.hazard.metrics import NODES_POSITIVE_MIN
+from gangline.aggregator.hazard.tables import markdown
 from tests.aggregator.hazard.fleets import data_of, fault, recording
 
 TERMS = Terms(train_until=90, gang_nodes=80, lost_hours=1.0, draws=10)
@@ -134,6 +136,27 @@ def test_a_recording_without_hardware_faults_has_its_other_table(
     assert told.count(f"| {MODEL} ") == 1
     assert "### Faults: hardware\n\nNo table: 0 of " in told
     assert "nothing can be told from them" in told
+
+
+@pytest.mark.parametrize("nodes_failing", [1, NODES_POSITIVE_MIN])
+def test_a_few_nodes_that_fail_give_figures_without_an_interval(nodes_failing: int) -> None:
+    """One positive node of 100: "recall 0.870 [0.870, 0.870]", as its weight is above and below the line."""
+    rows = [
+        row
+        for node in range(nodes_failing)
+        for at in range(3, 150, 3)
+        for row in fault(f"node-{node}", at + 0.3 + node / 20, at + 0.6 + node / 20)
+    ]
+    rows.sort(key=lambda row: float(row["event_time"]))
+    faults = parse_events(data_of(rows)).among(100)
+    found = evaluate(faults, replace(TERMS, gang_nodes=100))
+    (row, other, *_), table = found.tables[0].rows, found.tables[0]
+    assert table.nodes_positive == nodes_failing
+    few = nodes_failing < NODES_POSITIVE_MIN
+    for one in (row.auc, row.recall, other.auc_beyond_model, other.recall_beyond_model):
+        assert np.isfinite(one.value)
+        assert np.isnan((one.lower, one.upper)).all() if few else one.lower <= one.upper
+    assert ("AUC and recall have no interval" in markdown(found)) == few
 
 
 def test_three_nodes_and_a_split_near_the_end_give_figures() -> None:
