@@ -30,7 +30,7 @@ Real: the agent's daemon with its samplers, the aggregator, sockets, spools, the
 is injected:** the hardware. A host is a folder with /sys, /proc and /dev of an H100 host (8 GPUs, 4 InfiniBand ports, at work),
 NVML is a stand-in, the kernel's log a FIFO; a network cut is a relay that goes silent, a clock that is off an LD_PRELOADed
 `clock_gettime`. Each row has a host of its own in a fleet of {hosts}, all side by side under one aggregator with its default
-settings (but that of a full disk); {rounds} rounds with fresh fleets, seed {seed}: which host, which GPU, which port, which call. Each is watched for
+settings (but that of a full disk, and those by which few hosts may be out at once); {rounds} rounds with fresh fleets, seed {seed}: which host, which GPU, which port, which call. Each is watched for
 {watch:.0f} s, through `ScoreService`, asked every {look:g} s. *Named* is: this host, this device, a state and a reason that are
 right. A host that an answer lacks has that held against it. Delays are from the injection to the answer of the API.
 Intervals (90 %) are Wilson's: {rounds} rounds are few.
@@ -151,7 +151,7 @@ def _advice(subjects: Sequence[Subject]) -> str:
     )
     actions = ", ".join(f"{name} {count}" for name, count in sorted(right.items())) or "none"
     return (
-        f"Advice proposed meanwhile (of a fleet so small one host may be out at a time): {actions} about hosts with a fault; "
+        f"Advice proposed meanwhile (whatever is out already: one host would be as many as may be of so small a fleet): {actions} about hosts with a fault; "
         f"about controls, {wrong}.\n"
     )
 

@@ -30,6 +30,13 @@ APART_SECONDS = 5.0
 #: hosts that are not on its record it knows as they register again, one after the other.
 LISTED_SECONDS = 5.0
 NOT_LISTED = "not listed"
+#: Advice as if no host were out: of a fleet so small one may be at a time, and the first fault would keep back what is
+#: wrongly advised about all others.
+UNLIMITED = {
+    "advice_rack_hosts_max": 10_000,
+    "advice_job_hosts_max": 10_000,
+    "advice_cluster_share_max": 1,
+}
 #: States in which nothing is held against a host.
 CALM = (State.HEALTHY, State.UNKNOWN)
 #: Before these have reported well nothing is known of a host's past: what is injected then was always so.
@@ -112,7 +119,7 @@ class Stage:
         source = random.Random(seed)
         self.port = free_port()
         self._address = f"127.0.0.1:{self.port}"
-        given = {"disk_free_share_min": 0} | settings
+        given = {"disk_free_share_min": 0} | UNLIMITED | settings
         words = [w for k, v in given.items() for w in ("--set", f"{k}={v}")]
         arguments = ["aggregator", "--data", str(disk / "data"), "--listen", self._address, *words]
         self.aggregator = Process(arguments, disk / "log")

@@ -61,6 +61,25 @@ def test_a_gpu_off_the_bus_is_named_on_its_host_and_a_programs_fault_on_none(
     assert "0 of 1" in rows[control.kind.name] and "nothing" in rows[control.kind.name]
 
 
+def test_advice_about_one_host_hides_none_about_another(tmp_path: Path) -> None:
+    """Of a fleet so small one host may be out: "about controls, 0 of 45", as nothing could be proposed about a second one."""
+    kinds = [kind_of("XID 79, off")] * 2
+    with folder(MEMORY) as hosts, Stage(tmp_path, hosts, kinds, 1, judge_seconds=0.2) as stage:
+        stage.open(**FAST)
+        until(lambda: len(stage.listing()) == len(kinds), "both hosts are listed")
+        stage.play(
+            GUARD_SECONDS,
+            lambda: all(each.named_seconds is not None for each in stage.subjects),
+            apart_seconds=0.0,
+        )
+
+        def advised() -> bool:
+            stage.ask_advice()
+            return all(each.advised for each in stage.subjects)
+
+        until(advised, "something is advised about both")
+
+
 #: By its clock: all is injected by then.
 PLAY_SECONDS = APART_SECONDS + 2
 
