@@ -51,7 +51,7 @@ class Row:
     auc_beyond_model: Estimate  # the same less the model's, over the same fleets; NaN for the model
     recall_beyond_model: Estimate
     raw_ece: float  # of the rank taken for a probability, as it is; NaN where it is none
-    ece: Estimate  # calibrated
+    ece: Estimate  # calibrated; no lower end
     saved: Estimate  # node-hours a week, where the calibrated probability expects that it pays
     held: Estimate  # node-hours a week with the worst always held back
 
@@ -203,7 +203,7 @@ class _Judge:
             _NOTHING if is_model else auc.less(self._model[0]).estimate(),
             _NOTHING if is_model else recall.less(self._model[1]).estimate(),
             raw_ece,
-            self._drawn(Calibrated(chance, self._came).error).estimate(),
+            self._drawn(Calibrated(chance, self._came).error).at_most(),
             self._saved(chance, chance),
             self._saved(rank, None),
         )

@@ -6,7 +6,7 @@ Units that rank alike are treated as one: each figure is what a random order amo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 
 import numpy as np
@@ -26,7 +26,7 @@ NODES_POSITIVE_MIN = 10
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its 90 % interval; NaN where it is not defined."""
+    """A figure with its 90 % interval; NaN where it is not defined. An upper end alone: of 95 %."""
 
     value: float
     lower: float
@@ -126,6 +126,14 @@ class Drawn:
             return Estimate(self.value, nan, nan)
         lower, upper = np.quantile(drawn, INTERVAL)
         return Estimate(self.value, float(lower), float(upper))
+
+    def at_most(self) -> Estimate:
+        """Return the figure with the upper end alone: for a sum of distances, which chance makes larger.
+
+        A draw adds its chance to that of the fleet: the lower end may lie above the figure itself, and never is at the 0 of
+        what has no distance.
+        """
+        return replace(self.estimate(), lower=nan)
 
 
 def draws_of_ranking(positive: Indexes, draws: int) -> int:

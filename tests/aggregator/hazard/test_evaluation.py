@@ -41,6 +41,8 @@ def test_the_tables(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"100 nodes, of which \d+ are not named in the file", told)
     for name in (MODEL, *BASELINES, ORACLE):
         assert told.count(f"| {name} ") == 2, name
+    (model, *_) = (line.split("|") for line in told.splitlines() if line.startswith(f"| {MODEL} "))
+    assert re.fullmatch(r" 0\.\d{4}, at most 0\.\d{4} +", model[7]), "it can only be too low"
 
 
 def test_json_has_the_figures_and_no_nan(events: Path, tmp_path: Path) -> None:

@@ -75,6 +75,20 @@ def test_the_bootstrap_draws_nodes_not_days() -> None:
     assert set(drawn.less(again).draws.tolist()) == {0.0}  # of the same fleets
 
 
+def test_what_is_calibrated_has_no_lower_end_above_what_is_true() -> None:
+    """ "0.0004 [0.0004, 0.0037]": a draw adds chance to a sum of distances, so that no such interval holds the truth, 0."""
+    source, nodes = np.random.default_rng(1), 100
+    node = np.tile(np.arange(nodes), 20)
+    for seed in range(5):
+        told = source.uniform(0.0, 0.1, len(node))
+        came = (source.random(len(node)) < told).astype(np.float64)
+        drawn = bootstrapped(Calibrated(told, came).error, node, nodes, 100, seed)
+        assert drawn.estimate().lower > 0.0
+        found = drawn.at_most()
+        assert isnan(found.lower)
+        assert found.upper >= found.value == drawn.value
+
+
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=60))
 def test_isotonic_rises_and_keeps_the_mean(pairs: list[tuple[int, bool]]) -> None:
     """A calibration never turns a ranking round."""
