@@ -30,10 +30,14 @@ def _run(options: argparse.Namespace) -> int:
     progress = Progress(quiet=options.quiet)
     try:
         faults = read_events(path)
+        if options.from_day:
+            faults = faults.since(float(options.from_day))
         nodes = options.nodes or nodes_told(path) or len(faults.nodes)
         faults = faults.among(nodes)
         gang = options.gang_nodes or nodes
-        terms = Terms(options.train_until, gang, options.lost_hours, options.draws, options.seed)
+        terms = Terms(
+            options.train_until, gang, options.lost_hours, options.draws, options.seed, options.from_day
+        )  # fmt: skip
         found = evaluate(faults, terms, lambda what: progress.begin(what, 0))
     except EventsError as error:
         raise CommandError(f"{path}: {error}", FAILED) from error
@@ -99,7 +103,12 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--train-until", type=_whole(1, 10_000), required=True, metavar="DAY",
-        help="the last day that is learned from; days count from 0",
+        help="the last day that is learned from; days count from 0, or from --from",
+    )  # fmt: skip
+    parser.add_argument(
+        "--from", dest="from_day", type=_whole(0, 10_000), default=0, metavar="DAY",
+        help="the day of the file on which its recording begins, if that is not 0: it is day 0 then, also for "
+        "--train-until, and what had ended before it is left out",
     )  # fmt: skip
     parser.add_argument(
         "--nodes", type=_whole(1, NODES_MAX), metavar="N",

@@ -7,7 +7,7 @@ at the split, judged on the days after it whose 7 days end within the recording.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import nan
 
 import numpy as np
@@ -34,6 +34,7 @@ class Terms:
     lost_hours: float  # that each of them loses by an interruption
     draws: int = 200
     seed: int = 1
+    from_day: int = 0  # of the file: day 0 of what is evaluated
 
     @property
     def interruption_node_hours(self) -> float:
@@ -95,6 +96,24 @@ def evaluate(
     faults: Faults, terms: Terms, told: Callable[[str], None] = lambda what: None
 ) -> Evaluation:
     """Judge the model and its baselines. *told*: hears what is under way. Raises EventsError."""
+    late = _late(faults)
+    try:
+        found = _evaluated(faults, terms, told)
+    except EventsError as error:
+        raise EventsError("; ".join((str(error), *late))) from error
+    return replace(found, notes=(*found.notes, *late))
+
+
+def _late(faults: Faults) -> list[str]:
+    """Return a word on days before the first event: times may count from before the recording began."""
+    first = faults.first_days
+    if not WINDOW_DAYS <= first < np.inf:
+        return []
+    words = "these days count as days without a fault; if the recording begins later than day 0, say when (--from DAY)"
+    return [f"no event before day {int(first)}: {words}"]
+
+
+def _evaluated(faults: Faults, terms: Terms, told: Callable[[str], None]) -> Evaluation:
     first = terms.train_until + 1
     units = units_of(faults)
     last = int(units.day.max())

@@ -75,6 +75,29 @@ class Faults:
             min(self.end_days, days), self.notes, None if self.classes is None else self.classes[known],
         )  # fmt: skip
 
+    def since(self, days: float) -> Faults:
+        """Return the same recording as if it began at *days*, which is its day 0 then.
+
+        A fault that stood then is one that was there when it began; what had ended by then is forgotten. Raises EventsError
+        if nothing comes later.
+        """
+        if not days < self.end_days:
+            raise EventsError(
+                f"the recording ends at day {self.end_days:g}: expected a beginning before that, found day {days:g}"
+            )
+        later = self.end > days
+        start = np.where(self.start[later] < days, -np.inf, self.start[later] - days)
+        return Faults(
+            self.nodes, self.node[later], start, self.end[later] - days, self.hardware[later],
+            self.end_days - days, self.notes, None if self.classes is None else self.classes[later],
+        )  # fmt: skip
+
+    @property
+    def first_days(self) -> float:
+        """Days to the first start or end; +inf without any."""
+        times = np.concatenate([self.start, self.end])
+        return float(np.min(times[np.isfinite(times)], initial=np.inf))
+
     def among(self, nodes_count: int) -> Faults:
         """Return the same faults in a fleet of *nodes_count*, of which the rest never failed.
 

@@ -43,6 +43,8 @@ def _head(found: Evaluation) -> list[str]:
             "whether it is expected to pay or not. Baselines are calibrated by isotonic regression before the split."
         ),
     ]
+    if terms.from_day:
+        lines.insert(0, f"Day 0 is day {terms.from_day} of the file; nothing before it counts.")
     lines += [f"Odd in the file: {'; '.join(found.notes)}."] if found.notes else []
     return [line for pair in ((one, "") for one in lines) for line in pair]
 

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from gangline.aggregator.hazard.events import EventsError, parse_events
 from gangline.aggregator.hazard.history import ALL, HARDWARE
 from gangline.aggregator.hazard.metrics import NODES_POSITIVE_MIN
 from gangline.aggregator.hazard.tables import markdown
-from tests.aggregator.hazard.fleets import data_of, fault, recording
+from tests.aggregator.hazard.fleets import Row, data_of, event, fault, recording
 
 TERMS = Terms(train_until=90, gang_nodes=80, lost_hours=1.0, draws=10)
 #: Recordings that are not ours to keep: `../shared` beside the checkout, or beside the worktree's parent.
@@ -159,6 +160,59 @@ def test_a_few_nodes_that_fail_give_figures_without_an_interval(nodes_failing: i
         assert np.isfinite(one.value)
         assert np.isnan((one.lower, one.upper)).all() if few else one.lower <= one.upper
     assert ("AUC and recall have no interval" in markdown(found)) == few
+
+
+MOVED_DAYS = 208
+
+
+def moved(rows: list[Row], days: float) -> list[Row]:
+    """Return a recording whose times count from *days* before it began."""
+    return [{**row, "event_time": row["event_time"] + days} for row in rows]
+
+
+def test_a_recording_whose_days_do_not_begin_at_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The end of a trace, with its own times: 208 days that nobody recorded were healthy days of all nodes."""
+    rows = [*recording(rate=0.006, days=120), event("node-9", 0.5, False)]
+    # In binary fractions, so that no time is another when it was moved there and back.
+    rows = [{**row, "event_time": round(row["event_time"] * 64) / 64} for row in rows]
+    found: list[Any] = []
+    for name, days, options in (
+        ("plain", 0, ["--train-until", "80"]),
+        ("moved", MOVED_DAYS, ["--train-until", "80", "--from", str(MOVED_DAYS)]),
+        ("taken as it is", MOVED_DAYS, ["--train-until", str(MOVED_DAYS + 80)]),
+    ):
+        path = tmp_path / "rows_100_nodes.json"
+        path.write_bytes(data_of(moved(rows, days)))
+        command = ["evaluate", "hazard", str(path), "--bootstrap", "2", "--quiet", *options]
+        assert cli.main([*command, "--json"]) == cli.OK, name
+        found.append(json.loads(capsys.readouterr().out))
+    plain, same, wrong = found
+    assert plain.pop("terms") != same.pop("terms")
+    assert same == plain
+    words = f"no event before day {MOVED_DAYS}: these days count as days without a fault"
+    assert not any(words in note for note in plain["notes"])
+    assert any(words in note and "(--from DAY)" in note for note in wrong["notes"])
+    assert wrong["tables"][0]["rate_learned"] < plain["tables"][0]["rate_learned"] / 2
+
+
+def test_days_before_a_recording_are_told_of_where_they_leave_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ "No fault in the second half of the days to learn from", of days of which most were never recorded."""
+    path = tmp_path / "rows_100_nodes.json"
+    path.write_bytes(data_of(moved(recording(rate=0.006, days=120), 900.0)))
+    command = ["evaluate", "hazard", str(path), "--quiet", "--train-until"]
+    assert cli.main([*command, "950"]) == cli.FAILED
+    assert (
+        "no event before day 903: these days count as days without a fault"
+        in capsys.readouterr().err
+    )
+    assert cli.main([*command, "9", "--from", "2000"]) == cli.FAILED
+    assert "expected a beginning before that, found day 2000" in capsys.readouterr().err
+    assert cli.main([*command, "80", "--from", "900", "--bootstrap", "2"]) == cli.OK
+    assert capsys.readouterr().out.startswith("Day 0 is day 900 of the file")
 
 
 def test_three_nodes_and_a_split_near_the_end_give_figures() -> None:

@@ -42,6 +42,23 @@ def test_what_does_not_pair_is_noted_and_counts_for_nothing() -> None:
     assert "ends of faults that did not start" in " ".join(faults.notes)
 
 
+def test_a_recording_that_begins_later_forgets_what_had_ended() -> None:
+    """Who was down when it began is down from its first day, and not for days of which there is no record."""
+    rows = [
+        *fault("a", 1.0, 2.0),
+        *fault("b", 3.0, 12.0),
+        *fault("c", 11.5, 13.0),
+        *fault("d", 12.0, None),
+    ]
+    faults = parse_events(data_of(rows)).since(10.0)
+    assert faults.node.tolist() == [1, 2, 3] and len(faults.nodes) == 4
+    assert faults.start.tolist() == [-np.inf, 1.5, 2.0]
+    assert faults.end.tolist() == [2.0, 3.0, np.inf]
+    assert (faults.first_days, faults.end_days) == (1.5, 3.0)
+    with pytest.raises(EventsError, match="the recording ends at day 3: expected a beginning"):
+        faults.since(3.0)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
