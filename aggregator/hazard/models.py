@@ -15,7 +15,7 @@ from ..store.store import Store
 from .events import EventsError, Floats
 from .history import ALL, WINDOW_DAYS, Units, units_of
 from .model import HazardModel, ModelError, prior
-from .recorded import Recorded, recorded
+from .recorded import HOST_DAYS_MAX, Recorded, days_back, recorded
 from .training import train
 
 log = logging.getLogger(__name__)
@@ -84,6 +84,12 @@ def compared(found: Recorded, in_use: HazardModel) -> Trained:
     faults, days_measured = found.faults, found.days_measured
     cut = int(faults.end_days) - LAST_DAYS
     if cut < LAST_DAYS:
+        hosts = len(faults.nodes)
+        if days_back(hosts) < 2 * LAST_DAYS:  # more will never be
+            raise EventsError(
+                f"of {hosts} hosts no more than {days_back(hosts)} days are looked at ({HOST_DAYS_MAX} hosts x days); expected "
+                f"at least {2 * LAST_DAYS} days, and so at most {HOST_DAYS_MAX // (2 * LAST_DAYS)} hosts"
+            )
         raise EventsError(
             f"{faults.end_days:.1f} days are on record; expected at least {2 * LAST_DAYS}: half to learn from, "
             "half to compare with the model in use"

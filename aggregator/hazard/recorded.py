@@ -33,9 +33,11 @@ _FIRST = (
 _HOSTS = "SELECT host FROM hosts WHERE simulated = ? ORDER BY node_index, host"
 _FINDINGS = (
     "SELECT host, name, epoch_us(since), epoch_us(cleared) FROM (SELECT host, name, since, cleared FROM findings "
-    "UNION ALL FROM past_findings) WHERE since >= make_timestamp(?) "
-    "AND since < make_timestamp(?) AND list_contains(?, name) ORDER BY since"
+    "UNION ALL FROM past_findings) WHERE (since >= make_timestamp($back) {or_stood}) "
+    "AND since < make_timestamp($now) AND list_contains($names, name) ORDER BY since "
+    f"LIMIT {ROWS_MAX + 1}"
 )
+_OR_STOOD = "OR cleared IS NULL OR cleared > make_timestamp($back)"
 
 
 class Incident(NamedTuple):
@@ -66,16 +68,23 @@ def extend(incidents: list[Incident], since_us: float, end_us: float, of: str) -
 
 
 def incidents_of(
-    connection: Any, names: Sequence[str], now_us: int, back_us: int | None = None
+    connection: Any,
+    names: Sequence[str],
+    now_us: int,
+    back_us: int | None = None,
+    *,
+    with_older: bool = False,
 ) -> dict[str, list[Incident]]:
     """Return the incidents of each host that had one, as they were known at *now_us*, in order.
 
-    *names*: findings that are faults; *back_us*: those that began since then. Raises EventsError if there are too many.
+    *names*: findings that are faults; *back_us*: those that began since then, *with_older*: or stood then. Raises
+    EventsError if there are too many.
     """
     if back_us is None:
         back_us = now_us - DAYS_BACK_MAX * DAY_US
-    query = connection.execute(f"{_FINDINGS} LIMIT {ROWS_MAX + 1}", [back_us, now_us, list(names)])
-    rows: list[tuple[str, str, int, int | None]] = query.fetchall()
+    query = _FINDINGS.format(or_stood=_OR_STOOD if with_older else "")
+    asked = {"back": back_us, "now": now_us, "names": list(names)}
+    rows: list[tuple[str, str, int, int | None]] = connection.execute(query, asked).fetchall()
     if len(rows) > ROWS_MAX:
         raise EventsError(f"more than {ROWS_MAX} findings are on record")
     found: dict[str, list[Incident]] = {}
@@ -86,6 +95,11 @@ def incidents_of(
     return found
 
 
+def days_back(hosts: int) -> int:
+    """Return how many days of so many hosts are looked at."""
+    return min(DAYS_BACK_MAX, HOST_DAYS_MAX // max(1, hosts))
+
+
 def recorded(connection: Any, names: Sequence[str], now_us: int, *, simulated: bool) -> Recorded:
     """Return the faults of the real, or of the simulated, hosts up to *now_us*. Raises EventsError if there are too many.
 
@@ -94,16 +108,18 @@ def recorded(connection: Any, names: Sequence[str], now_us: int, *, simulated: b
     hosts = [host for (host,) in connection.execute(_HOSTS, [simulated]).fetchall()]
     if len(hosts) > NODES_MAX:
         raise EventsError(f"more than {NODES_MAX} hosts are on record")
-    back_us = now_us - min(DAYS_BACK_MAX, HOST_DAYS_MAX // max(1, len(hosts))) * DAY_US
-    by_host = incidents_of(connection, names, now_us, back_us)
+    back_us = now_us - days_back(len(hosts)) * DAY_US
+    by_host = incidents_of(connection, names, now_us, back_us, with_older=True)
     found = [(at, one) for at, host in enumerate(hosts) for one in by_host.get(host, ())]
     found.sort(key=lambda fault: fault[1].start_us)
     ((scored,),) = connection.execute(_FIRST, [simulated, back_us]).fetchall()
-    first_us = int(min((one.start_us for _, one in found), default=now_us))
+    start, end = np.array([one[:2] for _, one in found], dtype=np.float64).reshape(-1, 2).T
+    # Its host was down from the first day on; when that began is of days that are not looked at.
+    start[start < back_us] = -inf
+    first_us = int(np.min(start[np.isfinite(start)], initial=now_us))
     if scored is not None:
         first_us = min(first_us, scored)
     first_us -= first_us % DAY_US  # a unit is a host at 00:00: what was measured is of then
-    start, end = np.array([one[:2] for _, one in found], dtype=np.float64).reshape(-1, 2).T
     faults = Faults(
         tuple(hosts),
         np.array([node for node, _ in found], dtype=np.intp),

@@ -23,6 +23,7 @@ from gangline.aggregator.hazard.events import EventsError
 from gangline.aggregator.hazard.features import NAMES as NAMES_OF_FEATURES
 from gangline.aggregator.hazard.features import NAMES_OF_HISTORY, features_of
 from gangline.aggregator.hazard.forms import WITH_MEASURED
+from gangline.aggregator.hazard.history import units_of
 from gangline.aggregator.hazard.hostdays import host_days
 from gangline.aggregator.hazard.measured import MEASURED
 from gangline.aggregator.hazard.model import HazardModel, prior
@@ -145,6 +146,55 @@ def test_what_findings_leave_behind_is_kept_longer_than_they(tmp_path: Path) -> 
             for table in ("findings", "past_findings")
         ]
         assert left == [[(1,)], [(1,)]]
+
+
+def test_a_host_that_was_out_before_the_first_day_is_not_up(tmp_path: Path) -> None:
+    """A remap that failed fifty days before the first day that is looked at: trained on as a host that never failed."""
+    with opened(tmp_path) as store:
+        rows = [
+            ("stands", 450, None),
+            ("returned", 450, 100),
+            ("long ago", 450, 420),
+            ("new", 90, 89),
+        ]
+        for host, since, cleared in rows:
+            moments = [None if one is None else NOW_US - one * DAY_US for one in (since, cleared)]
+            store.in_transaction(
+                lambda connection, host=host, moments=moments: connection.execute(
+                    "INSERT INTO past_findings VALUES (?, 'gpu.xid', make_timestamp(?::BIGINT), make_timestamp(?::BIGINT))",
+                    [host, *moments],
+                ).execute("INSERT INTO hosts (host, simulated) VALUES (?, false)", [host])
+            )
+        with store.reading() as cursor:
+            faults = recorded(cursor, NAMES, NOW_US, simulated=False).faults
+            assert set(incidents_of(cursor, NAMES, NOW_US)) == {"new"}, (
+                "what is judged by is as it was"
+            )
+    of = {faults.nodes[node]: at for at, node in enumerate(faults.node)}
+    assert set(of) == {"stands", "returned", "new"}
+    assert [float(faults.start[of[name]]) for name in ("stands", "returned")] == [-np.inf] * 2
+    assert faults.end[of["stands"]] == np.inf
+    assert round(faults.end_days) == 90, "it begins with what is known, not with what stood"
+    units = units_of(faults)
+    assert not (units.node == faults.nodes.index("stands")).any()
+
+
+def test_so_many_hosts_that_too_few_days_are_looked_at_are_told_of_as_that(tmp_path: Path) -> None:
+    """With 400 days on record it said "50.0 days are on record; expected at least 56", for ever."""
+    with opened(tmp_path) as store:
+        store.in_transaction(
+            lambda connection: connection.execute(
+                "INSERT INTO hosts (host, simulated) SELECT 'node-' || i, false FROM range(30000) t(i)"
+            ).execute(
+                "INSERT INTO past_findings SELECT 'node-1', 'gpu.xid', make_timestamp(us), make_timestamp(us + 1000000) "
+                "FROM (SELECT $now - d * $day AS us FROM range(1, 400) t(d))",
+                {"now": NOW_US, "day": DAY_US},
+            )
+        )
+        with pytest.raises(EventsError) as refused:
+            Models(store, NAMES, lambda: NOW_US * 1000).train()
+    assert "of 30000 hosts no more than 50 days are looked at" in str(refused.value)
+    assert "at most 26785 hosts" in str(refused.value)
 
 
 def test_what_was_simulated_before_is_no_part_of_the_recording_of_real_hosts(
