@@ -20,6 +20,7 @@ from .simulated_feed import JUDGE, LIMITS
 from .simulated_kinds import BLAMED, PASSED_SECONDS, Score, Wrong
 from .simulated_moments import KINDS
 from .simulated_run import Run
+from .simulated_truth import BACK_SECONDS
 
 #: Drains for hosts on which no fault stands, a thousand node-days: fixed before anything was tuned.
 BUDGET = 1.0
@@ -64,7 +65,8 @@ def advice(run: Run) -> str:
 {verdict(run)}
 
 - A *drain* is whatever takes the host from its work (DRAIN_*, EVICT_NOW, RESET_GPU, REBOOT, RUN_DIAGNOSTIC). It is *false* where no fault stood on that
-  host then, nor within the ten minutes before. Victims of another's fault are such hosts, and so are those whose telling alone is wrong.
+  host then, nor within the ten minutes before. A fault that a repair or a restart ends stands until its host is back, and may be told for {BACK_SECONDS:g} s more, no longer:
+  the host is well. Victims of another's fault are such hosts, and so are those whose telling alone is wrong.
   One whose reason is none of those of the fault that stood is not counted as false, as the host had to go; it stands in a row of its own. So does
   one for what the host shares with others (a leaf, a supply, a job's network): the reason is right, and the host is not to blame.
 - *In the hours*: {len(run.sampled())} hours of all {run.hosts:,} hosts, one at random from each equal part of the {run.days:g} days: faults, look-alikes and quiet as often as they come,

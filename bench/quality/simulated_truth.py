@@ -15,9 +15,13 @@ from gangline.agent.simulated.world import World
 from gangline.agent.simulated.world.effects import EFFECTS, nothing
 from gangline.agent.simulated.world.jobs import Job
 from gangline.agent.simulated.world.settings import FaultClass
+from gangline.agent.simulated.world.world import STEP_SECONDS
 
 #: What the judge counts within ten minutes it may tell for as long: a fault that ended later than that still stands.
 GRACE_SECONDS = 600.0
+#: A host that is back from a repair or a restart is well, and to drain it is wrong: but for two steps, in which what was
+#: said before may still be taken back.
+BACK_SECONDS = 2 * STEP_SECONDS
 #: By these a class has a part: a GPU, or a port.
 OF_GPU, OF_PORT = ("gpu_hour",), ("port_hour", "leaf_hour")
 
@@ -40,7 +44,13 @@ class Struck:
 
     def stands(self, seconds: float) -> bool:
         """Say whether it stood at *seconds*, or so lately that it may still be told."""
-        return self.begin <= seconds <= self.end + GRACE_SECONDS
+        return self.begin <= seconds <= self.told_until
+
+    @property
+    def told_until(self) -> float:
+        """Until when it may be told (seconds of the world): a fault that a repair or a restart ends, until its host is back."""
+        is_mended = self.each.sort == "faults" and self.each.ends in ("repair", "restart")
+        return self.end + (BACK_SECONDS if is_mended else GRACE_SECONDS)
 
     def is_about(self, device: str) -> bool:
         """Say whether *device* is the part that was struck, or a part of it (`GPU-3f../link3`)."""
@@ -58,9 +68,8 @@ class Truth:
         near = np.flatnonzero(mine)
         near = near[np.isin(rows["host"][near], np.array(hosts))]
         hosts_struck = np.bincount(rows["cause"]) if near.size else np.zeros(0, np.int64)
-        self.struck = tuple(
-            _struck(world, row, int(hosts_struck[int(row["cause"])])) for row in rows[near]
-        )
+        found = (_struck(world, row, int(hosts_struck[int(row["cause"])])) for row in rows[near])
+        self.struck = tuple(one for one in found if one.told_until >= begin)
         self.by_host: dict[str, list[Struck]] = {}
         for one in self.struck:
             self.by_host.setdefault(one.host, []).append(one)
@@ -123,7 +132,7 @@ class Truth:
         well = np.ones(times.shape, bool)
         for one in self.by_host.get(host, ()):
             if one.each.sort in ("faults", *but):
-                well &= ~((times >= one.begin) & (times <= one.end + GRACE_SECONDS))
+                well &= ~((times >= one.begin) & (times <= one.told_until))
         for away in self._world.schedule.absences.get(self._index[host], []):
             well &= ~((times >= away.begin) & (times < away.end))
         return well

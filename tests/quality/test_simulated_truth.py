@@ -1,0 +1,66 @@
+"""What is so, as scoring reads it: a host that was repaired is well, and what is said of it then is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench.quality.simulated_feed import JUDGE, Advised, Said
+from bench.quality.simulated_kinds import RIGHT, Case
+from bench.quality.simulated_score import score
+from bench.quality.simulated_truth import GRACE_SECONDS, Struck, Truth
+from gangline.agent.simulated.world import World
+from gangline.aggregator.advice.advisory import Action, Basis
+
+PARADE = World("parade", 1)
+EVERYONE = tuple(range(64))
+
+
+def struck_by(name: str, begin: float = 0.0, end: float = PARADE.seconds) -> tuple[Truth, Struck]:
+    """Return what is so of the whole parade in a span, and the first host that a class strikes."""
+    number = next(n for n, each in enumerate(PARADE.schedule.classes) if each.name == name)
+    rows = PARADE.schedule.rows
+    cause = int(rows[rows["cls"] == number]["cause"][0])
+    whole = Truth(PARADE, EVERYONE, 0.0, PARADE.seconds)
+    return Truth(PARADE, EVERYONE, begin, end), whole.of_cause(cause)[0]
+
+
+def drained(truth: Truth, one: Struck, seconds: float) -> list[str]:
+    """Return what a drain of a struck host for a reason of its fault's counts as, so late."""
+    reason = min(each.name for each in RIGHT[one.each.name])
+    advised = Advised(
+        seconds, "a1", f"host {one.host}", (one.host,), Action.DRAIN_AFTER_JOB, Basis.STATISTICAL, reason, ""
+    )  # fmt: skip
+    case = Case("", "", -1, 1.0, EVERYONE, 0.0, 60.0)
+    wrong = score(case, Said(advised=[advised]), truth, {}).wrong
+    return [each.what for each in wrong if each.by == JUDGE]
+
+
+@pytest.mark.parametrize("name", ["gsp_hang", "gpu_lost"])  # a restart; a repair
+def test_a_drain_of_a_host_that_is_back_from_its_repair_is_false(name: str) -> None:
+    """A judge that carries an XID over the boot drains what was just repaired: for ten minutes that counted as right."""
+    truth, one = struck_by(name)
+    assert any(away.end == one.end for away in PARADE.schedule.away), "its end is that it is back"
+    assert drained(truth, one, one.end - 60.0) == []
+    assert drained(truth, one, one.end + 10.0) == [], "what is just taken back"
+    assert drained(truth, one, one.end + 300.0) == ["drain"]
+    assert not truth.is_ill(one.host, one.end + 300.0)
+
+
+def test_what_ends_by_itself_may_be_told_for_ten_minutes_more() -> None:
+    """The judge counts what happened within ten minutes: nobody mended anything, and it may come again."""
+    truth, one = struck_by("thermal")
+    assert drained(truth, one, one.end + GRACE_SECONDS - 1.0) == []
+
+
+def test_a_host_that_is_back_counts_as_well_and_as_calm() -> None:
+    """Node-days, and the hosts on which nothing stood: what can be wrongly drained must be among them."""
+    truth, one = struck_by("gsp_hang")
+    times = np.arange(one.end + 30.0, one.end + 300.0, 10.0)
+    later, _ = struck_by("gsp_hang", one.end + 30.0, one.end + 300.0)
+    away = [
+        a for a in PARADE.schedule.away if a.begin <= one.end + 300.0 and a.end > one.end + 30.0
+    ]
+    assert not [a for a in away if PARADE.names[a.host] == one.host]
+    assert one.host in truth.undisturbed(times)
+    assert one not in later.struck, "else it is none of the victims of others in this span"
