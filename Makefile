@@ -38,6 +38,7 @@ bench: .venv/ready-dev
 # How good judging is: real, injected, simulated; into docs/quality.md. PER_CLASS=2 HOURS=1 is quicker, and says less;
 # HOURS=75 looks at so much that false drains are shown to be below their budget, if none is seen and no more than two come
 # of one cause (two hours on two cores); RESUME=1 goes on with what a run before it had done, to the episode (same commit, same settings).
+# Leave the checkout alone meanwhile: where it changes, the page says so, and what was made since is not kept.
 evaluate: SEED = 23
 evaluate: .venv/ready-dev
 	$(BIN)/python -m bench.quality --seed $(SEED) $(if $(PER_CLASS),--per-class $(PER_CLASS)) $(if $(HOURS),--hours $(HOURS)) $(if $(RESUME),--resume)

@@ -12,7 +12,7 @@ from pathlib import Path
 from gangline.agent.simulated.world.settings import SettingsError
 
 from . import captures, hazard
-from .head import DATA_WORDS, Made, Section, head, left_out, not_here
+from .head import DATA_WORDS, Made, Section, Tree, changed, head, left_out, not_here
 from .kept import Kept, Pieces
 from .progress import Bar
 from .simulated import Plan
@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = Plan(options.scenario, options.per_class, options.hours)
     made = Made.now(options.seed, _command(options.seed, plan), ROOT)  # before the page is another
     wanted = [one for one in parts if options.only in (None, one.name)]
-    kept, texts = Kept(KEPT, made, plan.scenario), list[str]()
+    tree = Tree(ROOT, made.commit)
+    kept, texts = Kept(KEPT, made, plan.scenario, tree.is_same), list[str]()
     try:
         for one in wanted:
             text = kept.read(one.name) if options.resume else None
@@ -96,10 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             texts.append(text)
     except SettingsError as error:
         parser.error(str(error))
+    if not tree.is_same():
+        print(changed(tree.later), file=sys.stderr)
     if options.only:
         print(texts[0])
     else:
-        PAGE.write_text("\n".join([head(made, parts), *(f"{one.strip()}\n" for one in texts)]))
+        first = head(made, parts, tree.later)
+        PAGE.write_text("\n".join([first, *(f"{one.strip()}\n" for one in texts)]))
         print(f"wrote {PAGE}", file=sys.stderr)
     return 0
 

@@ -39,6 +39,21 @@ class Made:
         return " " not in self.commit
 
 
+class Tree:
+    """The checkout that a run is made from. Agents and aggregators start from it as it is at their time, hours later."""
+
+    def __init__(self, root: Path, commit: str) -> None:
+        self._root, self._commit = root, commit
+        #: What it was found to be later; "": still what it was.
+        self.later = ""
+
+    def is_same(self) -> bool:
+        """Look, and say whether it is what it was at each look so far. Never raises."""
+        if not self.later and (now := commit_of(self._root)) != self._commit:
+            self.later = now
+        return not self.later
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """One part of the page, and the files that it cannot do without."""
@@ -58,11 +73,12 @@ class Section:
         return bool(self.needed) and len(self.missing) == len(self.needed)
 
 
-def head(made: Made, sections: Sequence[Section]) -> str:
-    """Return what the page begins with."""
+def head(made: Made, sections: Sequence[Section], later: str = "") -> str:
+    """Return what the page begins with. *later*: the commit that its tree was found to be at before it was done, if another."""
     left_out = [f"**{one.title}**" for one in sections if one.is_left_out]
     partly = [f"**{one.title}**" for one in sections if one.missing and not one.is_left_out]
     told = [
+        changed(later),
         f"Left out here, as the recordings that they are of are not there: {', '.join(left_out)}." if left_out else "",
         f"Made of a part of their recordings: {', '.join(partly)}." if partly else "",
     ]  # fmt: skip
@@ -77,6 +93,13 @@ def head(made: Made, sections: Sequence[Section]) -> str:
         *(one for one in told if one),
     ]
     return "\n".join(lines) + "\n"
+
+
+def changed(later: str) -> str:
+    """Return what to say where the tree became *later* during the run; "" for where it did not."""
+    if not later:
+        return ""
+    return f"**The tree changed while this was made**, to {later}: what was made after it may be of either, and is not kept. Make the page anew."
 
 
 def left_out(one: Section) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -12,11 +13,17 @@ from typing import Any
 from .head import Made
 
 
+def _always() -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """Pieces of one section by number, in a folder of their own; of one run and those that go on with it."""
 
     folder: Path
+    #: Where it says no, nothing more is kept.
+    is_same: Callable[[], bool] = _always
 
     def read(self, number: int) -> Any:
         """Return a piece; None where there is none, or none that can be read: a run may end while it writes."""
@@ -27,6 +34,8 @@ class Pieces:
 
     def write(self, number: int, piece: object) -> None:
         """Keep a piece, whole or not at all. Raises OSError."""
+        if not self.is_same():
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         new = self.folder / "new"
         new.write_bytes(pickle.dumps(piece))
@@ -47,9 +56,13 @@ class Kept:
     folder: Path
     made: Made
     scenario: str
+    #: Whether the tree is still that of `made`: what another one may have made is not kept under its name.
+    is_same: Callable[[], bool] = _always
 
     def write(self, name: str, text: str) -> None:
         """Keep a section. Raises OSError."""
+        if not self.is_same():
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         self._path(name).write_text(f"{self._key}\n{text}")
 
@@ -66,7 +79,8 @@ class Kept:
     def pieces(self, name: str) -> Pieces | None:
         """Return the pieces of a section of the same commit and command; None where its changes are not committed."""
         key = sha256(self._key.encode()).hexdigest()[:12]
-        return Pieces(self.folder / f"{name}-{key}") if self.made.is_committed else None
+        folder = self.folder / f"{name}-{key}"
+        return Pieces(folder, self.is_same) if self.made.is_committed else None
 
     @property
     def _key(self) -> str:

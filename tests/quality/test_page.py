@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 import bench.quality.__main__ as quality
 import bench.quality.head as head_module
 from bench.quality import captures, hazard, injected
-from bench.quality.head import Made, Section, commit_of, head, left_out, not_here
+from bench.quality.head import Made, Section, Tree, commit_of, head, left_out, not_here
+from bench.quality.kept import Pieces
 from bench.quality.simulated_page import LOOKS
 
 
@@ -77,6 +79,61 @@ def test_a_page_goes_on_with_sections_of_the_same_commit_and_settings_alone(
     assert quality.main(["--seed", "3", *then]) == 0
     assert len(made) == 1 + made_anew
     assert f"## of {made[-1]}" in page.read_text()
+
+
+def test_a_tree_that_changes_during_the_run_is_told_of_and_what_it_made_is_not_kept(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A commit in the second of two hours: "from commit X", half of it by Y, and the next run took all of it as X's."""
+    root = _checkout(tmp_path / "tree")
+    monkeypatch.setattr(quality, "ROOT", root)
+    both = (Section("hazard", "Hazard"), Section("injected", "Injected"))
+    monkeypatch.setattr(quality, "sections", lambda: both)
+    changes = ["changed"]
+
+    def injected_section(seed: int, _: object) -> str:
+        for text in changes:
+            (root / "code.py").write_text(text)
+        return f"## Injected, of {seed}"
+
+    monkeypatch.setattr(hazard, "section", lambda seed, _: f"## Hazard, of {seed}")
+    monkeypatch.setattr(injected, "section", injected_section)
+    assert quality.main(["--seed", "3"]) == 0
+    commit = commit_of(root).split()[0]
+    told = (
+        f"**The tree changed while this was made**, to {commit} with changes that are not committed"
+    )
+    assert f"from commit {commit} by" in page.read_text() and told in page.read_text()
+    assert told in capsys.readouterr().err
+    assert [one.name for one in (tmp_path / "kept").iterdir()] == ["hazard.md"]
+    changes.clear()
+    (root / "code.py").write_text("as it was")
+    assert quality.main(["--seed", "3", "--resume"]) == 0
+    assert "The tree changed" not in page.read_text() + capsys.readouterr().err
+    assert len([*(tmp_path / "kept").iterdir()]) == 2
+
+
+def test_once_the_tree_has_changed_no_piece_is_kept_though_it_is_put_back(tmp_path: Path) -> None:
+    """Hours of the fleet are kept one by one, and a run that goes on takes them as its own."""
+    root = _checkout(tmp_path / "tree")
+    tree = Tree(root, commit_of(root))
+    pieces = Pieces(tmp_path / "pieces", tree.is_same)
+    pieces.write(0, "before")
+    (root / "code.py").write_text("changed")
+    pieces.write(1, "after")
+    (root / "code.py").write_text("as it was")
+    pieces.write(2, "later")
+    assert [pieces.read(number) for number in range(3)] == ["before", None, None]
+
+
+def _checkout(root: Path) -> Path:
+    """Return a repository with one file, committed."""
+    root.mkdir()
+    (root / "code.py").write_text("as it was")
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", "-C", str(root), *words], check=True)
+    return root
 
 
 def test_the_published_seed_is_one_everywhere_and_the_page_tells_all_looks() -> None:
