@@ -114,7 +114,7 @@ class Aggregator:
         self._index = {name: host for host, name in enumerate(names)}
         spoken = {names[host] for host in hosts}
         self._others = [name for name in names if name not in spoken]
-        self._boots: dict[str, bytes] = {}
+        self._starts: dict[str, int] = {}
         self._readers: dict[str, Reader] = {}  # of each host's stream
         self._clocks: dict[str, clocks.HostClock] = {}
         self._judged: Judgement | None = None
@@ -150,8 +150,8 @@ class Aggregator:
 
     def _take(self, delivery: Delivery, now_ns: int) -> None:
         name, fleet = delivery.host, self._fleet
-        if self._boots.get(name) != delivery.boot_id:
-            self._boots[name], self._readers[name] = delivery.boot_id, Reader(CATALOGUE, decode)
+        if self._starts.get(name) != delivery.starts:
+            self._starts[name], self._readers[name] = delivery.starts, Reader(CATALOGUE, decode)
             host = self._index[name]
             fleet.register(
                 name,

@@ -40,6 +40,7 @@ class Delivery(NamedTuple):
     host: str
     boot_id: bytes
     booted_ns: int  # by the world's clock
+    starts: int  # of its agent since the world began: after each it registers anew, in the same boot or another
     frame: bytes
     events: list[telemetry_pb2.HealthEvent]
 
@@ -230,7 +231,7 @@ class _Sender:
         for event in told:
             event.boottime_ns, event.wall_time_ns = boottime_ns, now_ns + offset
         booted_ns = self._world.start_wall_ns + round(self._booted * 1e9)
-        return Delivery(self._name, self._boot_id, booted_ns, frame, told)
+        return Delivery(self._name, self._boot_id, booted_ns, edge, frame, told)
 
 
 def _edges(world: World) -> dict[int, list[float]]:
