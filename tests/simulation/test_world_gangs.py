@@ -36,13 +36,16 @@ def rows_of(name: str, world: World = WORLD) -> Rows:
     return np.asarray(world.schedule.rows[world.schedule.rows["cls"] == number])
 
 
+#: What is drawn of a job.
+DRAWN: dict[str, Any] = {
+    "communicate_ratio": 0.2, "tensor_ratio": 0.1, "power_ratio": 1.0, "period_seconds": 3.0, "is_memory_bound": False, "begin": 0.0,
+    "checkpoint_every_seconds": 1e9, "checkpoint_seconds": 1.0, "writes_alone": True,
+}  # fmt: skip
+
+
 def shares(domains: list[int], nvlink: dict[int, float]) -> Shares:
     """Return what two jobs of three hosts do. *nvlink*: by host, what its first GPU's links move of what they should."""
-    drawn: dict[str, Any] = {
-        "communicate_ratio": 0.2, "tensor_ratio": 0.1, "power_ratio": 1.0, "period_seconds": 3.0, "is_memory_bound": False, "begin": 0.0,
-        "checkpoint_every_seconds": 1e9, "checkpoint_seconds": 1.0, "writes_alone": True,
-    }  # fmt: skip
-    jobs: Any = [SimpleNamespace(number=number, **drawn) for number in (0, 1)]
+    jobs: Any = [SimpleNamespace(number=number, **DRAWN) for number in (0, 1)]
     gangs = Gangs(jobs, [np.arange(3), np.arange(3, 6)], np.array(domains), 1)
     channels = Channels(6)
     for host, moves in nvlink.items():
@@ -67,6 +70,24 @@ def test_two_slow_links_of_one_gang_cost_what_the_slowest_costs() -> None:
     alone = shares([0, 0, 0, 1, 1, 1], {0: 0.5})
     for domains in ([0, 0, 0, 1, 1, 1], [0, 1, 1, 2, 2, 2]):
         assert shares(domains, {0: 0.5, 1: 0.8}).pace == pytest.approx(alone.pace)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "last"), [(1, []), (2, [1]), (3, [2]), (4, [3]), (5, [4]), (8, [6, 7])]
+)
+def test_a_stage_that_computes_longer_is_of_the_last_hosts_of_its_job(
+    hosts: int, last: list[int]
+) -> None:
+    """A job of two hosts had no last stage: more than a quarter of the causes of `stage_imbalance` showed nothing at all."""
+    job: Any = SimpleNamespace(number=0, **DRAWN)
+    gangs = Gangs([job], [np.arange(hosts)], np.arange(hosts), 1)
+    channels = Channels(hosts)
+    channels.stage[:] = 0.2
+    noise = Noise(1, np.arange(hosts * 8).reshape(hosts, 8))
+    told = gangs.shares(5.0, 5, np.ones((hosts, 8)), channels, noise)
+    longest = told.compute[:, 0] > 1.1 * told.compute[:, 0].min()
+    assert np.flatnonzero(longest).tolist() == last
+    assert (told.wait[~longest] > 0.05).all() or not last
 
 
 def test_a_rack_of_72_gpus_is_one_domain() -> None:

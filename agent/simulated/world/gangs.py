@@ -9,6 +9,7 @@ busy    = need / period: the culprit is the rank that does not wait
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from .noise import Floats, Noise
 Ints = npt.NDArray[np.int64]
 
 GAP_RATIO = 0.012
-#: The last quarter of a job's hosts holds its last pipeline stage.
+#: The last quarter of a job's hosts holds its last pipeline stage; of fewer than four, the last one does.
 LAST_STAGE = 0.75
 #: What a writer of a checkpoint shows of utilisation.
 WRITER_RESIDENCY = 0.03
@@ -51,9 +52,12 @@ class Gangs:
         hosts = domains.size
         self._job: Ints = np.full(hosts, -1, np.int64)
         self._rank: Floats = np.zeros(hosts)  # of the host within its job, 0 to 1
+        self._is_last: Flags = np.zeros(hosts, bool)  # it holds the last stage
         for number, own in enumerate(slots):
             self._job[own] = number
             self._rank[own] = np.arange(own.size) / max(own.size, 1)
+            last = min(ceil(LAST_STAGE * own.size), own.size - 1)
+            self._is_last[own[max(last, 1) :]] = True  # a host alone has all stages
         self.at_work: Flags = self._job >= 0
         self._safe = np.maximum(self._job, 0)
         numbers = np.array([job.number for job in jobs] or [-1], np.int64)
@@ -134,8 +138,7 @@ class Gangs:
         # One rank of the gang has the longest sequence of this step: another one in the next.
         longest = draw == self._most(draw.max(axis=1), 0.0)[:, None]
         uneven = channels.imbalance[:, None] * np.where(longest, 1.0, 0.5 * draw**2)
-        last = (self._rank >= LAST_STAGE) & self.at_work
-        return np.asarray((1 + uneven) * (1 + channels.stage * last)[:, None])
+        return np.asarray((1 + uneven) * (1 + channels.stage * self._is_last)[:, None])
 
     def _most(self, values: Floats, least: float) -> Floats:
         """Return for each host the most of *values* over the hosts of its gang."""
