@@ -158,8 +158,16 @@ def evaluated(
     hosts = {"hosts": sorted({one.case.host for one in episodes})}
     faulty = connection.execute(_FAULTY, {**since, **hosts}).fetchall()
     count = connection.execute("SELECT count(*) FROM hosts").fetchone()
-    from_ns = read.oldest_ns if read.count >= ROWS_MAX else now_ns - days * DAY_NS
+    from_ns = max(now_ns - days * DAY_NS, _first_ns(connection, now_ns))
+    if read.count >= ROWS_MAX:
+        from_ns = read.oldest_ns
     return _replayed(_followed(episodes, faulty), limits, int(count[0]) if count else 0, from_ns)
+
+
+def _first_ns(connection: duckdb.DuckDBPyConnection, now_ns: int) -> int:
+    """Return since when scores are stored: `history_days` ago at most, and not before the aggregator was there."""
+    first = connection.execute("SELECT epoch_us(min(time)) FROM scores").fetchone()
+    return now_ns if first is None or first[0] is None else min(now_ns, first[0] * 1000)
 
 
 class _Rows:

@@ -68,14 +68,24 @@ def test_other_rules_do_not_crowd_a_rule_out_and_a_cut_is_told(
         )
     monkeypatch.setattr(whatif, "ROWS_MAX", 3)
     report = stored.asked("gpu.xid 95")
-    assert [one.case.host for one in report.episodes] == [
-        "h1"
-    ] and report.from_ns == NOW - 30 * DAY_NS
+    assert [one.case.host for one in report.episodes] == ["h1"]
+    assert report.from_ns == NOW - 500 * HOUR_NS
     for hour in range(3):
         stored.saw(f"h{3 + hour}", 100.0 - hour)
     report = stored.asked("gpu.xid 95")
     assert [one.case.host for one in report.episodes] == ["h3", "h4", "h5"]
     assert report.from_ns == NOW - 100 * HOUR_NS
+
+
+def test_what_was_never_stored_was_not_replayed() -> None:
+    """Scores are kept for a fortnight: what came in it was read as what comes in a month, and cost half as much."""
+    stored = Stored()
+    assert stored.asked("gpu.xid 95").from_ns == NOW
+    stored.saw("h1", 60.0, signal="odd", reason="PCIE")
+    stored.saw("h1", 50.0)
+    assert stored.asked("gpu.xid 95").from_ns == NOW - 60 * HOUR_NS
+    stored.saw("h1", 31 * 24.0)
+    assert stored.asked("gpu.xid 95").from_ns == NOW - 30 * DAY_NS
 
 
 def test_limits_of_a_rack_count_as_they_would() -> None:
