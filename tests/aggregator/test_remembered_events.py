@@ -38,7 +38,10 @@ def opened(folder: Path, now_ns: int = NOW_NS, **changes: Any) -> Iterator[Store
 
 
 def register(store: Store) -> None:
-    gpus = (("gpu", "GPU-0", {"pci_address": ADDRESS}), ("gpu", "GPU-1", {}))
+    gpus: tuple[tuple[str, str, dict[str, str]], ...] = (
+        ("gpu", "GPU-0", {"pci_address": ADDRESS}),
+        ("gpu", "GPU-1", {}),
+    )
     store.submit_host(HostRecord("a", 0, False, b"r" * 16, b"b" * 16, "", "", {}, NOW_NS, gpus), {})
 
 

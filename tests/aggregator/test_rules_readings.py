@@ -76,7 +76,7 @@ def test_the_counters_that_are_followed_are_those_that_rules_read() -> None:
     for rule in judging.RULES:
         list(rule(Asked(world.fleet, world.now_ns)))
     none = Faults().after(world.fleet.index, frozenset(), world.now_ns // 1000)
-    assemble(Asked(world.fleet, world.now_ns), none, tuple(world.fleet.names))
+    assemble(Asked(world.fleet, world.now_ns), none, tuple(world.fleet.names), frozenset())
     # What is read once for the window of all gangs, and by no rule.
     asked |= {f"{TABLES[one.table][0].device_kind}.{one.column}" for one in SIGNS}
     assert asked == COUNTED

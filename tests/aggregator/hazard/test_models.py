@@ -159,12 +159,15 @@ def test_a_host_that_was_out_before_the_first_day_is_not_up(tmp_path: Path) -> N
         ]
         for host, since, cleared in rows:
             moments = [None if one is None else NOW_US - one * DAY_US for one in (since, cleared)]
-            store.in_transaction(
-                lambda connection, host=host, moments=moments: connection.execute(
+
+            def insert(connection: Any, host: str = host, moments: Any = moments) -> None:
+                connection.execute(
                     "INSERT INTO past_findings VALUES (?, 'gpu.xid', make_timestamp(?::BIGINT), make_timestamp(?::BIGINT))",
                     [host, *moments],
-                ).execute("INSERT INTO hosts (host, simulated) VALUES (?, false)", [host])
-            )
+                )
+                connection.execute("INSERT INTO hosts (host, simulated) VALUES (?, false)", [host])
+
+            store.in_transaction(insert)
         with store.reading() as cursor:
             faults = recorded(cursor, NAMES, NOW_US, simulated=False).faults
             assert set(incidents_of(cursor, NAMES, NOW_US)) == {"new"}, (
