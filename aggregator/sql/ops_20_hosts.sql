@@ -1,15 +1,20 @@
+-- While our clock was ahead, scores were stored of times that are still to come: of a host that was judged since they are
+-- left out here and below.
 CREATE OR REPLACE VIEW ops.scores_now AS
 SELECT s.*
 FROM main.scores AS s
 JOIN (
-    SELECT host, max(time) AS time, arg_max(version, time) AS version FROM main.scores GROUP BY host
+    SELECT
+        host, coalesce(max(time) FILTER (time <= ops.taken()), max(time)) AS time,
+        coalesce(arg_max(version, time) FILTER (time <= ops.taken()), arg_max(version, time)) AS version
+    FROM main.scores GROUP BY host
 ) AS last USING (host, time, version);
 COMMENT ON VIEW ops.scores_now IS 'the last score of each host, whole: SELECT host, state, score, reason FROM ops.scores_now ORDER BY host';
 
 CREATE OR REPLACE VIEW ops.last_readings AS
 SELECT host, max(time) AS last_reading
 FROM (SELECT host, time FROM latest.host_1s UNION ALL SELECT host, time FROM latest.collector_10s)
-GROUP BY host;
+WHERE time <= ops.taken() GROUP BY host;
 COMMENT ON VIEW ops.last_readings IS
     'of when the last reading of each host is: FROM ops.last_readings ORDER BY host';
 
@@ -73,7 +78,7 @@ FROM (
     WINDOW w AS (PARTITION BY host ORDER BY time, version)
 )
 WHERE state IS DISTINCT FROM state_before
-QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC, version DESC) = 1
+QUALIFY row_number() OVER (PARTITION BY host ORDER BY time <= ops.taken() DESC, time DESC, version DESC) = 1
 ORDER BY host;
 COMMENT ON VIEW ops.state_since IS
     'since when each host is in its state; or_longer: as far back as is looked, a day, or as scores are kept here: FROM ops.state_since WHERE state <> ''HEALTHY''';

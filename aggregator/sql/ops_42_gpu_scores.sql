@@ -7,7 +7,9 @@ WITH judged AS (
     SELECT
         host, time, version, simulated, hazard_per_hour, hazard_spread, log_hazard_base, measured_speed, speed_error
     FROM main.scores JOIN (
-        SELECT host, max(time) AS time, arg_max(version, time) AS version
+        SELECT
+            host, coalesce(max(time) FILTER (time <= ops.taken()), max(time)) AS time,
+            coalesce(arg_max(version, time) FILTER (time <= ops.taken()), arg_max(version, time)) AS version
         FROM main.scores WHERE time <= moment GROUP BY host
     ) USING (host, time, version)
 ),
@@ -25,7 +27,7 @@ gpus AS (
 alone AS (
     SELECT
         j.*, exp(log_hazard_base + coalesce(added, 0)) AS own, 2.2e-5 / (2.2e-5 * gpus_count + 5e-6) AS share, told_count,
-        least(moment, greatest(last_of_host, last_of_gpus)) - INTERVAL 15 SECOND AS since
+        least(moment, ops.taken(), greatest(last_of_host, last_of_gpus)) - INTERVAL 15 SECOND AS since
     FROM judged AS j
     JOIN (
         SELECT host, greatest(count(has), count(read)) AS gpus_count, max(read) AS last_of_gpus FROM gpus GROUP BY host

@@ -45,7 +45,7 @@ FROM (
         WHERE time > ops.taken() - INTERVAL 25 HOUR AND time <= ops.taken() - INTERVAL 1 HOUR
         GROUP BY host
     ) AS b USING (host)
-    WHERE time > ops.taken() - INTERVAL 1 HOUR
+    WHERE time > ops.taken() - INTERVAL 1 HOUR AND time <= ops.taken()
 )
 WHERE state IS DISTINCT FROM state_before
 ORDER BY time DESC, host;

@@ -6,7 +6,7 @@ SELECT
     greatest(0, date_diff('millisecond', max(time), ops.taken())) / 1000.0 AS age_seconds,
     any_value(tells) AS tells
 FROM main.own_health
-WHERE time > (SELECT max(time) FROM main.own_health) - INTERVAL 1 HOUR
+WHERE time > least((SELECT max(time) FROM main.own_health), ops.taken()) - INTERVAL 1 HOUR AND time <= ops.taken()
 GROUP BY figure ORDER BY figure;
 COMMENT ON VIEW ops.aggregator IS
     'what the aggregator tells of itself, newest, and between what it was within the hour before: FROM ops.aggregator';

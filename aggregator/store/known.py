@@ -13,6 +13,7 @@ from ..judgement.recompute import inputs_of_row
 from ..verdicts import Evidence, Finding, HostScore, Reason, State
 from .journal import StoredEvent
 from .opscopies import TOLD
+from .scorelog import REPEAT_SECONDS
 from .standing import STANDING_EVENTS
 
 #: Why a finding was cleared that nobody looked at again.
@@ -54,12 +55,15 @@ def recent_events(connection: Connection, now_ns: int) -> list[StoredEvent]:
 
 def last_scores(connection: Connection) -> list[LastScore]:
     """Return every host's last score, of those that were heard within HEARD_SECONDS before the last of all."""
-    newest = connection.execute("SELECT epoch_us(max(time)) FROM scores").fetchone()
-    if newest is None or newest[0] is None:
+    # The one written last, not the one of the latest time: our clock may have been ahead, and been set back.
+    newest = connection.execute(
+        "SELECT epoch_us(time) FROM scores WHERE rowid = (SELECT max(rowid) FROM scores)"
+    ).fetchone()
+    if newest is None:
         return []
-    back = {"readings": 600, "scores": 3600, "hosts": HEARD_SECONDS}
+    back = {"readings": 600, "scores": 3600, "hosts": HEARD_SECONDS, "heard": -REPEAT_SECONDS}
     since = {name: newest[0] - seconds * 1_000_000 for name, seconds in back.items()}
-    found = connection.execute(_LAST_SCORES, since)
+    found = connection.execute(_LAST_SCORES, {**since, "last": newest[0]})
     names = [column[0] for column in found.description or ()]
     return [_last_score(dict(zip(names, row, strict=True))) for row in found.fetchall()]
 
@@ -92,17 +96,18 @@ def cleared_findings(connection: Connection) -> dict[str, list[tuple[str, int]]]
 #: Each host's last score: with its GPUs, its evidence, strongest first, and when it was last heard (its
 #: readings tell that better than its score, which may be minutes old). Of the store's last hour and last
 #: minutes only, so that a year of history costs a start nothing. Parameters, microseconds since 1970: of
-#: readings and of scores those since then, and of hosts those heard since then.
+#: readings and of scores those since then, and of hosts those heard since then; of readings until `heard`, of scores
+#: until `last`: what is of a later time was stored before our clock was set back.
 _LAST_SCORES = """
 WITH heard AS (
     SELECT host, max(time) AS heard
     FROM (
         SELECT host, time FROM readings.host_1s UNION ALL SELECT host, time FROM readings.collector_10s
     )
-    WHERE time > make_timestamp($readings) GROUP BY host
+    WHERE time > make_timestamp($readings) AND time <= make_timestamp($heard) GROUP BY host
 ),
 last AS (
-    FROM main.scores WHERE time > make_timestamp($scores)
+    FROM main.scores WHERE time > make_timestamp($scores) AND time <= make_timestamp($last)
     QUALIFY row_number() OVER (PARTITION BY host ORDER BY time DESC, version DESC) = 1
 ),
 gpus AS (SELECT host, count(*) AS gpus FROM devices WHERE kind = 'gpu' GROUP BY host),

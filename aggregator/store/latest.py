@@ -190,10 +190,12 @@ class Latest:
 
     def _came_since(self, table: str, some: str) -> Any:
         new = f"FROM readings.{table} {self._new} AND {some}"
+        now = f"make_timestamp({self.now_us})"  # our clock may have been ahead, and been set back
         with self.cursor() as cursor:
             return cursor.sql(
                 f"SELECT one.* FROM ({new}) AS one SEMI JOIN "
-                f"(SELECT host, device, max(time) AS time {new} GROUP BY host, device) AS last "
+                f"(SELECT host, device, coalesce(max(time) FILTER (time <= {now}), max(time)) AS time {new} "
+                "GROUP BY host, device) AS last "
                 "USING (host, device, time)"
             ).to_arrow_table()
 

@@ -37,9 +37,11 @@ class Fleet:
         config = AggregatorConfig(data=self.folder, commit_seconds=0.01, ops_seconds=3600.0)
         self.store = Store.open(self.folder, config, lambda: self.now_ns)
 
-    def tell(self, host: str, values: dict[str, float], second: float = 0.0) -> None:
+    def tell(
+        self, host: str, values: dict[str, float], second: float = 0.0, table: str = "gpu_1s"
+    ) -> None:
         """Commit a frame of so many seconds from now."""
-        block = Block("gpu_1s", list(values))
+        block = Block(table, list(values))
         for row, value in enumerate(values.values()):
             block.put_float(0, row, value)
         self.sequence += 1
