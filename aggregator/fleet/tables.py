@@ -81,6 +81,9 @@ class DeviceTable:
         self._elapsed_seconds: Sums = np.zeros(capacity, dtype=np.float32)  # since the base
         self._base_boot: Boots = np.zeros(capacity, dtype=np.uint16)
         self._base_epoch: Codes = np.zeros(capacity, dtype=np.int32)
+        #: Of a cell that the readings since its base left out: the time that they span. And the rows with such a cell.
+        self._left_out_seconds: Sums = np.zeros((counters, capacity), dtype=np.float32)
+        self._left_out: Flags = np.zeros(capacity, dtype=bool)
         self._fast: Sums = np.zeros((counters, capacity), dtype=np.float32)
         self._slow: Sums = np.zeros((counters, capacity), dtype=np.float32)
         if self.devices.kind == "gpu":  # nobody asks it of others
@@ -126,35 +129,61 @@ class DeviceTable:
         epoch = self.devices.epoch[rows]
         same = (self._base_boot[rows] == self._boot[rows]) & (self._base_epoch[rows] == epoch)
         seconds = np.where(same, self._elapsed_seconds[rows], 0.0)
-        elapsed_ns = np.rint(seconds * 1e9).astype(np.int64)
+        left_out_seconds = self._left_out_at(rows)
+        elapsed_ns = np.rint((seconds + left_out_seconds) * 1e9).astype(np.int64)
         before = self._base_usable[:, rows]
         steps = counting.compare(
             self._base[:, rows], before, newer, valid, same, elapsed_ns, self.shape
         )
-        self._integrate(rows, steps.counts.astype(np.float64), same, seconds)
-        # A cell that was left out for once keeps its base: the next value spans the gap.
+        span = self._span(rows, seconds)
+        span = np.where(left_out_seconds > 0.0, left_out_seconds + seconds, span)
+        self._integrate(rows, steps.counts.astype(np.float64), same, seconds, span)
+        # A cell that was left out keeps its base: the next value spans the gap.
         usable = steps.outcome <= Outcome.RESET
         put(self._base, rows, np.where(usable, newer, self._base[:, rows]))
         saturated = steps.outcome == Outcome.SATURATED
-        put(self._base_usable, rows, usable | (before & same & ~saturated))
+        left_out = before & same & ~(usable | saturated)
+        put(self._base_usable, rows, usable | left_out)
+        self._leave_out(rows, left_out, span)
         if self.devices.kind == "gpu":
             reset = (steps.outcome == Outcome.RESET) & before & same
             put(self._resets, rows, self._resets[:, rows] + reset)
         self._elapsed_seconds[rows] = 0.0
+        if self.on_change:
+            self._gap_seconds[rows] = 0.0
         put(self._base_boot, rows, self._boot[rows])
         put(self._base_epoch, rows, epoch)
 
-    def _integrate(self, rows: Indexes, count: Floats, same: Flags, seconds: Floats) -> None:
-        """Add *count* to the leaky sums, spread over the time in which it can have happened.
+    def _left_out_at(self, rows: Indexes) -> Sums:
+        """Return for how long each cell of *rows* was left out; where none was, which is nearly always, one zero."""
+        if not self._left_out[rows].any():
+            return np.zeros(1, dtype=np.float32)
+        return np.asarray(self._left_out_seconds[:, rows])
+
+    def _leave_out(self, rows: Indexes, cells: Flags, span: Floats) -> None:
+        """Note that *cells* (columns x rows) were left out of readings over *span* (seconds), and no others of *rows*."""
+        some = cells.any(axis=0)
+        changed = some | self._left_out[rows]
+        if changed.any():
+            left_out_seconds = np.where(cells, span, 0.0).astype(np.float32)
+            put(self._left_out_seconds, rows, left_out_seconds)
+            self._left_out[rows] = some
+
+    def _span(self, rows: Indexes, seconds: Floats) -> Floats:
+        """Return the seconds in which a step of *rows* can have happened.
 
         The row of an on-change table was the same at the host's frame before and one period ago,
         or it would have come then.
         """
-        span = seconds
-        if self.on_change:
-            gap_seconds = self._gap_seconds[rows].astype(np.float64)
-            span = np.minimum(seconds, np.maximum(gap_seconds, self.period_seconds))
-            self._gap_seconds[rows] = 0.0
+        if not self.on_change:
+            return seconds
+        gap_seconds = self._gap_seconds[rows].astype(np.float64)
+        return np.minimum(seconds, np.maximum(gap_seconds, self.period_seconds))
+
+    def _integrate(
+        self, rows: Indexes, count: Floats, same: Flags, seconds: Floats, span: Floats
+    ) -> None:
+        """Add *count* to the leaky sums, spread over *span*."""
         kept = same.astype(np.float64)
         for sums, constant in ((self._fast, FAST_SECONDS), (self._slow, SLOW_SECONDS)):
             decayed = sums[:, rows] * (kept * np.exp(-seconds / constant))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gangline.aggregator.judgement.scoring import base_hazard_per_hour
@@ -144,6 +145,32 @@ def test_a_count_that_grew_while_nobody_listened_is_no_burst() -> None:
         host.silent = False
     world.run(20)
     assert all_well(world)
+
+
+@pytest.mark.parametrize(("seconds", "beside"), [(70, 0.0), (600, 1.0)])
+def test_a_count_that_grew_while_its_cell_was_missing_is_no_burst(
+    seconds: int, beside: float
+) -> None:
+    """One file of a port could not be read for ten minutes: 3,000 in all, 5 a second, counted as of one second.
+
+    *beside*: what another counter of the port grows by, so that its row comes each second.
+    """
+    world = World(gpus=1)
+    world.run(20)
+    port = "rdma_1s_changes", "mlx5_0/1"
+    world.hosts[0].grow(*port, packet_sequence_errors=5.0, adaptive_retransmissions_packets=beside)
+    world.run(20)
+    values, growth = world.hosts[0].readings[port], world.hosts[0].growth
+    now = values.pop("packet_sequence_errors")
+    rate = growth.pop((*port, "packet_sequence_errors"))
+    world.run(seconds)
+    world.hosts[0].set(*port, packet_sequence_errors=now + rate * seconds)
+    world.hosts[0].grow(*port, packet_sequence_errors=rate)
+    for _ in range(30):
+        world.run(1)
+        assert all_well(world)
+    held = world.fleet.tables[port[0]].recent("packet_sequence_errors", np.zeros(8), slow=True)
+    assert held.max() == pytest.approx(5.0 * 600 * -np.expm1(-(seconds + 50) / 600), rel=0.02)
 
 
 def test_a_port_that_was_up_and_is_down_is_a_rail_down() -> None:

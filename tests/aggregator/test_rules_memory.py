@@ -206,6 +206,19 @@ def test_much_lost_data_is_as_soon_of_the_past_as_little() -> None:
     assert world.score(world.hosts[0]).state is State.WATCH
 
 
+def test_data_that_was_lost_while_its_count_was_missing_is_found() -> None:
+    """A driver answered nothing for ten minutes, in which a bit error was not repaired: rare counts outlast the gap."""
+    world = World(hosts=1, gpus=1)
+    world.run(10)
+    device = "gpu_1s_changes", gpu_of(world.hosts[0], 0)
+    del world.hosts[0].readings[device]["ecc_uncorrected_volatile_errors"]
+    world.run(600)
+    assert all_well(world)
+    world.hosts[0].set(*device, ecc_uncorrected_volatile_errors=1)
+    world.run(2)
+    assert world.score(world.hosts[0]).state is State.SUSPECT
+
+
 def test_lost_data_is_suspect_while_fresh_and_watched_until_a_reset() -> None:
     """An uncorrectable error without an XID that we saw: the counter tells."""
     world = World(hosts=1, gpus=1)
