@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from . import network
 from .activity import least_watts
 from .arrays import Codes, Flags, Floats, Indexes, Times, grown, room
+from .devices import Devices
 from .grouped import beyond, medians, of_members, ranked, without
 from .jobs import Job
 from .past import Past
+from .sharing import are_divided, are_shared, gangs_of
 from .tables import DeviceTable
 
 if TYPE_CHECKING:
@@ -51,6 +53,9 @@ class Standing(NamedTuple):
     """
 
     gang: Indexes
+    gpu_gang: Indexes  # of each row of GPUs: for whom it computes
+    shared: Flags  # it has GPUs that are not its gang's
+    divided: Flags  # its GPUs compute for several jobs
     windows: Codes
     busy: Floats  # how much longer its SMs were busy than the others', at its clock
     busy_often: Floats  # share of the windows in which it was half as much longer or more than all but the few longest
@@ -71,6 +76,14 @@ class Standing(NamedTuple):
     gap_more_often: Floats
     cpu_more: Floats
     io_more: Floats
+
+    def of_gpus(self, hosts: Codes) -> Indexes:
+        """Return the gang of each row of GPUs, -1 for none. *hosts*: of each; there may be more now than there were."""
+        gang = np.full(hosts.shape, -1, dtype=np.intp)
+        known = hosts < self.gang.size
+        gang[known] = self.gang[hosts[known]]
+        gang[: self.gpu_gang.size] = self.gpu_gang
+        return gang
 
 
 #: What the mean of the windows tells, and what only each of them does.
@@ -99,6 +112,8 @@ class Gangs:
         self._number = 0
         self._members: dict[tuple[str, str, int], tuple[frozenset[int], int]] = {}
         self._next = 0
+        #: By kind of device: which rows are on a host of a gang, and not the gang's. As of the last window.
+        self._others: dict[str, Flags] = {}
         self._make(64)
 
     def _make(self, capacity: int) -> None:
@@ -118,13 +133,21 @@ class Gangs:
         if table.name not in SAMPLED or not self.jobs:
             return
         self._fit(hosts)
-        of = table.devices.host[rows]
+        of, own = table.devices.host[rows], self._are_own(table.devices, rows)
         for at, column in enumerate(SAMPLED[table.name], _FIRST[table.name]):
             values = table.gauge_at(column, rows)
-            known = np.isfinite(values)
+            known = np.isfinite(values) & own
             many = of[known]
             self._sums[at, :hosts] += np.bincount(many, weights=values[known], minlength=hosts)
             self._counts[at, :hosts] += np.bincount(many, minlength=hosts)
+
+    def _are_own(self, devices: Devices, rows: Indexes) -> Flags:
+        """Say which *rows* are not somebody else's on a host of a gang. Of those that came since the last window all are."""
+        own, others = np.ones(rows.size, dtype=bool), self._others.get(devices.kind)
+        if others is not None:
+            before = rows < others.size
+            own[before] = ~others[rows[before]]
+        return own
 
     def _fit(self, hosts: int) -> None:
         if self._code.size < hosts:
@@ -140,17 +163,22 @@ class Gangs:
         self._begin_ns = now_ns
         self.jobs = fleet.jobs.all()
         self._fit(len(fleet))
-        gang = self._places(len(fleet))
+        gang, held = self._places(len(fleet))
+        gpu_gang = self._share(fleet, gang, held)
         if self.jobs:
             self._end(fleet, gang, now_ns)
+            self.standing = self._standing(fleet.devices["gpu"], gang, gpu_gang, held)
         else:
             self.standing = None
         self._sums[:] = self._counts[:] = 0.0
         self._number += 1
 
-    def _places(self, hosts: int) -> Indexes:
-        """Return the gang of each host, -1 for none or two, and begin anew where a gang is another than before."""
-        gang = np.full(hosts, -1, dtype=np.intp)
+    def _places(self, hosts: int) -> tuple[Indexes, Indexes]:
+        """Return the gang of each host, -1 for none or two, and begin anew where a gang is another than before.
+
+        And how many of the host's GPUs its gang's job holds, -1 likewise.
+        """
+        gang, held = np.full(hosts, -1, dtype=np.intp), np.full(hosts, -1, dtype=np.intp)
         twice = np.zeros(hosts, dtype=bool)
         code = np.zeros(hosts, dtype=np.int32)
         members: dict[tuple[str, str, int], tuple[frozenset[int], int]] = {}
@@ -172,15 +200,26 @@ class Gangs:
                 continue
             in_several[at] = len(job.gpus) > 1
             twice[at] |= gang[at] >= 0
-            gang[at], code[at] = place, before[1]
+            gang[at], code[at], held[at] = place, before[1], usual
         self._members = members
-        gang[twice], code[twice] = -1, 0
+        gang[twice], code[twice], held[twice] = -1, 0, -1
         changed = code != self._code[:hosts]
         self._filled[:, :hosts] &= ~changed
         self._gap_run[:hosts][changed] = 0
         self._past.begin_anew(changed)
         self._code[:hosts] = code
-        return gang
+        return gang, held
+
+    def _share(self, fleet: Fleet, gang: Indexes, held: Indexes) -> Indexes:
+        """Note which GPUs are not those of their host's gang, and return for whom each computes."""
+        found: dict[str, Indexes] = {}
+        for kind in ("gpu", "gpu_fast"):
+            devices = fleet.devices[kind]
+            shared = are_shared(devices, held)
+            found[kind] = gangs_of(devices, gang, shared, self.jobs, fleet.jobs)
+            of_host = gang[devices.host]
+            self._others[kind] = (of_host >= 0) & (found[kind] != of_host)
+        return found["gpu"]
 
     def _end(self, fleet: Fleet, gang: Indexes, now_ns: int) -> None:
         hosts, count = len(fleet), len(self.jobs)
@@ -191,22 +230,29 @@ class Gangs:
             works = medians(np.where(known, self._drawn(fleet), np.nan), gang, count) > 0.0
             shown = works & _are_read(gang, known, count)
             group = np.where((of_members(shown.astype(np.float64), gang) > 0) & known, gang, -1)
-            told = self._longest(busy, means[WORK], _clocks(fleet, now_ns), group, count)
+            told = self._longest(busy, means[WORK], self._clocks(fleet, now_ns), group, count)
             told |= self._gaps(means, group, count)
             told |= self._since(fleet, means, group >= 0, now_ns)
         at = self._number % WINDOWS
         for number, name in enumerate(_RINGS):
             self._rings[number, at, :hosts] = told[name]
         self._filled[at, :hosts] = group >= 0
-        self.standing = self._standing(gang, hosts, at)
 
     def _drawn(self, fleet: Fleet) -> Floats:
         """Return how many watts more than waiting does each host's GPUs drew, in the mean: none at a checkpoint."""
-        gpus, tables = fleet.devices["gpu"], fleet.tables
+        tables = fleet.tables
         more = self._watts(fleet) - least_watts(tables["gpu_10s"], tables["gpu_60s"])
-        known = np.isfinite(more)
-        of = gpus.host[known]
-        total = np.bincount(of, weights=more[known], minlength=len(fleet))
+        return self._mean(fleet, more)
+
+    def _clocks(self, fleet: Fleet, now_ns: int) -> Floats:
+        """Return the mean clock of each host's computing GPUs."""
+        return self._mean(fleet, fleet.activity.clock(fleet.boot, fleet.host_now_ns(now_ns)))
+
+    def _mean(self, fleet: Fleet, values: Floats) -> Floats:
+        """Return the mean of *values* of GPUs over those of each host's gang."""
+        known = np.isfinite(values) & ~self._others["gpu"]
+        of = fleet.devices["gpu"].host[known]
+        total = np.bincount(of, weights=values[known], minlength=len(fleet))
         return np.asarray(total / np.bincount(of, minlength=len(fleet)))
 
     def _watts(self, fleet: Fleet) -> Floats:
@@ -271,8 +317,9 @@ class Gangs:
         self._past.learn(values, counts, unusual, WINDOW_NS / 1e9)
         return found
 
-    def _standing(self, gang: Indexes, hosts: int, at: int) -> Standing:
-        """Return what the windows tell, of which *at* is the last."""
+    def _standing(self, gpus: Devices, gang: Indexes, gpu_gang: Indexes, held: Indexes) -> Standing:
+        """Return what the windows tell."""
+        hosts, at = gang.size, self._number % WINDOWS
         filled = self._filled[:, :hosts]
         windows = filled.sum(axis=0, dtype=np.int32)
         told = np.where(filled, self._rings[:, :, :hosts], np.nan)
@@ -296,21 +343,15 @@ class Gangs:
         run = np.where(shows_gap, self._gap_run[:hosts] + 1, 0)
         self._gap_run[:hosts][filled[at]] = run[filled[at]]
         return Standing(
-            gang=gang, windows=windows, gap_run=self._gap_run[:hosts].copy(), **found, **often
-        )
+            gang=gang, gpu_gang=gpu_gang, shared=are_shared(gpus, held),
+            divided=are_divided(gpus, gpu_gang, hosts), windows=windows,
+            gap_run=self._gap_run[:hosts].copy(), **found, **often,
+        )  # fmt: skip
 
 
 def few_of(sizes: Indexes) -> Indexes:
     """Return how many hosts of gangs of *sizes* may be longer than the others without it being the gang's affair."""
     return np.maximum(1, (FEW_SHARE_MAX * sizes).astype(np.intp))
-
-
-def _clocks(fleet: Fleet, now_ns: int) -> Floats:
-    """Return the mean clock of each host's computing GPUs."""
-    clock = fleet.activity.clock(fleet.boot, fleet.host_now_ns(now_ns))
-    of, known = fleet.devices["gpu"].host, np.isfinite(clock)
-    total = np.bincount(of[known], weights=clock[known], minlength=len(fleet))
-    return np.asarray(total / np.bincount(of[known], minlength=len(fleet)))
 
 
 def _is_heard(fleet: Fleet, now_ns: int) -> Flags:

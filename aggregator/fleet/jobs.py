@@ -6,7 +6,7 @@ Kept by process, because a process is what begins, ends and dies; asked for by h
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -171,6 +171,12 @@ class Jobs:
         _, processes = self._hosts.get(host, ("", {}))
         there = (p.job for p in processes.values() if not gpu or p.gpu.partition("/")[0] == gpu)
         return [job for job in {id(job): job for job in there}.values() if len(job.gpus) > 1]
+
+    def held(self, host: int) -> Iterator[tuple[Job, str]]:
+        """Yield each GPU that a job holds on *host*, and each of MIG's as the GPU that it is of; some more than once."""
+        _, processes = self._hosts.get(host, ("", {}))
+        for one in processes.values():
+            yield one.job, one.gpu.partition("/")[0]
 
     def on(self, host: int) -> Here:
         """Return what runs on *host*, as far as it has told."""

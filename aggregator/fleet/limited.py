@@ -23,11 +23,15 @@ ALL, AT_LIMIT, IN_GANG = 0, 1, 2
 
 
 class Limited(NamedTuple):
-    """Per GPU row: whether it computes at its power limit, that limit, and the gang of its host (-1: none)."""
+    """Per GPU row: whether it computes at its power limit, that limit, and the gang that it computes for (-1: none).
+
+    `divided`: its host has GPUs that compute for others, too.
+    """
 
     rows: Flags
     watts: Floats
     gang: Indexes
+    divided: Flags
 
 
 class Beside(NamedTuple):
@@ -48,11 +52,12 @@ class Beside(NamedTuple):
 
 def limited(rows: Flags, watts: Floats, hosts: Codes, standing: Standing | None) -> Limited:
     """Return who computes at its limit. *hosts*: of each GPU."""
-    gang = np.full(rows.shape, -1, dtype=np.intp)
-    if standing is not None:
-        known = hosts < standing.gang.size
-        gang[known] = standing.gang[hosts[known]]
-    return Limited(rows, watts, gang)
+    divided = np.zeros(rows.shape, dtype=bool)
+    if standing is None:
+        return Limited(rows, watts, np.full(rows.shape, -1, dtype=np.intp), divided)
+    known = hosts < standing.divided.size
+    divided[known] = standing.divided[hosts[known]]
+    return Limited(rows, watts, standing.of_gpus(hosts), divided)
 
 
 def at_shared_limit(limits: Limited, rows: Indexes) -> Flags:
@@ -69,7 +74,8 @@ def beside(
     """Measure *rows*, GPUs alike, each by its gang, or else by those of them at a shared limit.
 
     Of a gang of which enough are at their limit (a stage of a pipeline, if not all) these are the measure, else all of
-    it: it does the same work. *least*: GPUs and hosts that a median is of.
+    it: it does the same work. Where too few are of a gang that shares a host, nothing is known of them: those at a limit
+    are the other job's. *least*: GPUs and hosts that a median is of.
     """
     numbers, gang = np.unique(limits.gang[rows], return_inverse=True)
     gang = np.where(limits.gang[rows] >= 0, gang, -1).astype(np.intp)
@@ -79,16 +85,17 @@ def beside(
         _hosts_of(at_limit, hosts[rows], count) >= STAGE_HOSTS_MIN
     )
     measure = np.where(of_members(enough.astype(np.float64), gang) == 1, at_limit, gang)
-    alone = _sizes(measure, count) < least[0]
+    alone = of_members((_sizes(measure, count) < least[0]).astype(np.float64), gang) == 1
     # Without a gang worth the name: all at a shared limit.
-    loose = (gang < 0) | (of_members(alone.astype(np.float64), gang) == 1)
+    loose = (gang < 0) | alone
     together = np.where(shared, 0, -1)
     if shared.sum() < least[0] or _hosts_of(together, hosts[rows], 1)[0] < least[1]:
         together[:] = -1
     found = _told(clock[rows], together, np.zeros(rows.size, np.intp), 1, AT_LIMIT)
     own = _told(clock[rows], measure, gang, count, IN_GANG)
+    median_hertz = np.where(loose, found.median_hertz, own.median_hertz)
     return Beside(
-        np.where(loose, found.median_hertz, own.median_hertz),
+        np.where(alone & limits.divided[rows], np.nan, median_hertz),
         np.where(loose, found.peers, own.peers),
         np.where(loose, found.spread, own.spread),
         np.where(loose, found.whom, own.whom),

@@ -168,7 +168,8 @@ FROM counted WHERE sm_clock_hertz IS NOT NULL ORDER BY ratio, host, device;
 COMMENT ON MACRO TABLE ops.clocks IS
     'the clock of each GPU that computed in the minute before a time, as judged, beside the median of its peers: SELECT host, left(device, 12) AS gpu, sm_clock_hertz, ratio, held_down_by FROM ops.clocks(TIMESTAMP ''2023-11-14 22:16:00'') LIMIT 3';
 
--- Of one at its power limit the peers are its gang, if given: those at their limit of three hosts or more, or else all.
+-- Of one at its power limit the peers are its gang, if given by its hosts, and GPUs where it shares a host: those at their
+-- limit of three hosts or more, or else all.
 CREATE OR REPLACE MACRO ops.peers(host_name, moment, gpu := '', gang := []) AS TABLE
 WITH clocks AS MATERIALIZED (FROM ops.clocks(moment)),
 it AS (
@@ -179,7 +180,7 @@ beside AS (
     SELECT c.*
     FROM clocks AS c, it
     WHERE c.alike[coalesce(it.width, 0) + 1] = it.of
-        AND (len(gang) > 0 AND list_contains(gang::VARCHAR[], c.host) OR len(gang) = 0 AND (NOT it.at_limit OR c.at_limit))
+        AND (len(gang) > 0 AND list_has_any(gang::VARCHAR[], [c.host, c.device]) OR len(gang) = 0 AND (NOT it.at_limit OR c.at_limit))
 ),
 measured AS (
     SELECT

@@ -49,13 +49,13 @@ TOLERANCE = 0.15
 class StoredWorld(World):
     """A world whose hosts' frames, events and findings also go to a real store."""
 
-    def __init__(self, hosts: int, folder: Path) -> None:
+    def __init__(self, hosts: int, folder: Path, gpus: int = GPUS) -> None:
         self.store: Store | None = None
-        super().__init__(hosts, GPUS)
+        super().__init__(hosts, gpus)
         config = AggregatorConfig(data=folder, ops_seconds=3600.0)
         self.store = Store.open(folder, config, lambda: self.now_ns)
         for index, one in enumerate(self.hosts):
-            self.keep_host(one, index, GPUS)
+            self.keep_host(one, index, gpus)
 
     def keep_host(self, one: Host, index: int, gpus: int) -> None:
         devices = tuple(("gpu", gpu_of(one, n), {"name": "H100"}) for n in range(gpus))

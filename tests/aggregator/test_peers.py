@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 from gangline.aggregator.fleet.limited import Limited
 from gangline.aggregator.fleet.pace import relative_speeds
 from gangline.aggregator.fleet.peers import HOSTS_MIN, PEERS_MIN, Level
+from gangline.aggregator.query import fences
 from gangline.aggregator.verdicts import Reason, State
 from gangline.fingerprints.wire import telemetry_pb2
+from tests.aggregator.query.asking import rows_of
+from tests.aggregator.test_evidence_sql import StoredWorld
 from tests.aggregator.world import CLOCK_HERTZ, IDLE_WATTS, Host, World, all_well, gpu_of, throttle
 
 GPUS = 4
@@ -37,9 +41,9 @@ def fleet_of(hosts: int) -> World:
     return world
 
 
-def runs(world: World, host: Host, job: str) -> None:
-    """Have all GPUs of *host* be of a Slurm job."""
-    for gpu in range(GPUS):
+def runs(world: World, host: Host, job: str, gpus: range = range(GPUS)) -> None:
+    """Have all GPUs of *host*, or these, be of a Slurm job."""
+    for gpu in gpus:
         device = gpu_of(host, gpu)
         world.event(host, 0, device, "gpu.process", event_id=f"/{device}//{job}", process_id=7 + gpu,
                     attributes={"state": "running", "source": "slurm", "job_id": job})  # fmt: skip
@@ -141,9 +145,11 @@ def work_lightly(host: Host, share: float = 1.0) -> None:
         host.set("gpu_1s", gpu_of(host, gpu), power_watts=400.0, sm_clock_hertz=share * 1.98e9)
 
 
-def work_densely(host: Host, gpus: int = GPUS, watts: float = 697.0, hertz: float = 1.55e9) -> None:
+def work_densely(
+    host: Host, gpus: int = GPUS, watts: float = 697.0, hertz: float = 1.55e9, first: int = 0
+) -> None:
     """At the power limit that all have, as the driver says."""
-    for gpu in range(gpus):
+    for gpu in range(first, first + gpus):
         host.set("gpu_1s", gpu_of(host, gpu), power_watts=watts, sm_clock_hertz=hertz,
                  clock_event_reasons_flags=0x4)  # fmt: skip
 
@@ -198,6 +204,51 @@ def test_a_stage_at_its_limit_is_its_own_measure() -> None:
     assert all_well(world)
 
 
+def shared_at_the_limit(gpus: int, made: World | None = None) -> World:
+    """Return a world of a job at its limit, of four GPUs a host, and a denser one on *gpus* others of the first."""
+    world = made or World(hosts=6, gpus=2 * GPUS, spread=0.01)
+    for host in world.hosts:
+        runs(world, host, "7")
+        work_densely(host)
+    runs(world, world.hosts[0], "8", range(GPUS, GPUS + gpus))
+    work_densely(world.hosts[0], gpus, hertz=1.2e9, first=GPUS)
+    return world
+
+
+@pytest.mark.parametrize("gpus", [4, 2])
+def test_a_denser_job_beside_the_gangs_is_no_part_of_it(gpus: int) -> None:
+    """Another job's GPUs on one of its hosts were held against it: 0.77, "held down by its power limit"."""
+    world = shared_at_the_limit(gpus)
+    world.run(60)
+    assert all_well(world)
+    assert world.score(world.hosts[0]).relative_speed == pytest.approx(1.0, abs=0.06)
+
+
+def test_a_gpu_of_a_shared_host_is_measured_by_its_own_job(tmp_path: Path) -> None:
+    """The same work at a lower clock, in either job: its peers are those that do it, and the query shows no others."""
+    made = StoredWorld(6, tmp_path, gpus=2 * GPUS)
+    assert made.store
+    try:
+        world = shared_at_the_limit(4, made)
+        for first, hertz in ((0, 1.2e9), (GPUS, 1.0e9)):
+            work_densely(world.hosts[0], 1, hertz=hertz, first=first)
+        world.run(60)
+        found = {one.device: one for one in world.score(world.hosts[0]).evidence}
+    finally:
+        made.store.close()
+    names = [gpu_of(world.hosts[0], gpu) for gpu in range(2 * GPUS)]
+    told = [(names[0], 23, 1.55e9, names[:GPUS]), (names[GPUS], 3, 1.2e9, names[GPUS:])]
+    assert found.keys() == {device for device, *_ in told}
+    with fences.opened(tmp_path / "operators.duckdb") as connection:
+        for device, peers, usual, own in told:
+            assert f"{peers} peers: in its job" in found[device].normal
+            columns, rows = rows_of(connection, found[device].sql)
+            of = columns.index("device")
+            assert len(rows) == peers + 1 and rows[0][of] == device
+            assert rows[0][columns.index("median_hertz")] == pytest.approx(usual, rel=0.01)
+            assert sorted(row[of] for row in rows if row[0] == "h0") == own
+
+
 def test_heat_at_the_power_limit_is_still_heat() -> None:
     """What else holds a GPU down than its limit is measured by all."""
     world = fleet_of(6)
@@ -227,7 +278,8 @@ def test_a_gpu_is_compared_with_the_narrowest_group_that_has_a_median(data: st.D
         ),
         Level(3, 1, [np.arange(count)], narrow == 3),
     ]
-    nobody = Limited(np.zeros(count, dtype=bool), np.full(count, 700.0), np.full(count, -1))
+    no = np.zeros(count, dtype=bool)
+    nobody = Limited(no, np.full(count, 700.0), np.full(count, -1), no)
     herd: Any = SimpleNamespace(
         devices={"gpu": SimpleNamespace(host=hosts)},
         peerage=SimpleNamespace(levels=lambda _: levels),

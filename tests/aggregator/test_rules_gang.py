@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from tests.aggregator.test_evidence_sql import StoredWorld
 from tests.aggregator.world import (
     CLOCK_HERTZ,
     COMPUTING_WATTS,
+    IDLE_WATTS,
     SECOND_NS,
     WAITING_WATTS,
     Host,
@@ -37,9 +38,11 @@ GPUS, STEP_SECONDS = 2, 10
 BUSY, WORK = 0.68, 0.34
 
 
-def tell(world: World, host: Host, job: str, state: str = "running") -> None:
-    """Tell of a process of *job* on each GPU of *host*."""
-    for gpu in range(GPUS):
+def tell(
+    world: World, host: Host, job: str, state: str = "running", gpus: Sequence[int] = range(GPUS)
+) -> None:
+    """Tell of a process of *job* on each of these GPUs of *host*."""
+    for gpu in gpus:
         device = gpu_of(host, gpu)
         world.event(
             host, 0, device, "gpu.process", event_id=f"/{device}//{job}", process_id=7 + gpu,
@@ -71,6 +74,17 @@ def busy(host: Host, share: float, work: float = 1.0) -> None:
 def busy_only(host: Host, share: float) -> None:
     for gpu in range(GPUS):
         host.set("gpu_fast_1s", gpu_of(host, gpu), sm_active_ratio=BUSY * share)
+
+
+def beside(world: World, hosts: Sequence[Host], gpus: range, share: float = 0.0) -> None:
+    """Let *gpus* beside those of the job be idle, or busy with no tensor work: another job's."""
+    for host in hosts:
+        for gpu in gpus:
+            device = gpu_of(host, gpu)
+            host.set("gpu_fast_1s", device, sm_active_ratio=share, tensor_active_ratio=0.0)
+            watts, used = (COMPUTING_WATTS, 1.0) if share else (IDLE_WATTS, 0.0)
+            host.set("gpu_1s", device, power_watts=watts, utilization_ratio=used)
+            host.grow("gpu_1s", device, energy_joules=watts)
 
 
 def draw(host: Host, watts: float) -> None:
@@ -331,6 +345,40 @@ def test_hosts_of_different_jobs_are_not_compared() -> None:
         busy(host, 1.2)
     pass_steps(world, 16)
     assert blamed(world) == []
+
+
+def test_another_job_on_the_other_gpus_of_a_host_makes_it_no_slow_host() -> None:
+    """Half of one host's GPUs were another job's, which keeps its SMs busier: that host was slow, at 0.47, for hours."""
+    world = World(hosts=6, gpus=2 * GPUS, spread=0.01)
+    rest = range(GPUS, 2 * GPUS)
+    beside(world, world.hosts, rest)
+    beside(world, world.hosts[2:3], rest, 0.9)
+    tell(world, world.hosts[2], "1002", gpus=rest)
+    in_job(made=world)
+    pass_steps(world, 16)
+    assert all_well(world)
+    gapped(world.hosts[4], 0.2, pressure_cpu_some_ratio=0.5)
+    pass_steps(world, 14)
+    assert blamed(world) == ["h4"], "its own GPUs stand empty"
+
+
+def test_a_job_of_few_gpus_of_its_hosts_is_judged_by_these(tmp_path: Path) -> None:
+    """Two of eight: with six idle ones their mean drew less than waiting does, and nothing was ever said of such a job."""
+    made = StoredWorld(4, tmp_path, gpus=8)
+    assert made.store
+    try:
+        beside(made, made.hosts, range(GPUS, 8))
+        world = in_job(made=made)
+        busy(world.hosts[1], 1.1)
+        pass_steps(world, 18)
+        evidence = world.score(world.hosts[1]).evidence[0]
+    finally:
+        made.store.close()
+    assert blamed(world) == ["h1"]
+    with fences.opened(tmp_path / "operators.duckdb") as connection:
+        _, rows = rows_of(connection, evidence.sql)
+    assert rows[0][0] == "h1" and len(rows) == 4
+    assert rows[0][1] / rows[1][1] == pytest.approx(evidence.value, rel=0.03)
 
 
 def test_a_gang_that_changed_begins_anew() -> None:

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...fleet.gangs import Standing
-from ...sql import quoted
 from ...verdicts import Reason, State
 from ..present import Present
 from ..symptoms import Rule, Symptom
-from .gang import settled, sizes
+from .gang import gap_sql, settled, sizes
 
 _CLEARS = "its GPUs stand empty no more than before for two or three minutes"
 DATA = Rule("alone.data_wait", State.WATCH, Reason.STORAGE, _CLEARS)
@@ -50,14 +49,5 @@ def _symptom(present: Present, standing: Standing, rule: Rule, host: int, words:
         unit="of the time more than before",
         normal=f"below {present.threshold('gang.gap_ratio'):g}",
         words=f"nothing runs on its GPUs {100 * gap:.0f} % more of the time than before in this job, and {words}",
-        sql=_gap_sql(present, host),
-    )
-
-
-def _gap_sql(present: Present, host: int) -> str:
-    """Return the query for how empty the GPUs of *host* stood in each minute."""
-    return (
-        "SELECT time_bucket(INTERVAL 1 MINUTE, time) AS minute, 1 - avg(utilization_ratio) AS empty_ratio "
-        f"FROM readings.gpu_1s WHERE host = {quoted(present.fleet.names[host])} AND time BETWEEN "
-        f"{present.moment(-900)} AND {present.moment(5)} GROUP BY ALL ORDER BY minute"
+        sql=gap_sql(present, host),
     )

@@ -28,6 +28,7 @@ from ...verdicts import Reason, State
 from .. import queries
 from ..present import Present
 from ..symptoms import Rule, Symptom, short
+from .gang import members
 
 #: Healthy parts of one model spread by 2-3 % (IQR), outliers by 7 %: its default is past all of them. Without a cause
 #: that the driver names, more is asked.
@@ -203,18 +204,18 @@ def _sql(present: Present, row: int, measure: _Measure) -> str:
         columns = "sm_clock_hertz, temperature_celsius, power_watts, clock_event_reasons_flags"
         return present.sql("gpu_1s", row, columns, PAST_SECONDS)
     host, gpu = present.name("gpu_1s", row)
-    gang = _gang(present, host) if present.speeds.whom[row] == IN_GANG else []
+    gang = _gang(present, row, host) if present.speeds.whom[row] == IN_GANG else []
     return queries.peers(present.fleet.names[host], present.now_ns, gpu, gang)
 
 
-def _gang(present: Present, host: int) -> list[str]:
-    """Return the hosts of a host's job, itself first: as many as are shown."""
+def _gang(present: Present, row: int, host: int) -> list[str]:
+    """Return the hosts of a GPU's job, its own first, and where hosts are shared that job's GPUs: as many as are shown."""
     standing = present.fleet.gangs.standing
     if standing is None:
         return []
-    others = np.flatnonzero(standing.gang == standing.gang[host]).tolist()
-    hosts = [host, *(other for other in others if other != host)][: queries.PEERS_SHOWN_MAX]
-    return [present.fleet.names[one] for one in hosts]
+    gang = int(standing.of_gpus(present.fleet.devices["gpu"].host)[row])
+    hosts, gpus = members(present, standing, host, gang, queries.PEERS_SHOWN_MAX)
+    return hosts + gpus
 
 
 def _measure(present: Present, row: int) -> _Measure:

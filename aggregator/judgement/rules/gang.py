@@ -237,14 +237,54 @@ def _gapped(present: Present, standing: Standing, rule: Rule, host: int, words: 
 
 def _sql(present: Present, standing: Standing, host: int, table: str, *columns: str) -> str:
     """Return the query for the means of *columns* over the windows, by host of the gang."""
-    fleet = present.fleet
-    others: Indexes = np.flatnonzero(standing.gang == standing.gang[host])
-    others = others[: HOSTS_SHOWN_MAX + 1]
-    shown = [host, *(one for one in others.tolist() if one != host)][:HOSTS_SHOWN_MAX]
-    names = ", ".join(quoted(fleet.names[one]) for one in shown)
+    hosts, gpus = members(present, standing, host, int(standing.gang[host]), HOSTS_SHOWN_MAX)
     means = ", ".join(f"avg({column}) AS {column}" for column in columns)
     seconds = WINDOWS * WINDOW_NS // 10**9 + 15
     return (
-        f"SELECT host, {means} FROM readings.{table} WHERE host IN ({names}) AND time BETWEEN "
+        f"SELECT host, {means} FROM readings.{table} WHERE {_are(hosts, gpus)} AND time BETWEEN "
         f"{present.moment(-seconds)} AND {present.moment(5)} GROUP BY host ORDER BY {columns[0]} DESC"
+    )
+
+
+def _are(hosts: list[str], gpus: list[str]) -> str:
+    named = {"host": hosts, "device": gpus}
+    told = [f"{key} IN ({', '.join(map(quoted, names))})" for key, names in named.items() if names]
+    return f"({' OR '.join(told)})" if len(told) > 1 else "".join(told) or "false"
+
+
+def members(
+    present: Present, standing: Standing, host: int, gang: int, most: int
+) -> tuple[list[str], list[str]]:
+    """Return names of hosts of *gang*, *host* before others; of those that are not all its own, those of its GPUs.
+
+    No further host once there are *most*.
+    """
+    hosts: list[str] = []
+    gpus: list[str] = []
+    others: Indexes = np.flatnonzero(standing.gang == gang)[: most + 1]
+    for one in (host, *(one for one in others.tolist() if one != host)):
+        if len(hosts) + len(gpus) >= most:
+            break
+        if standing.shared[one]:
+            gpus += _own(present, standing, one, gang)
+        else:
+            hosts.append(present.fleet.names[one])
+    return hosts, gpus
+
+
+def _own(present: Present, standing: Standing, host: int, gang: int) -> list[str]:
+    devices = present.fleet.devices["gpu"]
+    own = (devices.host == host) & (standing.of_gpus(devices.host) == gang)
+    return [devices.names[row] for row in _rows(own)]
+
+
+def gap_sql(present: Present, host: int) -> str:
+    """Return the query for how empty the GPUs of *host*, or of them those of its job, stood in each minute."""
+    standing, which = present.fleet.gangs.standing, f"host = {quoted(present.fleet.names[host])}"
+    if standing is not None and standing.shared[host]:
+        which += f" AND {_are([], _own(present, standing, host, int(standing.gang[host])))}"
+    return (
+        "SELECT time_bucket(INTERVAL 1 MINUTE, time) AS minute, 1 - avg(utilization_ratio) AS empty_ratio "
+        f"FROM readings.gpu_1s WHERE {which} AND time BETWEEN "
+        f"{present.moment(-900)} AND {present.moment(5)} GROUP BY ALL ORDER BY minute"
     )
