@@ -25,7 +25,11 @@ LAST_DAYS = 28
 #: Chances are held away from 0 and 1 by this, so that one surprise is not all that counts.
 CHANCE_MIN = 1e-9
 _NEWEST = "SELECT model FROM models WHERE accepted ORDER BY time DESC LIMIT 1"
-_INSERT = "INSERT INTO models VALUES (make_timestamp(?), ?, ?, ?, ?, ?, ?, ?, map(?, ?), ?, ?)"
+#: After the one that is in use, though our clock may have been ahead when that was trained: the newest is the next one.
+_INSERT = (
+    "INSERT INTO models VALUES (greatest(make_timestamp(?), (SELECT max(time) + INTERVAL 1 MICROSECOND "
+    "FROM models WHERE accepted)), ?, ?, ?, ?, ?, ?, ?, map(?, ?), ?, ?)"
+)
 
 
 @dataclass(frozen=True, slots=True)

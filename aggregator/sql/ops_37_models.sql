@@ -23,6 +23,9 @@ known AS (
 FROM known ORDER BY status != 'in use', trained DESC NULLS LAST;
 COMMENT ON VIEW ops.models IS
     'which model of hazard judges (scores.hazard_model), what it was made from, how good it was out of fold, and why others were refused: SELECT version, status, why, faults, auc, ece FROM ops.models';
+COMMENT ON COLUMN ops.models.status IS
+    'in use: the newest that was accepted; where it cannot be read, which is logged at the start, the prior judges (scores.hazard_model tells)';
+COMMENT ON COLUMN ops.models.trained IS 'at the earliest just after the one that was in use then: the clock may have been ahead and been set back';
 COMMENT ON COLUMN ops.models.hazard_spread IS 'factor up and down of the 90 % interval of one host''s hazard, measured; NULL: 3, assumed';
 
 CREATE OR REPLACE MACRO ops.host_days(host_name) AS TABLE

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from gangline.aggregator.hazard.history import units_of
 from gangline.aggregator.hazard.hostdays import host_days
 from gangline.aggregator.hazard.measured import MEASURED
 from gangline.aggregator.hazard.model import HazardModel, prior
-from gangline.aggregator.hazard.models import Models, compared
+from gangline.aggregator.hazard.models import Models, Trained, compared, keep
 from gangline.aggregator.hazard.recorded import DAY_US, incidents_of, recorded
 from gangline.aggregator.judgement.faults import Faults
 from gangline.aggregator.refusals import TooLittle, TooMuch
@@ -374,6 +376,35 @@ def test_a_model_that_cannot_be_read_leaves_the_prior(tmp_path: Path) -> None:
         models = Models(store, NAMES, lambda: NOW_US * 1000)
         models.load()
         assert models.in_use.is_prior
+
+
+def test_the_last_that_was_accepted_is_in_use_though_our_clock_was_ahead(tmp_path: Path) -> None:
+    """Trained a day ahead, and again once the clock was right: `ops.models`, and the next start, went back to the first."""
+    first, second, third = (
+        replace(
+            prior(),
+            first_time="2026-10-01 09:00:00",
+            last_time=f"2026-11-{day} 09:00:00",
+            nodes=day,
+            calibration=((0.1, 0.1),),
+            metrics={"auc": 0.6},
+        )
+        for day in (20, 19, 21)
+    )
+    with opened(tmp_path) as store:
+        models = Models(store, NAMES, lambda: NOW_US * 1000)
+        for now_us, model, is_better in (
+            (NOW_US + DAY_US, first, True),
+            (NOW_US, second, True),
+            (NOW_US + 1, third, False),
+        ):
+            done = Trained(model, is_better, "")
+            store.in_transaction(partial(keep, now_us=now_us, done=done))
+        models.load()
+        assert models.in_use == second
+        with store.reading() as cursor:
+            told = cursor.execute("SELECT nodes, status FROM ops.models WHERE nodes > 0").fetchall()
+    assert told == [(19, "in use"), (21, "refused"), (20, "replaced")]
 
 
 def test_the_command_on_a_stopped_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
