@@ -43,7 +43,10 @@ class AggregatorConfig:
         says="hours that readings stay in the live file where none of them can leave for Parquet",
     )
     history_days: int = setting(
-        14, low=1, high=3660, says="days of scores, evidence, events and cleared findings kept"
+        14,
+        low=1,
+        high=3660,
+        says="days of scores, evidence, events and cleared findings kept; of advice at least a month, of advisories 400",
     )
     credit_frames: int = setting(
         64, low=1, high=4096, says="frames a host may have on their way without a receipt"

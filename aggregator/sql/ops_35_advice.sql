@@ -17,12 +17,13 @@ FROM main.advice_decisions ORDER BY time DESC, number DESC;
 COMMENT ON VIEW ops.advice_history IS
     'every decision about advice with its reason, newest first; HeldBack: called for, and not given: SELECT time, kind, advisory, host, words FROM ops.advice_history';
 
+-- Of a month up to the last decision: advisories are kept for longer than what was held back.
 CREATE OR REPLACE VIEW ops.advice_shadow AS
 SELECT
     action, reason, NULL AS held_back, count(*) AS advisories, count(DISTINCT subject) AS subjects,
     sum(waiting_gpu_hours) AS waiting_gpu_hours, sum(acting_gpu_hours) AS acting_gpu_hours,
     min(proposed) AS first, max(proposed) AS last
-FROM ops.advice WHERE shadow
+FROM ops.advice WHERE shadow AND changed > (SELECT max(time) FROM main.advice_decisions) - INTERVAL 30 DAY
 GROUP BY action, reason
 UNION ALL
 SELECT
@@ -32,11 +33,11 @@ SELECT
         'CAP_POWER', 'DRAIN_P2P', 'DRAIN_AND_RESET', 'RECOVER_IMEX_DOMAIN', 'INSPECT'
     ][(body ->> 'action')::INTEGER] AS action,
     NULL, words, 0, count(DISTINCT host), NULL, NULL, min(time), max(time)
-FROM main.advice_decisions WHERE shadow AND kind = 'HeldBack'
+FROM main.advice_decisions WHERE shadow AND kind = 'HeldBack' AND time > (SELECT max(time) FROM main.advice_decisions) - INTERVAL 30 DAY
 GROUP BY ALL
 ORDER BY held_back NULLS FIRST, advisories DESC, subjects DESC, action, reason;
 COMMENT ON VIEW ops.advice_shadow IS
-    'what would have been advised in shadow mode (advice_shadow), and at what price; then what limits or price held back, and why: FROM ops.advice_shadow';
+    'what would have been advised in shadow mode (advice_shadow) within the last 30 days, and at what price; then what limits or price held back, and why: FROM ops.advice_shadow';
 
 CREATE OR REPLACE VIEW ops.outcomes AS
 SELECT

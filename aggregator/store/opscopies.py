@@ -9,9 +9,10 @@ SCORES_SECONDS = 3600
 EVENTS_SECONDS = 86_400
 #: So are the aggregator's readings of itself: what a night began with is asked in the morning.
 OWN_SECONDS = 6 * 3600
-#: Advice, and what came of it, is looked back at by the month.
-ADVICE_SECONDS = 30 * 86_400
-#: Outcomes move every hazard: they are kept as long as the times of faults, and here.
+#: Decisions about advice are looked back at by the month.
+ADVICE_DAYS = 30
+#: Outcomes move every hazard: they are kept as long as the times of faults, and here. So are advisories, which outcomes are
+#: set beside, and of which one that is done holds its host out for as long as its fault stands.
 OUTCOMES_DAYS = 400
 #: So is what was measured of a host each day.
 DAYS_SECONDS = 30 * 86_400
@@ -56,8 +57,8 @@ COPIES: tuple[Copy, ...] = (
     Copy("events", 500_000, "received", EVENTS_SECONDS, TOLD),
     Copy("own_health", 200_000, "time", OWN_SECONDS),
     Copy("models", 1_000, "time"),
-    Copy("advisories", 100_000, "time", ADVICE_SECONDS),
-    Copy("advice_decisions", 100_000, "time", ADVICE_SECONDS),
+    Copy("advisories", 100_000, "time", OUTCOMES_DAYS * 86_400),
+    Copy("advice_decisions", 100_000, "time", ADVICE_DAYS * 86_400),
     Copy("outcomes", 100_000, "time", OUTCOMES_DAYS * 86_400),
     Copy("unavailable"),
     Copy("gangs"),

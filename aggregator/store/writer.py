@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import duckdb
 
@@ -22,7 +22,7 @@ from .header import Header
 from .hours import HOUR_NS, Hours, hour_name
 from .ledger import RUNS_PER_HOST_MAX, Ledger, Range, Run, ranges_of
 from .mark import Marker, forget, lost, size_of
-from .opscopies import OUTCOMES_DAYS
+from .opscopies import ADVICE_DAYS, OUTCOMES_DAYS
 from .pending import Pending
 from .records import HostRecord
 from .rows import Batch, HostFrame, batch
@@ -333,11 +333,12 @@ class Writer:
         # A kill between the two leaves a finding in both; who reads them takes what overlaps as one.
         self._connection.execute(_PAST, [before])
         hostdays.fill(self._connection, now_ns // 1000)
-        for table, column, days in _HISTORY:
-            before = now_ns // 1000 - (days or self._history_days) * 86_400_000_000
-            kept = f" AND rowid NOT IN ({_KEPT[table]})" if table in _KEPT else ""
+        for one in _HISTORY:
+            days = one.days or max(one.days_min, self._history_days)
+            before = now_ns // 1000 - days * 86_400_000_000
+            kept = f" AND rowid NOT IN ({_KEPT[one.table]})" if one.table in _KEPT else ""
             self._connection.execute(
-                f"DELETE FROM {table} WHERE {column} < make_timestamp(?){kept}", [before]
+                f"DELETE FROM {one.table} WHERE {one.column} < make_timestamp(?){kept}", [before]
             )
 
     @contextmanager
@@ -387,18 +388,26 @@ def _lost(path: Path) -> str:
         return ""
 
 
-#: What is kept for days rather than hours, by which column it is known to be old, and how many days (0: `history_days`).
-_HISTORY: Iterable[tuple[str, str, int]] = (
-    ("scores", "time", 0),
-    ("evidence", "time", 0),
-    ("events", "received", 0),
-    ("findings", "cleared", 0),
-    ("past_findings", "cleared", 400),
-    ("host_days", "time", hostdays.DAYS_KEPT),
-    ("own_health", "time", 0),
-    ("advice_decisions", "time", 0),
-    ("advisories", "time", 0),
-    ("outcomes", "time", OUTCOMES_DAYS),
+class _Retained(NamedTuple):
+    """What is kept for days rather than hours, by which column it is known to be old, and for how many days."""
+
+    table: str
+    column: str
+    days: int = 0  # 0: `history_days`
+    days_min: int = 0  # where `history_days` is fewer
+
+
+_HISTORY: Iterable[_Retained] = (
+    _Retained("scores", "time"),
+    _Retained("evidence", "time"),
+    _Retained("events", "received"),
+    _Retained("findings", "cleared"),
+    _Retained("past_findings", "cleared", days=400),
+    _Retained("host_days", "time", days=hostdays.DAYS_KEPT),
+    _Retained("own_health", "time"),
+    _Retained("advice_decisions", "time", days_min=ADVICE_DAYS),
+    _Retained("advisories", "time", days_min=OUTCOMES_DAYS),
+    _Retained("outcomes", "time", days=OUTCOMES_DAYS),
 )
 #: And what of it is kept for longer, by its `rowid`: an event is what a fault that stands is known by after a restart.
 _KEPT = {"events": STANDING_EVENTS}

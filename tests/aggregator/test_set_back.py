@@ -27,7 +27,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Three hosts that were well tomorrow; since then one fell sick, one fell silent, and of one nothing was stored."""
     world, made = World(hosts=3), Fleet(tmp_path_factory.mktemp("back"))
     for number, one in enumerate(world.hosts):
-        gpus = tuple(("gpu", gpu_of(one, n), {}) for n in range(2))
+        gpus = tuple(("gpu", gpu_of(one, n), {"name": "H100"}) for n in range(2))
         record = HostRecord(
             one.name, number, False, b"R" * 16, one.boot_id, "", "", {}, NOW_NS, gpus
         )

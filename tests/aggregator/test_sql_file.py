@@ -146,6 +146,29 @@ def test_what_a_hazard_is_explained_by_is_there_after_months(
     assert live.left_out() == ["cleared_findings: the newest 2 of 3 rows"]
 
 
+def test_advice_is_there_for_as_long_as_is_said(live: Live) -> None:
+    """An advisory that still held its host out was gone on the fifteenth day, and the regret of what came of it with it."""
+    days_ago = f"make_timestamp({NOW_NS // 1000}) - to_days(days)"
+    live.put(
+        "INSERT INTO advisories (advisory, revision, time, state, shadow, waiting_gpu_hours, acting_gpu_hours) "
+        f"SELECT 'a' || days, 1, {days_ago}, 'DONE', true, 5.0, 2.0 FROM (VALUES (20), (300), (500)) AS t(days)"
+    )
+    live.put(
+        "INSERT INTO outcomes (time, outcome, advisory, lost_gpu_hours) "
+        f"SELECT {days_ago}, 'o', 'a20', 12.0 FROM (VALUES (1)) AS t(days)"
+    )
+    live.put(
+        "INSERT INTO advice_decisions (number, time, kind, shadow) "
+        f"SELECT days, {days_ago}, 'HeldBack', true FROM (VALUES (20), (40)) AS t(days)"
+    )
+    live.register("a")  # what is past its time goes
+    live.write()
+    assert live.asked("SELECT advisory FROM ops.advice ORDER BY advisory") == [("a20",), ("a300",)]
+    assert live.asked("SELECT regret_gpu_hours FROM ops.outcomes") == [(10.0,)]
+    assert live.asked("SELECT number FROM ops.advice_history") == [(20,)]
+    assert live.asked("SELECT advisories FROM ops.advice_shadow") == [(1,), (0,)]
+
+
 def test_a_large_fleet_keeps_its_devices_for_a_minute(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
