@@ -21,6 +21,7 @@ from .client import (
     NOT_FOUND,
     OK,
     REPLY_BYTES_MAX,
+    CommandError,
     add_options,
     guarded,
     translated,
@@ -128,8 +129,24 @@ def _what_if(stub: Any, options: argparse.Namespace) -> wire.EvaluateRuleRespons
     if sys.stderr.isatty():
         print(f"replaying {options.days} days ...", file=sys.stderr)
     request = wire.EvaluateRuleRequest(rule=options.rule, days=options.days)
-    answer: wire.EvaluateRuleResponse = stub.EvaluateRule(request, timeout=WHAT_IF_SECONDS)
+    try:
+        answer: wire.EvaluateRuleResponse = stub.EvaluateRule(request, timeout=WHAT_IF_SECONDS)
+    except grpc.RpcError as error:
+        if (
+            _code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED
+        ):  # who is no aggregator is told sooner
+            words = (
+                f"not done after {WHAT_IF_SECONDS:g} s: it goes on there (`gangline hosts` tells whether the "
+                "aggregator answers at all); ask of fewer --days, in a while"
+            )
+            raise CommandError(words, FAILED) from error
+        raise
     return answer
+
+
+def _code_of(error: Any) -> grpc.StatusCode:
+    code: grpc.StatusCode = error.code()
+    return code
 
 
 RUN: dict[str, Callable[[Any, argparse.Namespace], Any]] = {

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from gangline import cli
+from gangline.aggregator.advice import whatif
+from gangline.aggregator.commands import advise
 from gangline.aggregator.commands.advise import TOLD
 from gangline.aggregator.commands.explain import explained
 from gangline.aggregator.commands.table import render
@@ -48,6 +50,26 @@ def address(tmp_path: Path) -> Iterator[str]:
     loop.call_soon_threadsafe(stop.set)
     thread.join(GUARD_SECONDS)
     loop.close()
+
+
+def test_a_replay_that_takes_long_is_no_other_program(
+    address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a million pieces of evidence took three minutes: "another program, or an aggregator that hangs"."""
+    done = threading.Event()
+
+    def evaluated(*_: Any) -> whatif.Report:
+        assert done.wait(GUARD_SECONDS)
+        return whatif.Report((), (), (), 0, 0)
+
+    monkeypatch.setattr(whatif, "evaluated", evaluated)
+    monkeypatch.setattr(advise, "WHAT_IF_SECONDS", 0.5)
+    try:
+        assert cli.main(["advise", "what-if", "gpu.xid 95", "--aggregator", address]) == 1
+    finally:
+        done.set()
+    words = "gangline advise: not done after 0.5 s: it goes on there"
+    assert capsys.readouterr().err.startswith(words)
 
 
 def test_an_operator_lists_shows_accepts_and_is_refused(
