@@ -27,6 +27,8 @@ def _run(options: argparse.Namespace) -> int:
     path: Path = options.events
     if options.out is not None and not options.out.parent.is_dir():  # before minutes of work
         raise CommandError(f"{options.out}: there is no folder {options.out.parent}", FAILED)
+    if options.out is not None and options.out.is_dir():
+        raise CommandError(f"{options.out}: is a folder; name a file in it", FAILED)
     progress = Progress(quiet=options.quiet)
     try:
         faults = read_events(path)
@@ -52,6 +54,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         options.out.write_text(text + "\n")
     except OSError as error:
+        print(text)  # rather than minutes of work for nothing
         raise CommandError(f"{options.out}: {error.strerror}", FAILED) from error
     return OK
 

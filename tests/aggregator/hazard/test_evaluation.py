@@ -46,6 +46,16 @@ def test_the_tables(events: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r" 0\.\d{4}, at most 0\.\d{4} +", model[7]), "it can only be too low"
 
 
+def test_a_disk_that_takes_no_tables_costs_no_work(
+    events: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After minutes there was one line: no space left on device."""
+    command = ["evaluate", "hazard", str(events), "--train-until", "90", "--bootstrap", "5"]
+    assert cli.main([*command, "--out", "/dev/full"]) == cli.FAILED
+    told = capsys.readouterr()
+    assert "Learned from days 0 to 90" in told.out and "/dev/full: No space left" in told.err
+
+
 def test_json_has_the_figures_and_no_nan(events: Path, tmp_path: Path) -> None:
     """What `make evaluate` reads; the model ranks no worse than counts where faults come back."""
     out = tmp_path / "out.json"
@@ -233,6 +243,8 @@ def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out = tmp_path / "none" / "out.json"
     assert cli.main([*command, str(tmp_path / "none.json"), "--out", str(out)]) == cli.FAILED
     assert f"{out}: there is no folder {out.parent}" in capsys.readouterr().err
+    assert cli.main([*command, str(tmp_path / "none.json"), "--out", str(tmp_path)]) == cli.FAILED
+    assert f"{tmp_path}: is a folder; name a file in it" in capsys.readouterr().err
     (tmp_path / "torn.json").write_text('[{"node_id"')
     assert cli.main([*command, str(tmp_path / "torn.json")]) == cli.FAILED
     assert "torn.json: no JSON" in capsys.readouterr().err
