@@ -57,6 +57,12 @@ def asked(connection: Connection, query: str) -> Rows:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
+def test_each_question_of_the_page_has_a_number_of_its_own() -> None:
+    """Two were 41: who was told to look at "question 41" looked at the wrong one."""
+    numbers = re.findall(r"^\*\*(\d+)\. ", sql_page.PAGE.read_text(), re.MULTILINE)
+    assert [int(number) for number in numbers] == list(range(1, len(numbers) + 1))
+
+
 def test_every_object_says_what_it_is_with_an_example_that_runs(
     folder: Path, operators: Connection
 ) -> None:
