@@ -51,13 +51,13 @@ def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
     """Everything stood beside each other, and in service no advice knew of any job."""
     agent, clock = make_agent(), Clock()
 
-    async def listed(port: int, job: str) -> Any:
-        """Return what is listed once the advisory is of *job*."""
+    async def listed(port: int, job: str, state: int = wire.PROPOSED) -> Any:
+        """Return what is listed once the advisory is of *job* and in *state*."""
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub: Any = AdvisoryServiceStub(channel)  # type: ignore[no-untyped-call]
             while True:
                 told = await stub.ListAdvisories(wire.ListAdvisoriesRequest())
-                if [one.workload for one in told.advisories] == [job]:
+                if [(one.workload, one.state) for one in told.advisories] == [(job, state)]:
                     return told
                 await asyncio.sleep(0.02)
 
@@ -80,10 +80,10 @@ def test_from_a_process_and_an_xid_to_a_drain_at_a_checkpoint(
                     out = wire.UnavailableNode(node="nodes/host-1", reason="it is ours to drain")
                     request = wire.ReportUnavailableNodesRequest(actor="slurm", nodes=[out])
                     assert (await stub.ReportUnavailableNodes(request)).nodes_count == 1
-                after = await listed(aggregator.port, "llm-7")
+                after = await listed(aggregator.port, "llm-7", wire.DEFERRED)  # by the turn after
             async with lab.aggregator(clock) as aggregator:  # nobody has spoken to this one yet
                 await until(lambda: aggregator.holder.snapshot)
-                again = await listed(aggregator.port, "llm-7")
+                again = await listed(aggregator.port, "llm-7", wire.DEFERRED)
             assert again.advisories[0].etag == after.advisories[0].etag
             assert again.unavailable_nodes == after.unavailable_nodes
         return before, after
