@@ -29,8 +29,8 @@ from .score_server import CHANGES, ECHO
 HOSTS = 10_000
 PHASE_SECONDS = 10.0
 WARM_UP_CALLS = 50
-#: Of so many calls one goes to the aggregator's own port also.
-OWN_EVERY = 10
+#: Of so many rounds one goes to the aggregator's own port also: an odd number, so that it is in the way of both alike.
+OWN_EVERY = 11
 #: Hosts that send all their tables each second, beside those that are judged; and what as many GPUs as are judged send.
 LOAD_HOSTS, LOAD_SECONDS = 150, 21
 GPU_ROWS_PER_SECOND = 80_000
@@ -90,12 +90,14 @@ class Callers:
     def __init__(self, ours: Call, echo: Call, own: Any) -> None:
         self._ours, self._echo, self._own = ours, echo, own
         self._asked: Any = None
-        for _ in range(WARM_UP_CALLS):
-            self._round(Times())
+        for at in range(WARM_UP_CALLS):
+            self._round(Times(), at)
 
-    def _round(self, times: Times) -> None:
-        times.ours.append(_seconds(self._ours))
-        times.echo.append(_seconds(self._echo))
+    def _round(self, times: Times, at: int) -> None:
+        """Ask both, one first in one round and the other in the next: what comes before a round is in the way of the first."""
+        asked = [(times.ours, self._ours), (times.echo, self._echo)]
+        for found, call in asked[:: 1 if at % 2 == 0 else -1]:
+            found.append(_seconds(call))
 
     def _ask_own(self, times: Times) -> None:
         """Ask the own port, unless it has not answered yet."""
@@ -110,7 +112,7 @@ class Callers:
         while time.monotonic() < end:
             if at % OWN_EVERY == 0:
                 self._ask_own(times)
-            self._round(times)
+            self._round(times, at)
             at += 1
         self._asked.result()
         return times
