@@ -9,7 +9,7 @@ import pytest
 from gangline.aggregator.advice.advisory import SILENCE, Action, Basis, Place, State
 from gangline.aggregator.advice.events import Frozen, HeldBack, Instruction, Publish
 from gangline.aggregator.advice.limits import SECOND_NS
-from tests.aggregator.advice.test_machine import World, published, told
+from tests.aggregator.advice.machine_world import World, published, told
 
 POWER: dict[str, Any] = {
     "reason": "POWER_CAP", "basis": Basis.STATISTICAL, "action": Action.AVOID,

@@ -24,7 +24,7 @@ from gangline.aggregator.advice.events import (
     Well,
 )
 from gangline.aggregator.advice.limits import HOUR_NS, SECOND_NS
-from tests.aggregator.advice.test_machine import World, published, told
+from tests.aggregator.advice.machine_world import World, published, told
 
 
 def accepted(hosts: int = 1000) -> World:

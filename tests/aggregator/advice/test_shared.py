@@ -20,7 +20,7 @@ from gangline.aggregator.advice.advisory import (
 from gangline.aggregator.advice.costs import Fault, Workload, together, waiting
 from gangline.aggregator.advice.events import Publish
 from gangline.aggregator.advice.limits import SECOND_NS
-from tests.aggregator.advice.test_machine import World, published, told
+from tests.aggregator.advice.machine_world import World, published, told
 
 #: A slow host of a gang of 32 GPUs.
 SLOW: dict[str, Any] = {
