@@ -63,6 +63,7 @@ def test_a_store_on_a_disk_that_hangs_is_left(
         monkeypatch.setattr(store, "write_ops", disk.hang)
     else:
         monkeypatch.setattr(Writer, where, disk.hang)
+        monkeypatch.setattr(Writer, "close", disk.hang)  # as DuckDB's does behind a commit
     store.submit_findings([Finding("h", "x", "first", "", 1)])
     if where == "commit":
         assert disk.asked.wait(GUARD_SECONDS)

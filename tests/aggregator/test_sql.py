@@ -352,7 +352,7 @@ def test_what_changed_costs_no_more_in_a_year(store: Path, tmp_path: Path) -> No
         )
         base.execute("UPDATE scores SET time = time - INTERVAL 1 MINUTE")
         since = base.execute(
-            "SELECT host, state, date_diff('hour', since, now()::TIMESTAMP), or_longer FROM ops.state_since"
+            "SELECT host, state, date_sub('hour', since, now()::TIMESTAMP), or_longer FROM ops.state_since"
         ).fetchall()
         assert [(state, hours, longer) for _, state, hours, longer in since] == [
             ("HEALTHY", 20, True), ("HEALTHY", 0, False),
