@@ -115,6 +115,7 @@ def hangs(self, *arguments):
     commit(self, *arguments)
 
 writer.Writer.commit = hangs
+writer.Writer.close = lambda self: threading.Event().wait()  # as DuckDB's does behind a commit
 sys.exit(cli.main(sys.argv[2:]))
 """
 
