@@ -28,7 +28,7 @@ from ..refusals import (
 )
 from . import rows, whatif
 from .absent import HOSTS_MAX, room_for
-from .advisory import Advisory, State, takes_out
+from .advisory import Advisory, State
 from .events import (
     Acked,
     Event,
@@ -56,8 +56,6 @@ ROWS_WAITING_MAX, HOSTS_WAITING_MAX = 100_000, 200_000
 #: Ids of outcomes that are known: one that is older and told again counts again.
 OUTCOMES_KNOWN_MAX = 100_000
 
-#: Of these something is set on a host, or may be.
-CARRIED_OUT = (State.ACCEPTED, State.DONE, State.FAILED)
 #: Why an answer was refused -> what is raised.
 REFUSALS: dict[str, Callable[[str], Refusal]] = {
     "missing": NotFound,
@@ -390,18 +388,8 @@ class Book:
         return None if self.shadow else self._on_disk.get(name)
 
     def expires_ns(self, one: Advisory) -> int:
-        """Return when *one* ends unless it is answered; once it was accepted, when what it set does unless that is renewed,
-        or when that ended."""
-        memory = self._machine.memory
-        hold, back = memory.holds.get(one.host), memory.probation.get(one.host)
-        waits = one.state in (State.PROPOSED, State.DEFERRED)
-        if hold is not None and one.name in (hold.name, hold.earlier) and not waits:
-            return hold.until_ns  # also of what its owner left half done, and nobody took over
-        if one.state not in CARRIED_OUT or not takes_out(one.action):
-            return one.expires_ns
-        if back is not None and back.since_ns >= one.changed_ns:
-            return back.since_ns
-        return one.expires_ns
+        """Return when *one* ends, or what it set does (`Memory.expires_ns`)."""
+        return self._machine.memory.expires_ns(one)
 
     def standing(self) -> list[Advisory]:
         """Return what has ended, and of which something is still set on a host; nothing in shadow mode."""

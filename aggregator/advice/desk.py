@@ -5,12 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .advisory import NOWHERE, TRANSITIONS, Action, Advisory, Case, Place, State, gravity
+from .advisory import (
+    NOWHERE,
+    TRANSITIONS,
+    Action,
+    Advisory,
+    Case,
+    Place,
+    State,
+    gravity,
+    takes_out,
+)
 from .events import Breaker, Clear, HeldBack, Instruction, Probation, Publish
 from .limits import Limits, seconds_ns
 
 #: A host that is heard of no more counts as out, but it may still be advised about.
 SILENT = "silent"
+#: Of these something is set on a host, or may be.
+CARRIED_OUT = (State.ACCEPTED, State.DONE, State.FAILED)
 
 
 @dataclass(slots=True)
@@ -125,6 +137,19 @@ class Memory:
     held_back: dict[str, Told] = field(default_factory=dict[str, Told])
     granted_ns: list[int] = field(default_factory=list[int])
     fuse: Fuse = field(default_factory=Fuse)
+
+    def expires_ns(self, one: Advisory) -> int:
+        """Return when *one* ends unless it is answered; once it was accepted, when what it set does unless that is renewed,
+        or when that ended."""
+        hold, back = self.holds.get(one.host), self.probation.get(one.host)
+        waits = one.state in (State.PROPOSED, State.DEFERRED)
+        if hold is not None and one.name in (hold.name, hold.earlier) and not waits:
+            return hold.until_ns  # also of what its owner left half done, and nobody took over
+        if one.state not in CARRIED_OUT or not takes_out(one.action):
+            return one.expires_ns
+        if back is not None and back.since_ns >= one.changed_ns:
+            return back.since_ns
+        return one.expires_ns
 
 
 class Desk:

@@ -133,20 +133,15 @@ def _what_if(stub: Any, options: argparse.Namespace) -> wire.EvaluateRuleRespons
         answer: wire.EvaluateRuleResponse = stub.EvaluateRule(request, timeout=WHAT_IF_SECONDS)
     except grpc.RpcError as error:
         if (
-            _code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED
+            error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
         ):  # who is no aggregator is told sooner
-            words = (
-                f"not done after {WHAT_IF_SECONDS:g} s: it goes on there (`gangline hosts` tells whether the "
-                "aggregator answers at all); ask of fewer --days, in a while"
-            )
-            raise CommandError(words, FAILED) from error
-        raise
+            raise
+        raise CommandError(
+            f"not done after {WHAT_IF_SECONDS:g} s: it goes on there (`gangline hosts` tells whether the "
+            "aggregator answers at all); ask of fewer --days, in a while",
+            FAILED,
+        ) from error
     return answer
-
-
-def _code_of(error: Any) -> grpc.StatusCode:
-    code: grpc.StatusCode = error.code()
-    return code
 
 
 RUN: dict[str, Callable[[Any, argparse.Namespace], Any]] = {

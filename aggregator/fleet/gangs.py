@@ -164,10 +164,10 @@ class Gangs:
         self.jobs = fleet.jobs.all()
         self._fit(len(fleet))
         gang, held = self._places(len(fleet))
-        gpu_gang = self._share(fleet, gang, held)
+        gpu_gang, shared = self._share(fleet, gang, held)
         if self.jobs:
             self._end(fleet, gang, now_ns)
-            self.standing = self._standing(fleet.devices["gpu"], gang, gpu_gang, held)
+            self.standing = self._standing(fleet.devices["gpu"], gang, gpu_gang, shared)
         else:
             self.standing = None
         self._sums[:] = self._counts[:] = 0.0
@@ -210,15 +210,16 @@ class Gangs:
         self._code[:hosts] = code
         return gang, held
 
-    def _share(self, fleet: Fleet, gang: Indexes, held: Indexes) -> Indexes:
-        """Note which GPUs are not those of their host's gang, and return for whom each computes."""
-        found: dict[str, Indexes] = {}
+    def _share(self, fleet: Fleet, gang: Indexes, held: Indexes) -> tuple[Indexes, Flags]:
+        """Note which GPUs are not those of their host's gang. Return for whom each computes, and which hosts have such."""
+        found: dict[str, tuple[Indexes, Flags]] = {}
         for kind in ("gpu", "gpu_fast"):
             devices = fleet.devices[kind]
             shared = are_shared(devices, held)
-            found[kind] = gangs_of(devices, gang, shared, self.jobs, fleet.jobs)
+            computes_for = gangs_of(devices, gang, shared, self.jobs, fleet.jobs)
             of_host = gang[devices.host]
-            self._others[kind] = (of_host >= 0) & (found[kind] != of_host)
+            self._others[kind] = (of_host >= 0) & (computes_for != of_host)
+            found[kind] = computes_for, shared
         return found["gpu"]
 
     def _end(self, fleet: Fleet, gang: Indexes, now_ns: int) -> None:
@@ -317,7 +318,7 @@ class Gangs:
         self._past.learn(values, counts, unusual, WINDOW_NS / 1e9)
         return found
 
-    def _standing(self, gpus: Devices, gang: Indexes, gpu_gang: Indexes, held: Indexes) -> Standing:
+    def _standing(self, gpus: Devices, gang: Indexes, gpu_gang: Indexes, shared: Flags) -> Standing:
         """Return what the windows tell."""
         hosts, at = gang.size, self._number % WINDOWS
         filled = self._filled[:, :hosts]
@@ -343,7 +344,7 @@ class Gangs:
         run = np.where(shows_gap, self._gap_run[:hosts] + 1, 0)
         self._gap_run[:hosts][filled[at]] = run[filled[at]]
         return Standing(
-            gang=gang, gpu_gang=gpu_gang, shared=are_shared(gpus, held),
+            gang=gang, gpu_gang=gpu_gang, shared=shared,
             divided=are_divided(gpus, gpu_gang, hosts), windows=windows,
             gap_run=self._gap_run[:hosts].copy(), **found, **often,
         )  # fmt: skip

@@ -5,29 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import duckdb
 
 from ..history.views import put_rollup_views_right
 from ..refusals import ROOM_SECONDS, TooMuch
 from ..verdicts import Finding
-from . import hostdays, records
+from . import records, retention
 from .folder import sync_folder
 from .header import Header
 from .hours import HOUR_NS, Hours, hour_name
 from .ledger import RUNS_PER_HOST_MAX, Ledger, Range, Run, ranges_of
 from .mark import Marker, forget, lost, size_of
-from .opscopies import ADVICE_DAYS, OUTCOMES_DAYS
 from .pending import Pending
 from .records import HostRecord
 from .rows import Batch, HostFrame, batch
 from .scripts import run_scripts
-from .standing import STANDING_EVENTS
 from .storefile import (
     BEFORE_SWAP,
     StoreError,
@@ -329,17 +327,7 @@ class Writer:
         if dropped := self._hours.drop_before(now_ns - self._retention_ns):
             hours = self._retention_ns // HOUR_NS
             log.info("dropped %d live tables older than %d hours (retention_hours)", dropped, hours)
-        before = now_ns // 1000 - self._history_days * 86_400_000_000
-        # A kill between the two leaves a finding in both; who reads them takes what overlaps as one.
-        self._connection.execute(_PAST, [before])
-        hostdays.fill(self._connection, now_ns // 1000)
-        for one in _HISTORY:
-            days = one.days or max(one.days_min, self._history_days)
-            before = now_ns // 1000 - days * 86_400_000_000
-            kept = f" AND rowid NOT IN ({_KEPT[one.table]})" if one.table in _KEPT else ""
-            self._connection.execute(
-                f"DELETE FROM {one.table} WHERE {one.column} < make_timestamp(?){kept}", [before]
-            )
+        retention.drop_old(self._connection, now_ns, self._history_days)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -386,33 +374,3 @@ def _lost(path: Path) -> str:
         return lost(path)
     except OSError:  # who opens it next says why
         return ""
-
-
-class _Retained(NamedTuple):
-    """What is kept for days rather than hours, by which column it is known to be old, and for how many days."""
-
-    table: str
-    column: str
-    days: int = 0  # 0: `history_days`
-    days_min: int = 0  # where `history_days` is fewer
-
-
-_HISTORY: Iterable[_Retained] = (
-    _Retained("scores", "time"),
-    _Retained("evidence", "time"),
-    _Retained("events", "received"),
-    _Retained("findings", "cleared"),
-    _Retained("past_findings", "cleared", days=400),
-    _Retained("host_days", "time", days=hostdays.DAYS_KEPT),
-    _Retained("own_health", "time"),
-    _Retained("advice_decisions", "time", days_min=ADVICE_DAYS),
-    _Retained("advisories", "time", days_min=OUTCOMES_DAYS),
-    _Retained("outcomes", "time", days=OUTCOMES_DAYS),
-)
-#: And what of it is kept for longer, by its `rowid`: an event is what a fault that stands is known by after a restart.
-_KEPT = {"events": STANDING_EVENTS}
-#: What findings leave behind.
-_PAST = (
-    "INSERT INTO past_findings SELECT host, name, since, cleared FROM findings "
-    "WHERE cleared < make_timestamp(?)"
-)
