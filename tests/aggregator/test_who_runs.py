@@ -29,6 +29,8 @@ from tests.fake_nvml.parts_scenario import host_lines, mig_device, process, with
 from tests.fake_nvml.scenario import Scenario, gpus
 
 SECOND = 1_000_000_000
+#: So long before now the hosts' clocks begin: a reading of a moment still to come is not yet the latest.
+AGO_NS = 10 * SECOND
 
 
 class Fleet:
@@ -43,7 +45,7 @@ class Fleet:
         folder.mkdir()
         host = JobsHost(folder)
         host.clock.now_ns = 3600 * SECOND  # as the agent of `conftest.py` has been up
-        host.clock.wall_ahead_ns = time.time_ns() - host.clock.now_ns
+        host.clock.wall_ahead_ns = time.time_ns() - AGO_NS - host.clock.now_ns
         self.hosts[name] = host, host.collector()
         return host
 
@@ -261,7 +263,7 @@ def test_from_the_driver_to_the_question(
     library = build(tmp_path / "library")
     host = JobsHost(tmp_path, nvml_library=str(library))
     host.clock.now_ns = 3600 * SECOND
-    host.clock.wall_ahead_ns = time.time_ns() - host.clock.now_ns
+    host.clock.wall_ahead_ns = time.time_ns() - AGO_NS - host.clock.now_ns
     first, second = gpus(2)
     first.lines += [process(4711, 60 << 30), process(4712, 1 << 30)]
     second = with_mig(second)
