@@ -7,14 +7,14 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 import grpc
 
 from gangline.aggregator.access.caller import LOCAL, answer_for
 from gangline.aggregator.advice.advisory import State
-from gangline.aggregator.advice.book import Book
+from gangline.aggregator.advice.book import Book, Storing
 from gangline.aggregator.advice.events import Acked
 from gangline.aggregator.advice.gangs import Gang, Gangs
 from gangline.aggregator.advice.limits import Limits
@@ -35,6 +35,7 @@ from gangline.fingerprints.wire.outcome_pb2_grpc import (
 )
 from tests.aggregator.world import World, gpu_of
 
+S = TypeVar("S", bound=Storing)
 #: Of the world's four hosts one may be out.
 LIMITS = Limits(gather_seconds=0.0)
 
@@ -48,7 +49,7 @@ def dead_gpu() -> World:
     return world
 
 
-def book_of(store: Store, world: World, *, shadow: bool = False) -> Book:
+def book_of(store: Storing, world: World, *, shadow: bool = False) -> Book:
     """A book of a fleet on whose third host a gang of 32 GPUs runs, by its scheduler's word."""
     gangs = Gangs()
     observer = Observer(work=Works(world.fleet, gangs))
@@ -60,6 +61,14 @@ def book_of(store: Store, world: World, *, shadow: bool = False) -> Book:
 def observe(book: Book, world: World) -> None:
     assert world.snapshot is not None
     book.observe(world.snapshot, world.fleet.gpus)
+
+
+def observed(store: S) -> tuple[World, S, Book]:
+    """Return a world with a dead GPU, *store*, and a book over it that has seen it: a1 waits to be flushed."""
+    world = dead_gpu()
+    book = book_of(store, world)
+    observe(book, world)
+    return world, store, book
 
 
 class Tables:
@@ -115,10 +124,7 @@ async def served(
 
 
 async def _accept(folder: Path) -> None:
-    world = dead_gpu()
-    store = Store.open(folder)
-    book = book_of(store, world)
-    observe(book, world)
+    world, _, book = observed(Store.open(folder))
     await book.flush()
     await book.answer(Acked(world.now_ns, "a1", State.ACCEPTED, "slurm"))
     print("accepted", flush=True)

@@ -24,7 +24,15 @@ from gangline.aggregator.judgement.judge import judge
 from gangline.aggregator.store.store import Store
 from gangline.aggregator.store.storefile import ops_script
 from gangline.fingerprints.wire import advisory_pb2, outcome_pb2
-from tests.aggregator.advice.served import LIMITS, Tables, book_of, dead_gpu, observe, served
+from tests.aggregator.advice.served import (
+    LIMITS,
+    Tables,
+    book_of,
+    dead_gpu,
+    observe,
+    observed,
+    served,
+)
 from tests.aggregator.world import START_NS
 from tests.processes import GUARD_SECONDS
 
@@ -50,9 +58,7 @@ def asked(store: Store, query: str) -> list[tuple[Any, ...]]:
 
 def test_a_fatal_xid_becomes_an_advisory_with_a_price(store: Store) -> None:
     """What stands in the policy is what is advised, with what waiting costs against acting."""
-    world = dead_gpu()
-    book = book_of(store, world)
-    observe(book, world)
+    *_, book = observed(store)
     asyncio.run(book.flush())
     (one,) = book.feed.open
     assert (one.subject, one.basis) == ("host h2", Basis.DETERMINISTIC)
@@ -104,12 +110,10 @@ def test_after_kill_9_it_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_our_outage_ends_no_lease_and_no_proposal() -> None:
     """The aggregator was down for an hour: the executor that drained a host had lost it before it could say a word, and
     what had been proposed had expired, and was withheld for an hour more."""
-    world, store = dead_gpu(), Tables()
-    book = book_of(store, world)  # type: ignore[arg-type]
-    observe(book, world)
+    world, store, book = observed(Tables())
     asyncio.run(book.answer(Acked(world.now_ns, "a1", State.ACCEPTED, "slurm")))
     world.now_ns += HOUR_NS
-    machine = book_of(store, world).machine  # type: ignore[arg-type]
+    machine = book_of(store, world).machine
 
     def published(now_ns: int) -> list[State]:
         told = machine.step(Tick(now_ns))
@@ -119,7 +123,7 @@ def test_our_outage_ends_no_lease_and_no_proposal() -> None:
     assert machine.memory.advisories["a1"].lease_until_ns == world.now_ns + HOUR_NS // 6
     assert published(world.now_ns + HOUR_NS // 6) == [State.PROPOSED]
     world.now_ns += 2 * HOUR_NS
-    machine = book_of(store, world).machine  # type: ignore[arg-type]
+    machine = book_of(store, world).machine
     assert published(world.now_ns) == []
     store.close()
 
@@ -127,7 +131,7 @@ def test_our_outage_ends_no_lease_and_no_proposal() -> None:
 def test_after_an_orderly_end_it_goes_on_from_what_was_decided() -> None:
     """`advice_proposal_seconds` was set lower: by that, a drain that was under way had never been accepted."""
     world, store = dead_gpu(), Tables()
-    book = book_of(store, world)  # type: ignore[arg-type]
+    book = book_of(store, world)
 
     async def run() -> None:
         telling = Telling(book)
@@ -178,9 +182,7 @@ def test_watch_list_and_answer(store: Store) -> None:
     """A scheduler's whole way: it watches, reads the etag, accepts, and somebody with an older one is told."""
 
     async def run() -> None:
-        world = dead_gpu()
-        book = book_of(store, world)
-        observe(book, world)
+        world, _, book = observed(store)
         await book.flush()
         async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):
             watch = stub.WatchAdvisories(advisory_pb2.WatchAdvisoriesRequest())
@@ -216,9 +218,7 @@ def test_what_was_set_is_told_to_stand_while_its_fault_does() -> None:
     again within the hour. And a day later nobody knew of its advisory any more."""
 
     async def run() -> None:
-        world, store = dead_gpu(), Tables()
-        book = book_of(store, world)  # type: ignore[arg-type]
-        observe(book, world)
+        world, store, book = observed(Tables())
         await book.flush()
         machine, hold_ns = book.machine, int(LIMITS.hold_seconds * 1e9)
         async with served(book, world) as (stub, _), asyncio.timeout(GUARD_SECONDS):
@@ -247,9 +247,7 @@ def test_a_watcher_hears_that_what_was_set_stands_for_longer_and_that_it_ended()
     back by another's word it never heard. One that came back after a day was told nothing of hosts that were out."""
 
     async def run() -> None:
-        world, store = dead_gpu(), Tables()
-        book: Any = book_of(store, world)  # type: ignore[arg-type]
-        observe(book, world)
+        world, store, book = observed(Tables())
         for state in (State.ACCEPTED, State.DONE):
             await book.answer(Acked(world.now_ns, "a1", state, "slurm"))
         hold_ns = int(LIMITS.hold_seconds * 1e9)
@@ -316,9 +314,7 @@ def test_what_an_answer_may_not_be(store: Store) -> None:
     """Each wrong field is told in words what would be right, and changes nothing."""
 
     async def run() -> None:
-        world = dead_gpu()
-        book = book_of(store, world)
-        observe(book, world)
+        world, _, book = observed(store)
         await book.flush()
         async with served(book, world) as (stub, _):
             for what, (changes, code, words) in REFUSED.items():
@@ -340,9 +336,7 @@ def test_outcomes_are_kept_once_and_say_what_was_regretted(store: Store) -> None
     """The scheduler told its outcomes again after a time-out, and each counted twice."""
 
     async def run() -> None:
-        world = dead_gpu()
-        book = book_of(store, world)
-        observe(book, world)
+        world, _, book = observed(store)
         await book.flush()
         assert world.snapshot is not None
         store.submit_scores(world.snapshot, world.snapshot.hosts)
@@ -419,9 +413,7 @@ def test_a_request_that_is_sent_again_is_answered_as_before() -> None:
     a host that it had."""
 
     async def run() -> None:
-        world, store = dead_gpu(), Tables()
-        book = book_of(store, world)  # type: ignore[arg-type]
-        observe(book, world)
+        world, store, book = observed(Tables())
         await book.flush()
         async with served(book, world) as (stub, outcomes):
             etag = book.feed.open[0].etag
@@ -463,9 +455,7 @@ def test_an_acceptance_that_is_sent_again_after_a_rejection_is_none() -> None:
     """Its answer was lost, an operator rejected it, and the executor, asking again, was told ACCEPTED: it drained the host."""
 
     async def run() -> None:
-        world, store = dead_gpu(), Tables()
-        book = book_of(store, world)  # type: ignore[arg-type]
-        observe(book, world)
+        world, store, book = observed(Tables())
         await book.flush()
         async with served(book, world) as (stub, _):
             ack: dict[str, Any] = {"name": "advisories/a1", "request_id": "one"}
@@ -500,7 +490,7 @@ def test_outcomes_that_are_sent_again_are_answered_without_a_look_at_the_store()
 
     async def run() -> None:
         world, store = dead_gpu(), Tables()
-        book: Any = book_of(store, world)  # type: ignore[arg-type]
+        book: Any = book_of(store, world)
         async with served(book, world) as (_, outcomes):
             first = await once(outcomes.ReportOutcomes, outcome_of(world), request_id="one")
 
@@ -532,9 +522,7 @@ def test_what_is_to_be_checked_only_changes_nothing() -> None:
     """An adapter's author tried his drains on the fleet at work: there was no other way."""
 
     async def run() -> None:
-        world, store = dead_gpu(), Tables()
-        book = book_of(store, world)  # type: ignore[arg-type]
-        observe(book, world)
+        world, store, book = observed(Tables())
         await book.flush()
         number = book._number
         async with served(book, world) as (stub, outcomes):
@@ -578,9 +566,7 @@ def test_what_is_to_be_checked_only_changes_nothing() -> None:
 
 def test_what_its_owner_left_half_done_counts_until_it_runs_out(store: Store) -> None:
     """The list had its host out until a time that had passed: its advisory had expired, what it had set had not."""
-    world = dead_gpu()
-    book = book_of(store, world)
-    observe(book, world)
+    world, _, book = observed(store)
     book.decide(Acked(world.now_ns, "a1", State.ACCEPTED, "x"))
     for seconds in (600, 4200):  # the lease, then the proposal
         at_ns = world.now_ns + seconds * 10**9

@@ -34,7 +34,15 @@ from gangline.aggregator.commands.advise_told import listed
 from gangline.aggregator.refusals import NotReady
 from gangline.aggregator.service.advisory import AdvisoryService
 from gangline.fingerprints.wire import advisory_pb2, outcome_pb2
-from tests.aggregator.advice.served import LIMITS, Tables, book_of, dead_gpu, observe, served
+from tests.aggregator.advice.served import (
+    LIMITS,
+    Tables,
+    book_of,
+    dead_gpu,
+    observe,
+    observed,
+    served,
+)
 from tests.aggregator.world import World
 from tests.processes import GUARD_SECONDS
 
@@ -117,9 +125,7 @@ def test_a_disk_that_takes_nothing_does_not_fill_memory(monkeypatch: pytest.Monk
     monkeypatch.setattr(books, "ROWS_WAITING_MAX", 6)
 
     async def run() -> None:
-        world, store = dead_gpu(), Full()
-        book: Any = book_of(store, world)  # type: ignore[arg-type]
-        observe(book, world)
+        world, store, book = observed(Full())
         await book.flush()
         store.full = True
         words = set()
@@ -146,7 +152,7 @@ def test_a_gang_told_again_and_again_to_a_full_disk_counts_once(
 
     async def run() -> None:
         world, store = dead_gpu(), Full()
-        book = book_of(store, world)  # type: ignore[arg-type]
+        book = book_of(store, world)
         store.full = True
         gang = Gang("w", tuple(f"h{n}" for n in range(8)), 0, 0.0, 2 * world.now_ns, "s", 0)
         for _ in range(50):
@@ -168,7 +174,7 @@ def test_nothing_is_told_before_it_is_on_disk() -> None:
 
     async def run() -> None:
         world, store = dead_gpu(), Full()
-        book = book_of(store, world)  # type: ignore[arg-type]
+        book = book_of(store, world)
         store.full = True
         observe(book, world)
         with pytest.raises(OSError, match="no space left"):
@@ -195,7 +201,7 @@ def test_a_fleet_told_again_and_again_to_a_full_disk_does_not_fill_memory(
 
     async def run() -> None:
         world, store = dead_gpu(), Full()
-        book = book_of(store, world)  # type: ignore[arg-type]
+        book = book_of(store, world)
         store.full = True
         async with served(book, world) as (stub, _):
             nodes = [advisory_pb2.UnavailableNode(node=f"nodes/h{n}", reason="x") for n in range(4)]
@@ -221,7 +227,7 @@ def test_a_fleet_told_again_and_again_to_a_full_disk_does_not_fill_memory(
 def test_what_was_decided_before_a_turn_failed_is_written() -> None:
     """A slip of ours in each turn: what had been proposed before it in the same one stood in memory, and was never told."""
     world, store = dead_gpu(), Tables()
-    book: Any = book_of(store, world)  # type: ignore[arg-type]
+    book: Any = book_of(store, world)
 
     def observe_then_fail(*given: Any) -> None:
         books.Book.observe(book, *given)
@@ -259,9 +265,7 @@ def test_who_hangs_up_while_it_is_written_does_not_have_it_written_twice() -> No
     """A scheduler's deadline of a second, a slow disk: its outcome counted twice after the next restart, and the answer, too."""
 
     async def run() -> None:
-        world, store = dead_gpu(), Slow()
-        book: Any = book_of(store, world)  # type: ignore[arg-type]
-        observe(book, world)
+        world, store, book = observed(Slow())
         await book.flush()
         store.slow = True
         answer = Acked(world.now_ns, "a1", State.ACCEPTED, "slurm")
@@ -277,7 +281,7 @@ def test_who_hangs_up_while_it_is_written_does_not_have_it_written_twice() -> No
         )
         assert rows.fetchall() == [("a1", 1, 1), ("a1", 2, 1)]
         assert [one.state for one in book.feed.open] == [State.ACCEPTED]
-        again = book_of(store, world)  # type: ignore[arg-type]
+        again = book_of(store, world)
         assert again.known("a1") == book.known("a1")
 
     asyncio.run(run())
@@ -298,7 +302,7 @@ def test_outcomes_that_are_known_are_so_many_and_the_newest(
 
     async def run() -> None:
         world, store = dead_gpu(), Tables()
-        book = book_of(store, world)  # type: ignore[arg-type]
+        book = book_of(store, world)
         async with served(book, world) as (_, stub):
             told = outcome_pb2.ReportOutcomesRequest()
             for number in range(6):
@@ -307,7 +311,7 @@ def test_outcomes_that_are_known_are_so_many_and_the_newest(
                 world.now_ns += SECOND_NS
             assert (await stub.ReportOutcomes(told)).known_count == 1
         assert list(book._outcomes) == ["job-3", "job-4", "job-5"]
-        assert list(book_of(store, world)._outcomes) == ["job-3", "job-4", "job-5"]  # type: ignore[arg-type]
+        assert list(book_of(store, world)._outcomes) == ["job-3", "job-4", "job-5"]
 
     asyncio.run(run())
 
@@ -333,7 +337,7 @@ def test_who_hangs_up_does_not_have_two_rules_evaluated_at_once(
 
     async def run() -> None:
         world, store = dead_gpu(), Tables()
-        book = book_of(store, world)  # type: ignore[arg-type]
+        book = book_of(store, world)
         begun, go = threading.Event(), threading.Event()
 
         def what_if(*_: object) -> whatif.Report:
@@ -367,7 +371,7 @@ def test_who_hangs_up_does_not_have_two_rules_evaluated_at_once(
 def test_a_clock_that_was_set_back_is_told() -> None:
     """A server booted in the year 2031; its clock was put right, and for five years no advice came, without a word."""
     world, store = dead_gpu(), Tables()
-    book = book_of(store, world)  # type: ignore[arg-type]
+    book = book_of(store, world)
     behind_ns = 0
     service = AdvisoryService(book, lambda: world.now_ns - behind_ns, lambda host: None)
     assert service._withheld() == ""
@@ -379,7 +383,7 @@ def test_a_clock_that_was_set_back_is_told() -> None:
 def test_what_the_breaker_keeps_back_is_what_is_told() -> None:
     """The list began with "no advice is given for now" while one host was to be tried, and that was an advisory in it."""
     world, store = dead_gpu(), Tables()
-    book = book_of(store, world)  # type: ignore[arg-type]
+    book = book_of(store, world)
     service = AdvisoryService(book, lambda: world.now_ns, lambda host: None)
     fuse, lately = book.machine.memory.fuse, "as so much was advised, or failed, lately"
     fuse.position, fuse.until_ns = "open", 1_760_000_000 * SECOND_NS
@@ -401,9 +405,7 @@ def test_who_is_out_counts_also_while_our_clock_is_set_back() -> None:
     """What ends in an hour by a clock that was five hours behind had ended: the scheduler's word counted nothing."""
 
     async def run() -> None:
-        world, store = dead_gpu(), Tables()
-        book = book_of(store, world)  # type: ignore[arg-type]
-        observe(book, world)
+        world, store, book = observed(Tables())
         world.now_ns -= 5 * HOUR_NS
         async with served(book, world) as (stub, _):
             node = advisory_pb2.UnavailableNode(node="nodes/h1", reason="x")
@@ -418,7 +420,7 @@ def test_who_is_out_counts_also_while_our_clock_is_set_back() -> None:
 def test_a_clock_that_leaps_forward_is_on_disk_before_anything_ends_by_it() -> None:
     """It was set forward by five hours: what a gang needs was forgotten, and after a restart the owner's lease as well."""
     world, store = dead_gpu(), Tables()
-    book = book_of(store, world)  # type: ignore[arg-type]
+    book = book_of(store, world)
     gang = book.gangs.on("h2")
     assert gang is not None
     book.take_gangs([gang._replace(until_ns=world.now_ns + HOUR_NS)], [])
@@ -434,7 +436,7 @@ def test_a_clock_that_leaps_forward_is_on_disk_before_anything_ends_by_it() -> N
         await book.flush()
 
     asyncio.run(run())
-    again = book_of(store, world)  # type: ignore[arg-type]
+    again = book_of(store, world)
     assert again.machine.memory.holds["h2"].until_ns > world.now_ns
     assert again.known("a1") == book.known("a1")
     (until_ns,) = [one.until_ns for one in rows.gangs(store.connection)]
@@ -444,9 +446,7 @@ def test_a_clock_that_leaps_forward_is_on_disk_before_anything_ends_by_it() -> N
 
 def test_a_machine_that_stood_still_goes_on_as_after_a_restart() -> None:
     """Nobody could reach it for five hours: its owner has a lease's time to."""
-    world, store = dead_gpu(), Tables()
-    book = book_of(store, world)  # type: ignore[arg-type]
-    observe(book, world)
+    world, store, book = observed(Tables())
 
     async def run() -> None:
         await book.answer(Acked(world.now_ns, "a1", State.ACCEPTED, "slurm"))
@@ -458,7 +458,7 @@ def test_a_machine_that_stood_still_goes_on_as_after_a_restart() -> None:
     shown = book.known("a1")
     assert shown is not None and shown.state is State.ACCEPTED
     assert shown.lease_until_ns == world.now_ns + 600 * SECOND_NS
-    assert book_of(store, world).machine.memory == book.machine.memory  # type: ignore[arg-type]
+    assert book_of(store, world).machine.memory == book.machine.memory
     store.close()
 
 
@@ -466,9 +466,7 @@ def test_a_machine_that_stood_still_goes_on_as_after_a_restart() -> None:
 @pytest.mark.parametrize("to", [State.PROPOSED, State.ACCEPTED, State.DONE])
 def test_watchers_are_told_once_of_times_that_moved(way: str, to: State) -> None:
     """Our clock was set forward by five hours: executors saw leases of the morning, and gave up what was theirs."""
-    world, store = dead_gpu(), Tables()
-    book = book_of(store, world)  # type: ignore[arg-type]
-    observe(book, world)
+    world, store, book = observed(Tables())
 
     async def run() -> None:
         await book.flush()
@@ -526,7 +524,7 @@ def test_what_an_outcome_may_not_be() -> None:
 
     async def run() -> None:
         world, store = dead_gpu(), Tables()
-        book = book_of(store, world)  # type: ignore[arg-type]
+        book = book_of(store, world)
         async with served(book, world) as (_, stub):
             for what, (changes, words) in OUTCOMES.items():
                 one = outcome(world)
@@ -560,7 +558,7 @@ def test_an_outcome_of_the_future_is_refused() -> None:
 
     async def run() -> None:
         world = dead_gpu()
-        book = book_of(Tables(), world)  # type: ignore[arg-type]
+        book = book_of(Tables(), world)
         async with served(book, world) as (_, stub):
             request = outcome_pb2.ReportOutcomesRequest(outcomes=[outcome(world, 1, 7200)])
             with pytest.raises(
