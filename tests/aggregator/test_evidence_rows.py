@@ -32,7 +32,7 @@ from gangline.aggregator.store.storefile import migrations, script
 from gangline.aggregator.verdicts import Evidence, Finding
 from tests.aggregator.declared.test_judged import EXPECTED, declare
 from tests.aggregator.query.asking import rows_of
-from tests.aggregator.test_evidence_sql import StoredWorld
+from tests.aggregator.stored_world import StoredWorld
 from tests.aggregator.test_recompute import MEASURING
 from tests.aggregator.world import (
     CLOCK_HERTZ,

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.judgement.rules import (
     agent,
     clock,
@@ -27,63 +26,18 @@ from gangline.aggregator.judgement.rules import (
 )
 from gangline.aggregator.judgement.symptoms import Rule, Symptom
 from gangline.aggregator.query import fences
-from gangline.aggregator.store.journal import StoredEvent
-from gangline.aggregator.store.records import HostRecord
-from gangline.aggregator.store.store import Store
 from gangline.aggregator.verdicts import Finding
-from gangline.ext.intake import Received
-from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 from tests.aggregator.faults import FAULTS
 from tests.aggregator.query.asking import rows_of
-from tests.aggregator.world import CLOCK_HERTZ, Host, World, gpu_of, throttle
+from tests.aggregator.stored_world import GPUS, StoredWorld
+from tests.aggregator.world import CLOCK_HERTZ, Host, gpu_of, throttle
 
-GPUS = 2
 MODULES = (agent, clock, fabric, gpu, hangs, host, jobs, kernel, memory, nvlink, parts, pcie, xid)
 RULES = {r.name for m in MODULES for r in vars(m).values() if isinstance(r, Rule)}
 RULES |= {kind.rule.name for kind in kernel.KINDS.values()} | {kernel.DRIVER_EVENT.rule.name}
 RULES |= {fault.rule for fault in FAULTS}
 #: Evidence is a leaky sum or mean, its query a plain one.
 TOLERANCE = 0.15
-
-
-class StoredWorld(World):
-    """A world whose hosts' frames, events and findings also go to a real store."""
-
-    def __init__(self, hosts: int, folder: Path, gpus: int = GPUS) -> None:
-        self.store: Store | None = None
-        super().__init__(hosts, gpus)
-        config = AggregatorConfig(data=folder, ops_seconds=3600.0)
-        self.store = Store.open(folder, config, lambda: self.now_ns)
-        for index, one in enumerate(self.hosts):
-            self.keep_host(one, index, gpus)
-
-    def keep_host(self, one: Host, index: int, gpus: int) -> None:
-        devices = tuple(("gpu", gpu_of(one, n), {"name": "H100"}) for n in range(gpus))
-        record = HostRecord(
-            one.name, index, False, b"R" * 16, one.boot_id, "", "", {}, self.now_ns, devices
-        )
-        assert self.store
-        self.store.submit_host(record, {})
-
-    def frame(self, host: Host) -> Received:
-        made = super().frame(host)
-        if self.store is not None:
-            taken = self.store.submit_frame(host.name, made, host.booted_ns, lambda _: None)
-            assert taken
-        return made
-
-    def event(
-        self, host: Host, code: int, device: str, name: str = "gpu.xid", **more: Any
-    ) -> HealthEvent:
-        event = super().event(host, code, device, name, **more)
-        assert self.store
-        self.store.append_events([StoredEvent(host.name, self.now_ns, event.wall_time_ns, event)])
-        return event
-
-    def find(self, finding: Finding) -> None:
-        self.fleet.find(finding)
-        assert self.store
-        self.store.submit_findings([finding])
 
 
 def _thermal(world: StoredWorld, host: Host) -> None:

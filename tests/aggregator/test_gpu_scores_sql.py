@@ -25,7 +25,7 @@ from gangline.aggregator.store.records import of_snapshot
 from gangline.aggregator.verdicts import Reason, State
 from gangline.fingerprints.wire import score_pb2
 from tests.aggregator.query.asking import rows_of
-from tests.aggregator.test_evidence_sql import GPUS, StoredWorld
+from tests.aggregator.stored_world import GPUS, StoredWorld
 from tests.aggregator.test_recompute import MEASURING
 from tests.aggregator.test_restart import back
 from tests.aggregator.world import START_NS, Host, World, gpu_of, throttle

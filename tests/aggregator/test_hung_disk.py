@@ -23,7 +23,7 @@ from gangline.aggregator.store.storefile import THREADS
 from gangline.aggregator.store.writer import Writer
 from gangline.aggregator.verdicts import Finding
 from gangline.fingerprints.wire import telemetry_pb2 as wire
-from tests.aggregator.test_survival import Process
+from tests.aggregator.process import Process
 from tests.processes import GUARD_SECONDS
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")

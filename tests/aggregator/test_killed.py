@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from gangline.fingerprints.wire import telemetry_pb2 as wire
-from tests.aggregator.test_survival import Process
+from tests.aggregator.process import Process
 from tests.processes import GUARD_SECONDS
 
 SEED = 5

@@ -16,7 +16,7 @@ from gangline.aggregator.judgement.symptoms import Symptom
 from gangline.aggregator.verdicts import OURSELVES, State
 from gangline.fingerprints.wire import score_pb2
 from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
-from tests.aggregator.test_rules_gang import in_job, pass_steps
+from tests.aggregator.gang_world import in_job, pass_steps
 from tests.aggregator.world import SECOND_NS, World, gpu_of
 
 pytestmark = pytest.mark.usefixtures("without_snapshots")

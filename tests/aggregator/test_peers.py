@@ -18,7 +18,7 @@ from gangline.aggregator.query import fences
 from gangline.aggregator.verdicts import Reason, State
 from gangline.fingerprints.wire import telemetry_pb2
 from tests.aggregator.query.asking import rows_of
-from tests.aggregator.test_evidence_sql import StoredWorld
+from tests.aggregator.stored_world import StoredWorld
 from tests.aggregator.world import CLOCK_HERTZ, IDLE_WATTS, Host, World, all_well, gpu_of, throttle
 
 GPUS = 4

@@ -10,8 +10,8 @@ from gangline.aggregator.judgement.declared import without_maintenance
 from gangline.aggregator.judgement.lasting import lasting
 from gangline.aggregator.verdicts import Reason, State
 from tests.aggregator.declared.test_judged import at, declare, window
+from tests.aggregator.gang_world import GPUS, blamed, busy, in_job, pass_steps, tell
 from tests.aggregator.test_restart import back, restarted
-from tests.aggregator.test_rules_gang import GPUS, blamed, busy, in_job, pass_steps, tell
 from tests.aggregator.world import SECOND_NS, START_NS, World, gpu_of, throttle
 
 

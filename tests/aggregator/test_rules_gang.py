@@ -20,8 +20,19 @@ from gangline.aggregator.judgement.symptoms import Rule
 from gangline.aggregator.query import fences
 from gangline.aggregator.verdicts import HostScore, Reason, State
 from gangline.fingerprints.policy_table import builtin
+from tests.aggregator.gang_world import (
+    GPUS,
+    blamed,
+    busy,
+    busy_only,
+    draw,
+    gapped,
+    in_job,
+    pass_steps,
+    tell,
+)
 from tests.aggregator.query.asking import rows_of
-from tests.aggregator.test_evidence_sql import StoredWorld
+from tests.aggregator.stored_world import StoredWorld
 from tests.aggregator.world import (
     CLOCK_HERTZ,
     COMPUTING_WATTS,
@@ -34,47 +45,6 @@ from tests.aggregator.world import (
     gpu_of,
 )
 
-GPUS, STEP_SECONDS = 2, 10
-BUSY, WORK = 0.68, 0.34
-
-
-def tell(
-    world: World, host: Host, job: str, state: str = "running", gpus: Sequence[int] = range(GPUS)
-) -> None:
-    """Tell of a process of *job* on each of these GPUs of *host*."""
-    for gpu in gpus:
-        device = gpu_of(host, gpu)
-        world.event(
-            host, 0, device, "gpu.process", event_id=f"/{device}//{job}", process_id=7 + gpu,
-            attributes={"state": state, "source": "slurm", "job_id": job},
-        )  # fmt: skip
-
-
-def in_job(hosts: int = 6, *, made: World | None = None, work: bool = True) -> World:
-    """Return a world whose hosts run one job of two minutes and more, all alike."""
-    world = made or World(hosts=hosts, gpus=GPUS, spread=0.01)
-    for host in world.hosts:
-        tell(world, host, "1001")
-        busy(host, 1.0)
-        if not work:
-            host.forget("gpu_fast_1s")
-            busy_only(host, 1.0)
-        host.set("host_1s", "host", pressure_io_some_ratio=0.01)
-    pass_steps(world, 4)
-    return world
-
-
-def busy(host: Host, share: float, work: float = 1.0) -> None:
-    """Let the SMs of *host* be busy for *share* of what is usual, at *work* of the usual work."""
-    for gpu in range(GPUS):
-        host.set("gpu_fast_1s", gpu_of(host, gpu),
-                 sm_active_ratio=BUSY * share, tensor_active_ratio=WORK * work)  # fmt: skip
-
-
-def busy_only(host: Host, share: float) -> None:
-    for gpu in range(GPUS):
-        host.set("gpu_fast_1s", gpu_of(host, gpu), sm_active_ratio=BUSY * share)
-
 
 def beside(world: World, hosts: Sequence[Host], gpus: range, share: float = 0.0) -> None:
     """Let *gpus* beside those of the job be idle, or busy with no tensor work: another job's."""
@@ -85,35 +55,6 @@ def beside(world: World, hosts: Sequence[Host], gpus: range, share: float = 0.0)
             watts, used = (COMPUTING_WATTS, 1.0) if share else (IDLE_WATTS, 0.0)
             host.set("gpu_1s", device, power_watts=watts, utilization_ratio=used)
             host.grow("gpu_1s", device, energy_joules=watts)
-
-
-def draw(host: Host, watts: float) -> None:
-    for gpu in range(GPUS):
-        host.set("gpu_1s", gpu_of(host, gpu), power_watts=watts)
-        host.grow("gpu_1s", gpu_of(host, gpu), energy_joules=watts)
-
-
-def gapped(host: Host, gap: float, **pressures: float) -> None:
-    """Let nothing run on the GPUs of *host* for *gap* of the time."""
-    for gpu in range(GPUS):
-        host.set("gpu_1s", gpu_of(host, gpu), utilization_ratio=1.0 - gap)
-    host.set("host_1s", "host", **pressures)
-
-
-def pass_steps(world: World, steps: int, each: Callable[[int], None] | None = None) -> None:
-    for step in range(steps):
-        if each:
-            each(step)
-        world.now_ns += (STEP_SECONDS - 1) * SECOND_NS
-        world.second += STEP_SECONDS - 1
-        for host in world.hosts:
-            for (table, device, column), rate in host.growth.items():
-                host.readings[table, device][column] += (STEP_SECONDS - 1) * rate
-        world.run(1)
-
-
-def blamed(world: World) -> list[str]:
-    return [name for name, state in world.states().items() if state not in ("HEALTHY", "UNKNOWN")]
 
 
 def said(score: HostScore) -> list[str]:

@@ -11,9 +11,7 @@ from gangline.aggregator.declared.model import NOTHING, Place
 from gangline.aggregator.fleet import past
 from gangline.aggregator.query import fences
 from gangline.aggregator.verdicts import Reason, State
-from tests.aggregator.query.asking import rows_of
-from tests.aggregator.test_evidence_sql import StoredWorld
-from tests.aggregator.test_rules_gang import (
+from tests.aggregator.gang_world import (
     blamed,
     busy,
     draw,
@@ -22,6 +20,8 @@ from tests.aggregator.test_rules_gang import (
     pass_steps,
     tell,
 )
+from tests.aggregator.query.asking import rows_of
+from tests.aggregator.stored_world import StoredWorld
 from tests.aggregator.world import WAITING_WATTS, Host, World, all_well
 
 PORTS = ("mlx5_0/1", "mlx5_1/1")

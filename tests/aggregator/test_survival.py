@@ -13,28 +13,8 @@ import grpc
 import pytest
 
 from gangline.aggregator.store.storefile import migrations
-from tests.processes import until, with_store
-
-
-class Process:
-    """`gangline aggregator` on any free port."""
-
-    def __init__(
-        self, folder: Path, *more: str, program: tuple[str, ...] = ("-m", "gangline.cli")
-    ) -> None:
-        command = [sys.executable, *program, "aggregator", "--data", str(with_store(folder))]
-        self.child = subprocess.Popen(
-            [*command, "--listen", "127.0.0.1:0", *more], stdout=subprocess.PIPE, text=True
-        )
-        assert self.child.stdout is not None
-        said = self.child.stdout.readline()
-        assert "listening on 127.0.0.1:" in said, said
-        self.port = int(said.partition("127.0.0.1:")[2].partition(",")[0])
-
-    def end(self, number: int) -> int:
-        self.child.send_signal(number)
-        with self.child:
-            return self.child.wait(30)
+from tests.aggregator.process import Process
+from tests.processes import until
 
 
 async def _send_until_dead(agent: Any, first: int, enough: int, process: Process) -> None:

@@ -11,7 +11,7 @@ from gangline.aggregator.judgement.scoring import HORIZON_HOURS
 from gangline.aggregator.service import scored
 from gangline.aggregator.verdicts import State
 from gangline.fingerprints.wire import score_pb2
-from tests.aggregator.test_rules_gang import busy, gapped, in_job, pass_steps, tell
+from tests.aggregator.gang_world import busy, gapped, in_job, pass_steps, tell
 from tests.aggregator.world import Host, World, gpu_of, throttle
 
 

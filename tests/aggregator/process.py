@@ -1,0 +1,30 @@
+"""The aggregator as a process of its own, to be ended or killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.processes import with_store
+
+
+class Process:
+    """`gangline aggregator` on any free port."""
+
+    def __init__(
+        self, folder: Path, *more: str, program: tuple[str, ...] = ("-m", "gangline.cli")
+    ) -> None:
+        command = [sys.executable, *program, "aggregator", "--data", str(with_store(folder))]
+        self.child = subprocess.Popen(
+            [*command, "--listen", "127.0.0.1:0", *more], stdout=subprocess.PIPE, text=True
+        )
+        assert self.child.stdout is not None
+        said = self.child.stdout.readline()
+        assert "listening on 127.0.0.1:" in said, said
+        self.port = int(said.partition("127.0.0.1:")[2].partition(",")[0])
+
+    def end(self, number: int) -> int:
+        self.child.send_signal(number)
+        with self.child:
+            return self.child.wait(30)
