@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.aggregator.verdicts import Reason, State
-from tests.aggregator.world import IDLE_WATTS, WAITING_WATTS, Host, World, gpu_of
+from tests.aggregator.world import IDLE_WATTS, WAITING_WATTS, Host, World, gpu_of, only_words
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_release_that_nobody_ends_is_a_finding_in_the_end() -> None:
     assert _unseen(world) == [gpu_of(world.hosts[0], 3)]
     assert (
         "its agent has let go of it; on the host `gangline release --status` says why"
-        in _only_words(world)
+        in only_words(world)
     )
 
 
@@ -230,7 +230,7 @@ def test_a_gpu_that_hangs_for_hours_is_still_one_finding() -> None:
     world.hosts[0].set("gpu_1s_probe", gpu_of(world.hosts[0], 3), probe_hung_seconds=12.0)
     world.now_ns += 7_200 * 1_000_000_000
     world.run(30)
-    assert "has not answered" in _only_words(world)
+    assert "has not answered" in only_words(world)
 
 
 def test_a_gpu_that_was_out_before_we_began_and_stays_away_is_noticed() -> None:
@@ -274,12 +274,7 @@ def test_a_gpu_that_a_reboot_does_not_bring_back_is_noticed() -> None:
     assert _unseen(world) == []
     world.run(20)
     assert _unseen(world) == [gpu_of(host, 3)]
-    assert "is there, but nothing reads it while its neighbours answer" in _only_words(world)
-
-
-def _only_words(world: World) -> str:
-    (evidence,) = world.score(world.hosts[0]).evidence
-    return evidence.words
+    assert "is there, but nothing reads it while its neighbours answer" in only_words(world)
 
 
 @pytest.mark.parametrize("out", [True, False])

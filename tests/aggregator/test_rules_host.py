@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.aggregator.verdicts import Finding, Reason, State
-from tests.aggregator.world import World, all_well, gpu_of
+from tests.aggregator.world import World, all_well, gpu_of, only_words
 
 
 def test_a_small_machine_at_full_load_is_watched_at_most() -> None:
@@ -80,11 +80,6 @@ def _hang(
     )  # fmt: skip
 
 
-def _only_words(world: World) -> str:
-    (evidence,) = world.score(world.hosts[0]).evidence
-    return evidence.words
-
-
 def test_a_hung_gpu_is_one_finding_with_its_name_and_its_call() -> None:
     """Nobody at 3 a.m. knows which GPU the collector gpu_1s hangs in, whether the second that it says is all, and what
     is to be done."""
@@ -134,7 +129,7 @@ def test_for_how_long_it_hangs_is_said_as_people_say_it(seconds: int, words: str
     _hang(world, "0000:03:00.0")
     world.now_ns += (seconds - 10) * 1_000_000_000
     world.run(10)
-    assert words in _only_words(world)
+    assert words in only_words(world)
 
 
 def test_a_gpu_of_which_no_word_came_is_named_all_the_same() -> None:
@@ -143,7 +138,7 @@ def test_a_gpu_of_which_no_word_came_is_named_all_the_same() -> None:
     world.run(10)
     world.hosts[0].set("probe_1s", "gpu 0000:99:00.0", state=2, hung_seconds=61.25)
     world.run(5)
-    assert _only_words(world).startswith("GPU 0000:99:00.0 has not answered for 61.2 s: drain")
+    assert only_words(world).startswith("GPU 0000:99:00.0 has not answered for 61.2 s: drain")
 
 
 @pytest.mark.parametrize("code", [86_401, 2**32 - 1])
@@ -155,7 +150,7 @@ def test_a_time_that_cannot_be_is_not_said(code: int) -> None:
     attributes = {"lane": "gpu", "device": "0000:03:00.0", "collector": "gpu_1s", "call": "x" * 999}
     world.event(world.hosts[0], code, "host", "probe.hung", attributes=attributes)
     world.run(5)
-    words = _only_words(world)
+    words = only_words(world)
     assert words.startswith("GPU 0000:03:00.0 (GPU-h0-3…) has not answered for 1.0 s, in xxx")
     assert len(words) < 300
 
@@ -166,7 +161,7 @@ def test_a_gpu_that_ends_who_asks_it_is_not_said_to_be_waited_for() -> None:
     world.run(10)
     _hang(world, "0000:03:00.0", state=3, hung_seconds=0.001)
     world.run(5)
-    assert _only_words(world).startswith(
+    assert only_words(world).startswith(
         "GPU 0000:03:00.0 (GPU-h0-3…) is left alone for 6 s, since 2023-11-14 22:13:29 UTC, as the agent's "
         "process died of SIGSEGV, in read: drain"
     )
@@ -178,7 +173,7 @@ def test_a_gpu_that_ended_who_asked_it_is_not_said_to_be_out_for_no_time() -> No
     world.run(10)
     world.hosts[0].set("probe_1s", "gpu 0000:03:00.0", state=3, hung_seconds=0.017)
     world.run(5)
-    assert "is left alone, as the agent's process died: drain" in _only_words(world)
+    assert "is left alone, as the agent's process died: drain" in only_words(world)
 
 
 def test_a_gpu_that_is_slow_is_not_said_to_hang() -> None:
@@ -186,7 +181,7 @@ def test_a_gpu_that_is_slow_is_not_said_to_hang() -> None:
     world.run(10)
     _hang(world, "0000:03:00.0", state=4, hung_seconds=0.0)
     world.run(5)
-    assert "answers too slowly for its neighbours for 6 s, since" in _only_words(world)
+    assert "answers too slowly for its neighbours for 6 s, since" in only_words(world)
     assert world.score(world.hosts[0]).state is State.WATCH
 
 

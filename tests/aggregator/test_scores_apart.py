@@ -28,6 +28,7 @@ from gangline.aggregator.service.score import ScoreService
 from gangline.fingerprints.wire import score_pb2
 from gangline.fingerprints.wire.score_pb2_grpc import ScoreServiceStub
 from tests.aggregator.access.secured import Secured, bearer
+from tests.aggregator.query.asking import children
 from tests.aggregator.world import World, gpu_of, throttle
 from tests.processes import GUARD_SECONDS, Process
 from tests.processes import until as looked_until
@@ -286,7 +287,3 @@ def test_it_ends_with_an_aggregator_that_is_killed(tmp_path: Path) -> None:
         aggregator.kill()
         assert select.select([ended], [], [], GUARD_SECONDS)[0]
         os.close(ended)
-
-
-def children(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -240,6 +240,12 @@ def all_well(world: World) -> bool:
     return set(world.states().values()) == {"HEALTHY"}
 
 
+def only_words(world: World) -> str:
+    """Return the words of the one piece of evidence against the first host; more than one fails."""
+    (evidence,) = world.score(world.hosts[0]).evidence
+    return evidence.words
+
+
 def throttle(host: Host, gpu: int, ratio: float = 0.68) -> None:
     """Heat takes *ratio* of a GPU's clock, the way an H100 shows it."""
     device = gpu_of(host, gpu)

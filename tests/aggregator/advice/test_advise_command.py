@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from gangline.fingerprints.wire import advisory_pb2 as wire
 from gangline.fingerprints.wire import score_pb2
 from tests.aggregator.advice.served import book_of, dead_gpu, observe, served
 from tests.processes import GUARD_SECONDS
+
+Say = Callable[..., str]
 
 
 @pytest.fixture
@@ -52,6 +54,18 @@ def address(tmp_path: Path) -> Iterator[str]:
     loop.close()
 
 
+@pytest.fixture
+def say(address: str, capsys: pytest.CaptureFixture[str]) -> Say:
+    """`gangline advise` with these words: it ends with *code*, and what it says, on both streams, is returned."""
+
+    def said(*words: str, code: int = 0) -> str:
+        assert cli.main(["advise", *words, "--aggregator", address]) == code
+        told = capsys.readouterr()
+        return told.out + told.err
+
+    return said
+
+
 def test_a_replay_that_takes_long_is_no_other_program(
     address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,16 +86,8 @@ def test_a_replay_that_takes_long_is_no_other_program(
     assert capsys.readouterr().err.startswith(words)
 
 
-def test_an_operator_lists_shows_accepts_and_is_refused(
-    address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_operator_lists_shows_accepts_and_is_refused(say: Say) -> None:
     """The on-call's way, from what is advised to having said that it is done."""
-
-    def say(*words: str, code: int = 0) -> str:
-        assert cli.main(["advise", *words, "--aggregator", address]) == code
-        told = capsys.readouterr()
-        return told.out + told.err
-
     listed = say("list")
     assert "a1" in listed and "DRAIN_AT_CHECKPOINT" in listed and "host h2" in listed
     shown = say("show", "a1")
@@ -137,16 +143,8 @@ def test_what_is_no_etag_is_told(etag: str, capsys: pytest.CaptureFixture[str]) 
     assert "expected an etag, as a12-3" in capsys.readouterr().err
 
 
-def test_hosts_out_and_back_by_name_and_range(
-    address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hosts_out_and_back_by_name_and_range(say: Say) -> None:
     """A slip in a name was told beside "1 hosts are out", which had been another's, and the exit code was 0."""
-
-    def say(*words: str, code: int = 0) -> str:
-        assert cli.main(["advise", *words, "--aggregator", address]) == code
-        told = capsys.readouterr()
-        return told.out + told.err
-
     out = say("out", "h[0-1]", "h9", "--reason", "burn-in", "--hours", "2", code=4)
     assert out.startswith(
         "no agent has registered as h9: not counted\nout by your word in all: 2 hosts;"
@@ -172,16 +170,8 @@ def test_what_others_took_out_is_still_out(
     assert "still out by another's word: h1" in capsys.readouterr().err
 
 
-def test_what_advice_holds_out_is_given_up(
-    address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_advice_holds_out_is_given_up(say: Say) -> None:
     """A host was sent back to its maker, and its rack had one place less."""
-
-    def say(*words: str) -> str:
-        assert cli.main(["advise", *words, "--aggregator", address]) == 0
-        told = capsys.readouterr()
-        return told.out + told.err
-
     say("accept", "a1")
     say("done", "a1")
     assert "given up by `gangline advise back HOST`" in say("list")
@@ -222,14 +212,8 @@ def test_hosts_are_named(hosts: str, words: str, capsys: pytest.CaptureFixture[s
     assert words in capsys.readouterr().err
 
 
-def test_days_are_within_a_year(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_days_are_within_a_year(say: Say) -> None:
     """The aggregator's word on it is passed on."""
-
-    def say(*words: str, code: int = 0) -> str:
-        assert cli.main(["advise", *words, "--aggregator", address]) == code
-        told = capsys.readouterr()
-        return told.out + told.err
-
     assert "days" in say("what-if", "gpu.xid 95", "--days", "999", code=1)
 
 
