@@ -22,6 +22,7 @@ from gangline.fingerprints.block import Block
 from gangline.fingerprints.catalogue import BY_NAME
 from tests.agent.sampler.real_agent import RealAgent, is_sampled
 from tests.fake_nvml.scenario import gpus
+from tests.processes import until
 
 SECOND = 1_000_000_000
 BAR_CHARACTERS = 40
@@ -81,6 +82,8 @@ def soak(
     ground = Ground(folder, source)
     begins = seconds * source.uniform(0.3, 0.4)
     with ground.agent as agent:
+        temperatures = "gangline_gpu_temperature_celsius", "uuid"
+        until(lambda: len(agent.series(*temperatures)) == len(ground.uuids), "all GPUs read")
         began = time.clock_gettime(time.CLOCK_BOOTTIME)
         acts = [(begins, ground.hang), (begins + hang_seconds, ground.answer)]
         while (passed := time.clock_gettime(time.CLOCK_BOOTTIME) - began) < seconds:

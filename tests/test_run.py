@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import duckdb
@@ -80,15 +80,23 @@ def test_a_child_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
         until(died, "its end is noticed")
 
 
+def children_of(pid: int) -> list[int]:
+    """Its children, of which each thread has its own."""
+    found = list[int]()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found += [int(child) for child in task.read_text().split()]
+    return found
+
+
 def descendants(pid: int) -> set[int]:
     """All living descendants of a process."""
     found, todo = set[int](), [pid]
     while todo:
         at = todo.pop()
-        for task in Path(f"/proc/{at}/task").glob("*/children"):
-            children = [int(child) for child in task.read_text().split()]
-            found.update(children)
-            todo += children
+        children = children_of(at)
+        found.update(children)
+        todo += children
     return found
 
 
@@ -113,13 +121,15 @@ def opens(store: Path) -> bool:
 
 def test_a_killed_child_is_named_by_its_signal(tmp_path: Path) -> None:
     """The kernel's out-of-memory killer took the service: not `exit code -9` and its first log line."""
+    before = set(children_of(os.getpid()))
     with Children(tmp_path) as children:
         children.start(
             Child("aggregator", ("--data", str(tmp_path / "a"), "--listen", "127.0.0.1:0"))
         )
         log = tmp_path / "log" / "aggregator.log"
         until(lambda: log.exists() and "listening" in log.read_text(), "listening")
-        os.kill(min(descendants(os.getpid())), signal.SIGKILL)  # the others are its own children
+        (child,) = set(children_of(os.getpid())) - before
+        os.kill(child, signal.SIGKILL)
 
         def died() -> bool:
             try:
@@ -186,9 +196,9 @@ def running(place: Path, *more: str) -> Iterator[Process]:
 
 def test_the_three_faults_in_real_time(tmp_path: Path) -> None:
     """A newcomer's first minute: 32 simulated hosts, three faults, the right three at the bottom."""
-    with running(tmp_path, "--once", "--seed", "11", "--seconds-max", "150") as process:
+    with running(tmp_path, "--once", "--seed", "11", "--seconds-max", "600") as process:
         assert process.child is not None
-        code = process.child.wait(200)
+        code = process.child.wait(600 + GUARD_SECONDS)
         said = process.said()
     assert code == 0, said
     worst = [line for line in said.splitlines() if line.strip()][-4:]
@@ -233,7 +243,8 @@ def test_after_the_first_token_it_runs_as_before(tmp_path: Path) -> None:
         (secret,) = (tmp_path / "var" / "run.token").read_text().split()
         assert [one.name for one in tokens.read(tokens_path)] == ["alice", "gangline-run"]
         for pid in (process.pid, *descendants(process.pid)):
-            assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+            with suppress(FileNotFoundError, ProcessLookupError):  # the inventory's child ends soon
+                assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
         assert process.stop(signal.SIGINT) == 0
     assert tokens.read(tokens_path) == [alice] and not (tmp_path / "var" / "run.token").exists()
     logs = (tmp_path / "var" / "log").glob("*.log")

@@ -33,11 +33,10 @@ from tests.fuzzing.hosts import (
     victims,
 )
 from tests.hosts.reading import StoppedClock, collectors_of, gpus_of, let_go, rows_of
+from tests.processes import GUARD_SECONDS
 
 #: Whole turns of a whole host; a few dozen a test keep it within seconds.
 ROUNDS = 8
-#: A read that blocks is broken off after this long, and its test fails.
-SECONDS_MAX = 20
 #: Thousands of small files are written here, which a disk makes slow.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 ODD_NAMES = (
@@ -62,7 +61,7 @@ def _within_seconds() -> Iterator[None]:
         raise RuntimeError("a read blocks")  # no OSError: readers take those for answers
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS_MAX)
+    signal.setitimer(signal.ITIMER_REAL, GUARD_SECONDS)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)

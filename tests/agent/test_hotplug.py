@@ -33,8 +33,8 @@ from gangline.fingerprints.frames import Stamp, decode, encode
 from gangline.fingerprints.wire.telemetry_pb2 import HealthEvent
 from tests import veth
 from tests.hosts.reading import rows_of
+from tests.processes import GUARD_SECONDS, until
 
-SECONDS_MAX = 20
 Row = dict[str, float | int | None] | None
 
 
@@ -49,6 +49,10 @@ class Heard:
     def put(self, event: HealthEvent) -> None:
         self.events.put(event)
 
+    def wants(self, words: str) -> None:
+        """Wait until the inventory is asked for by such *words*: a moment after what it is asked for by is told."""
+        until(lambda: words in self.teller.inventory_wanted(), words)
+
     def until(self, device: str, code: int) -> HealthEvent:
         """Return the earliest event of *device* with *code* that was not returned yet."""
         for event in self._passed_over:
@@ -56,7 +60,7 @@ class Heard:
                 self._passed_over.remove(event)
                 return event
         while True:
-            event = self.events.get(timeout=SECONDS_MAX)
+            event = self.events.get(timeout=GUARD_SECONDS)
             if (event.device, event.code) == (device, code):
                 return event
             self._passed_over.append(event)
@@ -69,7 +73,7 @@ def listening(prefix: str) -> Iterator[tuple[LinkListener, Heard]]:
     listener = LinkListener(Roots(), watches=lambda link: link.name.startswith(prefix))
     listener.listen(heard.teller)
     try:
-        assert listener.ready.wait(SECONDS_MAX)
+        assert listener.ready.wait(GUARD_SECONDS)
         yield listener, heard
     finally:
         began = time.monotonic()
@@ -89,7 +93,7 @@ def test_a_pair_is_plugged_flaps_and_is_pulled() -> None:
         heard.teller.inventory_wanted()
         with veth.pair("glh") as (name, peer):
             assert heard.until(name, 3).attributes["kind"] == "veth"
-            assert "appeared" in heard.teller.inventory_wanted()
+            heard.wants("appeared")
             heard.until(name, 1)
             veth.switch(peer, False)
             down = heard.until(name, 0)
@@ -102,7 +106,7 @@ def test_a_pair_is_plugged_flaps_and_is_pulled() -> None:
             veth.delete(name)
             gone = heard.until(name, 2)
             assert gone.boottime_ns <= SystemClock().boottime_ns() and gone.event_id
-            assert "removed" in heard.teller.inventory_wanted()
+            heard.wants("removed")
         row = dict(rows_of(listener.collect()[0]))["host"]
         assert row is not None and row["malformed_count"] == 0 and row["overruns_events"] == 0
         assert row["transitions_events"] and row["transitions_events"] >= 6
@@ -252,7 +256,7 @@ def test_a_storm_of_messages_is_resynchronised() -> None:
         )
         listener.listen(heard.teller)
         try:
-            assert listener.ready.wait(SECONDS_MAX)
+            assert listener.ready.wait(GUARD_SECONDS)
             lost += [1] * 8
             veth.switch(peer, False)
             assert heard.until(name, 0).attributes["previous_state"] == "up"
@@ -283,7 +287,7 @@ def test_a_listener_that_broke_says_so() -> None:
 
     listener = LinkListener(Roots(), open_socket=Breaks)
     listener.listen(Heard().teller)
-    listener._thread and listener._thread.join(SECONDS_MAX)  # type: ignore[func-returns-value]
+    listener._thread and listener._thread.join(GUARD_SECONDS)  # type: ignore[func-returns-value]
     with pytest.raises(RuntimeError, match="ended"):
         listener.collect()
     listener.close()

@@ -102,7 +102,9 @@ class Host:
         self.events: list[HealthEvent] = []
         self.anew: list[HealthEvent] = []
         self.collector_roots = Roots(sys=root / "sys", proc=root / "proc")
-        self.collector = KubeletAllocations(self.collector_roots, self.clock)
+        self.collector = KubeletAllocations(
+            self.collector_roots, self.clock, answer_seconds_max=GUARD_SECONDS
+        )
         self.collector.listen(Teller(self.clock, self, lambda: None))
 
     def put(self, event: HealthEvent) -> None:
@@ -158,7 +160,7 @@ def test_after_a_restart_all_is_told_anew(host: Host, served: Kubelet) -> None:
     assert (anew.device, anew.attributes["what"]) == ("host", "gpu.allocation")
     assert anew.boottime_ns == last
     served.answer = answer_of
-    other = KubeletAllocations(host.collector_roots, host.clock)
+    other = KubeletAllocations(host.collector_roots, host.clock, answer_seconds_max=GUARD_SECONDS)
     other.listen(Teller(host.clock, host, lambda: None))
     host.collector = other
     host.turn()

@@ -25,6 +25,7 @@ from gangline.agent.config import AgentConfig
 from gangline.agent.early import Broken, collectors_of
 from gangline.agent.main import check
 from gangline.agent.spool.spool import Spool
+from gangline.agent.transport.conversation import ANSWER_SECONDS_MAX
 from gangline.agent.turn import Outcome, take_turn
 from gangline.fingerprints import frames
 from gangline.fingerprints.catalogue import BY_NAME
@@ -155,11 +156,13 @@ def test_an_agent_registers_sends_and_forgets_what_has_a_receipt(tmp_path: Path)
         assert process.stop() == cli.OK
         said = process.said()
     assert "trace=" not in said and " connected" in said.replace('"', " ")
-    request = aggregator.registered[0]
+    request = aggregator.registered[
+        -1
+    ]  # on a slow machine one may go before that has no devices yet
     assert (request.node, len(request.run_id), len(request.boot_id)) == ("here", 16, 16)
     assert {signal.name for signal in request.signals} >= {"host.memory_available_bytes"}
     assert any(device.kind for device in request.devices)
-    assert len(aggregator.registered) == 1
+    assert len([one for one in aggregator.registered if one.devices]) == 1
     codes = {event.code for event in aggregator.events if event.name == "collector.outcome"}
     assert Outcome.NO_DATA in codes
     ids = {(event.event_id, event.revision) for event in aggregator.events}
@@ -186,7 +189,7 @@ def test_an_aggregator_that_says_nothing_does_not_hold_up_the_end(tmp_path: Path
             until(lambda: spool_bytes(tmp_path) > 0, "a frame in the spool")
             began = time.monotonic()
             assert process.stop() == cli.OK
-            assert time.monotonic() - began < 5.0
+            assert time.monotonic() - began < ANSWER_SECONDS_MAX
 
 
 def test_a_second_agent_on_the_same_folder_is_told_so(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_release_by_uuid_then_status_then_resume(
     assert (code, err) == (0, "")
     assert re.fullmatch(rf"released: {B} until \d\d:\d\d:\d\d \(reset\)\n", out)
     assert agent.samplers.released().keys() == {B}
-    code, out, _ = run(agent, capsys, "release", A, "--for", "1s")
+    code, out, _ = run(agent, capsys, "release", A, "--for", "1m")
     assert re.fullmatch(rf"released: {A} until \S+ \(asked by process \d+\)\n", out), (
         "only what was asked for"
     )

@@ -29,9 +29,8 @@ from gangline.ext import place
 from gangline.ext.counterfiles import CounterFiles
 from tests import hosts
 from tests.hosts.reading import rows_of
+from tests.processes import GUARD_SECONDS
 
-#: A guard: far longer than any of this takes.
-SECONDS_MAX = 20.0
 #: Those of NVML have tests of their own.
 OF_NVML = ("gpu", "nvlink", "c2c", "mig", "nvml", "kubelet")
 
@@ -60,15 +59,18 @@ def held(collector: Collector, path: Path) -> Iterator[place.Seen]:
     """Let a turn run into the FIFO; yields what the place shows meanwhile, then lets it go."""
     thread = threading.Thread(target=collector.collect, daemon=True)
     thread.start()
-    end = time.monotonic() + SECONDS_MAX
-    while not place.here().entered_ns or place.here().call.split()[-1] not in str(path):
-        assert time.monotonic() < end, place.here()
+    end = time.monotonic() + GUARD_SECONDS
+    while not (seen := place.here()).call or seen.call.split()[-1] not in str(path):
+        assert time.monotonic() < end, seen
         time.sleep(0.001)  # the other thread's turn
     try:
-        yield place.here()
+        yield seen
     finally:
-        os.close(os.open(path.resolve(), os.O_RDWR))  # a writer: the open returns
-        thread.join(SECONDS_MAX)
+        writer = os.open(
+            path.resolve(), os.O_RDWR
+        )  # the open returns, also one that is just to come
+        thread.join(GUARD_SECONDS)
+        os.close(writer)
     assert not thread.is_alive()
     assert place.here().entered_ns == 0
 

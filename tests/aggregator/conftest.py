@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from gangline.agent.framing import dictionary
+from gangline.aggregator import server
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.server import Aggregator
 from gangline.aggregator.service.query import QueryService
@@ -145,6 +146,12 @@ class Connection:
         if self.stream is not None:
             self.stream.cancel()
         await self.channel.close()
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for the operators' file after an end gets it: where the time is short an aggregator leaves it."""
+    monkeypatch.setattr(server, "CLOSE_SECONDS", GUARD_SECONDS)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gangline.aggregator.config import AggregatorConfig
 from gangline.aggregator.store.store import Store
 from gangline.fingerprints.counters import Nature, classify, counted
+from tests.processes import GUARD_SECONDS
 
 EDGES = [0, 15, 255, 65535, 65536, 2**32 - 1, 2**32, 2**63 - 14, 2**63 - 13, 2**64 - 2, 2**64 - 1]
 values = st.none() | st.sampled_from(EDGES) | st.integers(0, 2**64 - 1)
@@ -23,7 +24,7 @@ def operators(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """An operators' file as the aggregator writes it."""
     folder: Path = tmp_path_factory.mktemp("data")
     store = Store.open(folder, AggregatorConfig(data=folder, ops_seconds=3600.0))
-    store.close()
+    store.close(GUARD_SECONDS)
     with duckdb.connect(str(folder / "operators.duckdb"), read_only=True) as connection:
         yield connection
 

@@ -52,10 +52,10 @@ def test_the_incumbent_of_a_name_stays(lab: Any, connect: Any, make_agent: Any, 
             await first.send(first.agent.message(2))
             assert first.durable == {1, 2}
             await until(lambda: aggregator.fleet.findings)
-            clock.ahead_ns = 59 * 10**9
+            clock.ahead_ns = 30 * 10**9
             await refused(second.register())
             await first.send(first.agent.message(3))
-            clock.ahead_ns = (59 + 61) * 10**9
+            clock.ahead_ns = (30 + 61) * 10**9
             await second.register()
             await second.send(second.agent.message(1))
             await _no_session(first)

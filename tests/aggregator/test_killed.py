@@ -98,12 +98,12 @@ def test_what_was_acknowledged_is_there_once(
                 asyncio.create_task(one.live(connection, chance))
                 for one, connection in zip(told, connections, strict=True)
             ]
-            had = sum(len(one.durable) for one in told)
+            had = [len(one.durable) for one in told]
             # It works, and each was told of both, then:
             await until(
-                lambda had=had: (
-                    sum(len(one.durable) for one in told) > had
-                    and all(one.durable and one.events for one in told)
+                lambda had=had: all(
+                    len(one.durable) > before and one.events
+                    for one, before in zip(told, had, strict=True)
                 )
             )
             await asyncio.sleep(chance.uniform(0.0, 0.15))

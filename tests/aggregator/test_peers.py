@@ -20,6 +20,7 @@ from gangline.fingerprints.wire import telemetry_pb2
 from tests.aggregator.query.asking import rows_of
 from tests.aggregator.stored_world import StoredWorld
 from tests.aggregator.world import CLOCK_HERTZ, IDLE_WATTS, Host, World, all_well, gpu_of, throttle
+from tests.processes import GUARD_SECONDS
 
 GPUS = 4
 MADE = {"name": "H100", "vbios": "96.00", "driver": "550.54", "ecc_mode": "1"}
@@ -235,7 +236,7 @@ def test_a_gpu_of_a_shared_host_is_measured_by_its_own_job(tmp_path: Path) -> No
         world.run(60)
         found = {one.device: one for one in world.score(world.hosts[0]).evidence}
     finally:
-        made.store.close()
+        made.store.close(GUARD_SECONDS)
     names = [gpu_of(world.hosts[0], gpu) for gpu in range(2 * GPUS)]
     told = [(names[0], 23, 1.55e9, names[:GPUS]), (names[GPUS], 3, 1.2e9, names[GPUS:])]
     assert found.keys() == {device for device, *_ in told}

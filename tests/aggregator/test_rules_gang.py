@@ -44,6 +44,7 @@ from tests.aggregator.world import (
     all_well,
     gpu_of,
 )
+from tests.processes import GUARD_SECONDS
 
 
 def beside(world: World, hosts: Sequence[Host], gpus: range, share: float = 0.0) -> None:
@@ -314,7 +315,7 @@ def test_a_job_of_few_gpus_of_its_hosts_is_judged_by_these(tmp_path: Path) -> No
         pass_steps(world, 18)
         evidence = world.score(world.hosts[1]).evidence[0]
     finally:
-        made.store.close()
+        made.store.close(GUARD_SECONDS)
     assert blamed(world) == ["h1"]
     with fences.opened(tmp_path / "operators.duckdb") as connection:
         _, rows = rows_of(connection, evidence.sql)
@@ -454,7 +455,7 @@ def test_the_queries_show_what_is_claimed(tmp_path: Path) -> None:
         pass_steps(world, 18)
         evidence = [world.score(world.hosts[at]).evidence[0] for at in (0, 2)]
     finally:
-        made.store.close()
+        made.store.close(GUARD_SECONDS)
     with fences.opened(tmp_path / "operators.duckdb") as connection:
         names, rows = rows_of(connection, evidence[0].sql)
         assert names[:2] == ["host", "sm_active_ratio"] and rows[0][0] == "h0"

@@ -23,6 +23,7 @@ from tests.aggregator.gang_world import (
 from tests.aggregator.query.asking import rows_of
 from tests.aggregator.stored_world import StoredWorld
 from tests.aggregator.world import WAITING_WATTS, Host, World, all_well
+from tests.processes import GUARD_SECONDS
 
 PORTS = ("mlx5_0/1", "mlx5_1/1")
 BYTES, TICKS = 2e9, 3000.0
@@ -219,7 +220,7 @@ def test_the_query_shows_the_waiting(tmp_path: Path) -> None:
         pass_steps(world, AFTER)
         evidence = world.score(world.hosts[0]).evidence[0]
     finally:
-        made.store.close()
+        made.store.close(GUARD_SECONDS)
     with fences.opened(tmp_path / "operators.duckdb") as connection:
         _, rows = rows_of(connection, evidence.sql)
     waited = [row[1] for row in rows if row[1]]

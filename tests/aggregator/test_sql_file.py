@@ -69,15 +69,16 @@ def live(tmp_path: Path) -> Iterator[Live]:
 
 
 _READER = """
-import duckdb, sys
-held, before = None, 0
-for _ in range(15):
+import duckdb, sys, time
+before, taken_at, end = 0, [], time.monotonic() + 60
+while len(taken_at) < 15 or (len(set(taken_at)) < 2 and time.monotonic() < end):
     with duckdb.connect(sys.argv[1], read_only=True) as one:
         (taken,), = one.execute("SELECT epoch_us(taken) FROM snapshot").fetchall()
         (gpus, values), = one.execute("SELECT count(*), count(DISTINCT power_watts) FROM latest.gpu_1s").fetchall()
         (worst,), = one.execute("SELECT count(*) FROM ops.worst()").fetchall()
     assert (gpus, values, worst) == (500, 1, 1) and taken >= before, (gpus, values, worst, taken, before)
     before = taken
+    taken_at.append(taken)
     print(taken, flush=True)
 """
 
@@ -97,7 +98,7 @@ def test_whoever_opens_it_while_it_is_replaced_finds_it_whole(live: Live) -> Non
         live.write(500, float(written))
     out, err = reader.communicate()
     assert reader.returncode == 0, err
-    assert len(out.split()) == 15 and len(set(out.split())) > 1 and written > 1
+    assert len(set(out.split())) > 1 and written > 1
     # Who holds the one before goes on reading it.
     assert before.execute("SELECT any_value(power_watts) FROM latest.gpu_1s").fetchone() == (1.0,)
     before.close()

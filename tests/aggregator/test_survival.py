@@ -80,6 +80,10 @@ def test_kill_9_under_load(lab: Any, connect: Any, make_agent: Any) -> None:
 def test_it_ends_when_told_to(lab: Any, number: int) -> None:
     """systemd stops it, a person presses Ctrl-C: exit 0, and a store that opens without a WAL."""
     process = Process(lab.folder)
+    until(
+        lambda: (lab.folder / "operators.duckdb").exists(),
+        "the operators' file, which is begun at the start",
+    )
     assert process.end(number) == 0
     newest = migrations()[-1][0]
     assert lab.rows("SELECT schema_version FROM gangline_store") == [(newest,)]

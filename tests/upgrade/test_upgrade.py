@@ -92,7 +92,8 @@ class World:
         # Its store is one that an aggregator of version 1 left, and keeps what is in that, however old it is.
         unpack(STORES / "version-1.tar.xz", place / "aggregator")
         data = ["--data", str(place / "aggregator"), "--listen", address]
-        data += ["--set", "retention_hours=8784", "--set", "history_days=3660"]
+        for setting in ("retention_hours=8784", "segments_hours=87840", "history_days=3660"):
+            data += ["--set", setting]
         self.aggregator = Process(["aggregator", *data], place / "aggregator.log")
         folders = [f"{name}_folder={place / name}" for name in ("spool", "events", "state")]
         folders.append(f"spool_head_folder={place}")

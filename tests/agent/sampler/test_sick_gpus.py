@@ -31,7 +31,8 @@ class Run:
         self.process = process
 
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(each) for each in self.process.said().splitlines() if each[:1] == "{"]
+        whole = [each for each in self.process.said().splitlines(keepends=True) if each[-1] == "\n"]
+        return [json.loads(each) for each in whole if each[0] == "{"]
 
     def last(self, what: str) -> Any:
         lines = self.lines()

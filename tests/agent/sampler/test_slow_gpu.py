@@ -36,7 +36,8 @@ def test_one_that_is_a_hundred_times_slower_is_sampled_apart_and_whole(
     with Process(arguments, tmp_path / "log", "tests.agent.sampler.real_gpus") as process:
 
         def lines() -> list[dict[str, Any]]:
-            return [json.loads(each) for each in process.said().splitlines() if each[:1] == "{"]
+            whole = [each for each in process.said().splitlines(keepends=True) if each[-1] == "\n"]
+            return [json.loads(each) for each in whole if each[0] == "{"]
 
         until(lambda: lines() and all(lines()[-1]["whole"].values()), "all GPUs read")
         well = len(lines())

@@ -38,7 +38,6 @@ def test_killed_at_every_step(tmp_path: Path, scenario: str) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=300,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # `tests`, as we have it
     )
     assert out.returncode == 0, out.stderr

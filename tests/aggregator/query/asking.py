@@ -19,10 +19,11 @@ from gangline.aggregator.query.limits import Answered, Place, Question
 from gangline.aggregator.query.processes import Cost, QueryProcesses
 from gangline.aggregator.query.trouble import QueryError
 from tests.aggregator.conftest import Agent, Connection, Lab
+from tests.processes import GUARD_SECONDS
 
 MEMORY_BYTES_MAX = 256 << 20
 #: Long enough for any machine: what is expected to answer must not be cut because a test machine is busy.
-PATIENT_SECONDS = 60.0
+PATIENT_SECONDS = GUARD_SECONDS
 #: Rows and bytes of an answer here.
 ROWS_MAX, BYTES_MAX = 5000, 4 << 20
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Self
 
 from tests.aggregator.query.asking import children
+from tests.processes import GUARD_SECONDS
 
-#: Only a guard: what is waited for comes, or the test fails.
-GUARD_SECONDS = 60.0
 #: Makes the terminal its own, so that Ctrl-C reaches it, also if who runs the tests ignores it, and becomes the command.
 _ON_IT = (
     "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,10 @@ def test_a_process_has_no_secret_and_no_descriptor_of_others(
             await until(lambda: limits(pid)["Max cpu time"].isdecimal())
             for one in (pid, processes.nursery_pid):
                 assert b"secret" not in Path(f"/proc/{one}/environ").read_bytes()
-            open_files = [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()]
+            open_files = []
+            for one in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(FileNotFoundError):  # it is just opening DuckDB
+                    open_files.append(os.readlink(one))
             assert sum(name.startswith("socket:") for name in open_files) == 1
             os.kill(pid, signal.SIGKILL)
             await task

@@ -28,6 +28,7 @@ from gangline.aggregator.commands.sqlcomplete import Names
 from tests.aggregator.query.asking import ask_all
 from tests.aggregator.query.terminal import Terminal
 from tests.aggregator.query.test_processes import DEAF
+from tests.processes import GUARD_SECONDS
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -121,7 +122,7 @@ def test_through_an_aggregator(lab: Any, tmp_path: Path) -> None:
     assert b"is not written, as the answer is cut" in no_file.stderr
     assert file.returncode == cli.OK
     assert parquet.read_table(tmp_path / "whole.parquet").num_rows == 1000
-    assert late.returncode == cli.USAGE and b"up to 60 s" in late.stderr
+    assert late.returncode == cli.USAGE and f"up to {GUARD_SECONDS:g} s".encode() in late.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"data", "whole.parquet"}
     nobody = run("--server", "127.0.0.1:1", "SELECT 1")
     assert nobody.returncode == cli.NO_ANSWER and b"no aggregator answers" in nobody.stderr
