@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import random
 import shutil
@@ -17,7 +18,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 #: A guard, never a measure: on a loaded two-core machine everything takes longer.
 GUARD_SECONDS = 200.0
@@ -137,6 +138,11 @@ class Process:
     def said(self) -> str:
         """All it printed so far."""
         return self.log.read_text(errors="replace")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the JSON objects that it printed, a line each; of a line only once all of it is there."""
+        whole = [line for line in self.said().splitlines(keepends=True) if line[-1] == "\n"]
+        return [json.loads(line) for line in whole if line[0] == "{"]
 
 
 def with_group(pid: int, number: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from gangline.agent.hardware import device_holders
 from gangline.aggregator.access import tokens
 from gangline.aggregator.access.caller import Role
 from gangline.aggregator.access.door import tokens_file
@@ -20,6 +21,7 @@ from gangline.aggregator.commands.demonstration import Truth, missing, read_trut
 from gangline.fingerprints.wire import score_pb2
 from tests.processes import GUARD_SECONDS, Process, free_port, until
 
+PROC = Path("/proc")
 TRUTH = [Truth("b", "thermal"), Truth("c", "hbm")]
 
 
@@ -80,23 +82,14 @@ def test_a_child_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
         until(died, "its end is noticed")
 
 
-def children_of(pid: int) -> list[int]:
-    """Its children, of which each thread has its own."""
-    found = list[int]()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            found += [int(child) for child in task.read_text().split()]
-    return found
-
-
 def descendants(pid: int) -> set[int]:
     """All living descendants of a process."""
     found, todo = set[int](), [pid]
     while todo:
         at = todo.pop()
-        children = children_of(at)
-        found.update(children)
-        todo += children
+        below = device_holders.children(PROC, at)
+        found.update(below)
+        todo += below
     return found
 
 
@@ -121,14 +114,14 @@ def opens(store: Path) -> bool:
 
 def test_a_killed_child_is_named_by_its_signal(tmp_path: Path) -> None:
     """The kernel's out-of-memory killer took the service: not `exit code -9` and its first log line."""
-    before = set(children_of(os.getpid()))
+    before = set(device_holders.children(PROC, os.getpid()))
     with Children(tmp_path) as children:
         children.start(
             Child("aggregator", ("--data", str(tmp_path / "a"), "--listen", "127.0.0.1:0"))
         )
         log = tmp_path / "log" / "aggregator.log"
         until(lambda: log.exists() and "listening" in log.read_text(), "listening")
-        (child,) = set(children_of(os.getpid())) - before
+        (child,) = set(device_holders.children(PROC, os.getpid())) - before
         os.kill(child, signal.SIGKILL)
 
         def died() -> bool:

@@ -156,9 +156,8 @@ def test_an_agent_registers_sends_and_forgets_what_has_a_receipt(tmp_path: Path)
         assert process.stop() == cli.OK
         said = process.said()
     assert "trace=" not in said and " connected" in said.replace('"', " ")
-    request = aggregator.registered[
-        -1
-    ]  # on a slow machine one may go before that has no devices yet
+    # On a slow machine one may go before that has no devices yet.
+    request = aggregator.registered[-1]
     assert (request.node, len(request.run_id), len(request.boot_id)) == ("here", 16, 16)
     assert {signal.name for signal in request.signals} >= {"host.memory_available_bytes"}
     assert any(device.kind for device in request.devices)

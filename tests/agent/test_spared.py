@@ -66,9 +66,8 @@ def held(collector: Collector, path: Path) -> Iterator[place.Seen]:
     try:
         yield seen
     finally:
-        writer = os.open(
-            path.resolve(), os.O_RDWR
-        )  # the open returns, also one that is just to come
+        # The open returns, also one that is just to come.
+        writer = os.open(path.resolve(), os.O_RDWR)
         thread.join(GUARD_SECONDS)
         os.close(writer)
     assert not thread.is_alive()

@@ -64,7 +64,8 @@ def test_hundreds_of_agents_at_once_are_served_in_turn(
                 await live.send(live.agent.message(sequence))  # a receipt, each time
             answers = [task.result() for task in coming]  # what failed is told here, and no later
             assert sequence > 3
-            # On a machine that makes fewer of them in a second than have a turn nobody waits for one; a second's turns are there at first.
+            # On a machine that makes fewer of them in a second than have a turn nobody waits for one; there is a
+            # second's worth of turns at first.
             assert told or loop.time() - began > (AGENTS - PER_SECOND) / PER_SECOND
             assert (
                 max(told.values(), default=0) <= 3

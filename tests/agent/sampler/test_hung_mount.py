@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from gangline.agent.entering import place_name
 from tests import hosts
@@ -29,9 +27,7 @@ def test_a_mount_point_that_hangs_is_named_and_everything_else_goes_on(tmp_path:
     (tmp_path / "proc/self/mountinfo").write_text(MOUNTINFO.format(point))
     arguments = ([str(tmp_path)], tmp_path / "log", "tests.agent.sampler.real_mounts")
     with fuse.mounted(point, []) as files, Process(*arguments) as process:
-
-        def lines() -> list[dict[str, Any]]:
-            return [json.loads(each) for each in process.said().splitlines() if each[-1:] == "}"]
+        lines = process.records
 
         def until_read(table: str, *devices: str) -> None:
             done = len(lines())

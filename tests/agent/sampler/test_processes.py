@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -22,11 +21,7 @@ class Run:
         self.process = process
 
     def lines(self) -> list[dict[str, Any]]:
-        found = []
-        for line in self.process.said().splitlines():
-            if line.startswith("{") and line.endswith("}"):
-                found.append(json.loads(line))
-        return found
+        return self.process.records()
 
     def last(self) -> dict[str, Any]:
         lines = self.lines()

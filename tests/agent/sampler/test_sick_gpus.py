@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -31,8 +30,7 @@ class Run:
         self.process = process
 
     def lines(self) -> list[dict[str, Any]]:
-        whole = [each for each in self.process.said().splitlines(keepends=True) if each[-1] == "\n"]
-        return [json.loads(each) for each in whole if each[0] == "{"]
+        return self.process.records()
 
     def last(self, what: str) -> Any:
         lines = self.lines()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,11 +32,7 @@ def test_one_that_is_a_hundred_times_slower_is_sampled_apart_and_whole(
     slow, others = devices[2], [gpu.uuid for gpu in devices if gpu is not devices[2]]
     arguments = [library, str(host.roots.proc), "2"]
     with Process(arguments, tmp_path / "log", "tests.agent.sampler.real_gpus") as process:
-
-        def lines() -> list[dict[str, Any]]:
-            whole = [each for each in process.said().splitlines(keepends=True) if each[-1] == "\n"]
-            return [json.loads(each) for each in whole if each[0] == "{"]
-
+        lines = process.records
         until(lambda: lines() and all(lines()[-1]["whole"].values()), "all GPUs read")
         well = len(lines())
         scenario.step(1)
